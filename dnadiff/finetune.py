@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,7 +105,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     with atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
         file.write(yaml.safe_dump(settings if several is None else config, sort_keys=False, width=120).encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {' '.join(overrides)}"])
+    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {shlex.join(overrides)}"])
     write_json(output, result)  # last: while it does not exist, the command can be started again
     print_tables(studies, is_suite=several is not None)
     for name, why in left_out.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dnadiff import commands
 from dnadiff.config import SHARED, Config, Json, Keys
-from dnadiff.progress import table
+from dnadiff.progress import printable, table
 
 KEYS: Keys = SHARED
 LABELS = {
@@ -60,10 +60,10 @@ def show(about: Config) -> None:
     if about["data_changed"]:
         print("\nThe files of the training data had changed when the model was exported: their records are left out.")
     for text in filter(None, (about["remark"], about["note"])):
-        print(f"\n{text}")
+        print(f"\n{printable(text)}")
     found = about["likelihood"]
     if not found:
-        print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={about['checkpoint']})")
+        print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={printable(about['checkpoint'])})")
         return
     rows: list[tuple[str, ...]] = [
         (name, bits_text(g["bits"]), f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}", f"{g['tokens']:,}")
@@ -71,8 +71,9 @@ def show(about: Config) -> None:
     ]
     for model in found["markov"]:
         rows += [(f"Markov order {model['order']}, {name}", bits_text(g["bits"]), "", "") for name, g in model["groups"].items()]
-    print("\n" + table(rows, (f"{found['part']} part, windows of {found['window']}", "bits per token", "95 % interval", "number")))
-    print(f"{found['data']}: {found['protocol']}")
+    head = printable(f"{found['part']} part, windows of {found['window']}")
+    print("\n" + table(rows, (head, "bits per token", "95 % interval", "number")))
+    print(printable(f"{found['data']}: {found['protocol']}"))
 
 
 def cell(value: Json) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,8 @@ from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
-from dnadiff.training.resume import clear, holds_run, locked_run, resumable, resume_step, saved_files, use_initial_network
+from dnadiff.training.resume import check_new, clear, locked_run, resumable, resume_step, saved_files, use_initial_network
+from dnadiff.training.trainer_settings import FIXED, checked, validation_interval
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.training.loggers import begin, build_loggers
     from dnadiff.training.parallel import check_strategy
 
+    config = checked(config)
     config["seed"] = checks.integer("seed", config["seed"], 0)
     config["data"] = data_with_absolute_paths(config["data"])
     initial = load_silently(config["init_from"], config["trust"]) if config["init_from"] else None
@@ -51,10 +54,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     start_from = resumable(config, run_dir) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
-    elif holds_run(run_dir) and not config["overwrite"]:
-        raise FileExistsError(
-            f"{run_dir} already holds a run: resume it with resume=true, replace it with overwrite=true, or set another hydra.run.dir"
-        )
+    elif not config["overwrite"]:
+        check_new(run_dir)
     before = saved_files(run_dir)
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
         raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
@@ -171,15 +172,9 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
         {**options, "val_check_interval": validation_interval(options)},
         **strategies(options.get("strategy", "auto")),
         callbacks=callbacks,
-        logger=False,
         plugins=[AtomicCheckpoints(), *cluster()],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        check_val_every_n_epoch=None,
-        use_distributed_sampler=False,
         default_root_dir=str(run_dir),
+        **FIXED,
         trust=None,
     )
     check_processes(trainer, module.context_parallel)
@@ -189,7 +184,7 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
 def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torch.device) -> None:
     """Compute the likelihood of one short sequence and build the optimizer, so that errors appear before anything is written.
 
-    The network computes on the device of the training, because a scan that was chosen by name may run there alone, and returns to the CPU.
+    The network computes on the device of the training, because a scan that was chosen by name may run only there, and returns to the CPU.
     """
     import torch
 
@@ -206,18 +201,6 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
         x0, xt, t, counted = (one.to(device) for one in (ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), counted))
         module.denoiser.to(device).eval().nll(x0, xt, t, None, counted)
     module.denoiser.to("cpu").train()
-
-
-def validation_interval(trainer: Mapping[str, Json]) -> int:
-    """Batches between validations, such that they are evenly spaced about `val_check_interval` steps apart and the last is at the end.
-
-    The interval is rounded down to integer steps: 7 steps with 2 validations have them after 3 and 6.
-    """
-    for key in ("max_steps", "val_check_interval", "accumulate_grad_batches"):
-        checks.integer(f"trainer.{key}", trainer[key], 1)
-    steps = trainer["max_steps"]
-    times = max(1, round(steps / trainer["val_check_interval"]))
-    return max(1, steps // times) * trainer["accumulate_grad_batches"]
 
 
 def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
@@ -238,12 +221,15 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the final table."""
     from dnadiff.data.cache import hash_file
     from dnadiff.data.files import write_json
+    from dnadiff.training.callbacks import Checkpoints
     from dnadiff.training.loggers import metrics_file
 
     log_file = metrics_file(trainer)
     rows, seconds = log_file.rows(), log_file.seconds
     last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
     valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set by the callback connector
+    best = next((c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf)  # of the current number of validation windows
     metrics: dict[str, Json] = {
         "finished": done,
         "step": trainer.global_step,
@@ -252,13 +238,13 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         "tokens_per_second": round(module.tokens_seen / max(seconds, 1e-9)),
         "parameters": num_parameters(module),
         **last,
-        "best_valid_nll": min(valid, default=None),
+        "best_valid_nll": float(f"{best:.6g}") if math.isfinite(best) else min(valid, default=None),
         "peak_memory_mb": peak_memory() >> 20,
     }
     shown = [("steps", f"{metrics['step']:,}"), ("tokens", f"{metrics['tokens']:,}"), ("time", duration(seconds))]
     shown += [("tokens/s", f"{metrics['tokens_per_second']:,}"), ("parameters", f"{metrics['parameters']:,}")]
     if valid:
-        shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{min(valid):.4f}")]
+        shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{metrics['best_valid_nll']:.4f}")]
     if done:
         folder = run_dir / "checkpoints"
         metrics["sha256"] = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*.ckpt"))}

@@ -103,7 +103,7 @@ def test_an_old_run_is_found_among_unfinished_ones(cli, tmp_path):
     shutil.copytree(COMPAT / "dna", run)
     (run / "metrics.json").unlink()
     status, _, err = cli("train", *OLD_DNA_RUN, "trainer.max_steps=4", "resume=true")
-    assert status == 0 and "resuming runs/train/old/checkpoints/last.ckpt" in err and "validating step 4" in err, err
+    assert status == 0 and "resuming runs/train/old/checkpoints/last.ckpt" in err and "running the validation of step 4" in err, err
     assert (run / "metrics.json").is_file()
 
 

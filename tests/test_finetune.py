@@ -410,11 +410,12 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     values = iter([0.5, 0.75])
     monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values))
     capsys.readouterr()
-    warning = study_of(tmp_path, table, "overwrite=true", report=True)["warning"]
+    warning = study_of(tmp_path, table, "overwrite=true", "trust=[]", report=True)["warning"]
     assert "worse than the same network from scratch (accuracy 0.500 and 0.750)" in warning
     assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert page.index("Warning: table: on validation") < page.index("<h1>")
+    assert "overwrite=true &#x27;trust=[]&#x27;" in page  # can be pasted into a shell
 
 
 def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, table, capsys):

@@ -11,6 +11,7 @@ import yaml
 
 from dnadiff import checkpoint, train
 from dnadiff.backbone.dit import DiT
+from dnadiff.config import compose
 from dnadiff.data.windows import RandomWindows
 from dnadiff.denoiser import Denoiser
 from dnadiff.vocab import Vocab
@@ -41,7 +42,7 @@ def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_pat
     )
     assert status == 0, err
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["valid_nll_live"] < 1.0  # it has learned something: uniform guessing costs 1.386
+    assert metrics["valid_nll_live"] < 1.0  # it has learned something: uniform guessing gives 1.386
     assert metrics["valid_nll"] < 1.01 * metrics["valid_nll_live"]
 
 
@@ -144,7 +145,7 @@ def test_init_from_takes_network_and_weights(cli, train_args, tmp_path):
     first, second = (checkpoint.load(tmp_path / name).denoiser.state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[k], second[k]) for k in first)
     status, _, err = cli("train", *plain, "backbone.d_model=32", "hydra.run.dir=third")
-    assert status == 1 and "with d_model 16 where 32 was asked" in err and "leave out backbone.d_model=32" in err
+    assert status == 1 and "(d_model 16, but 32 was requested; " in err and "leave out backbone.d_model=32" in err
     assert not (tmp_path / "third").exists()
 
 
@@ -160,7 +161,7 @@ def test_blocks_do_not_start_from_a_network_with_a_time(cli, train_args, tmp_pat
     assert cli("train", *train_args(backbone, 1, "hydra.run.dir=first", *more, *extra))[0] == 0
     plain = [a for a in train_args(backbone, 1, "hydra.run.dir=second", "init_from=first", "objective=block_mdlm") if "backbone" not in a]
     status, _, err = cli("train", *plain)
-    message = f"error: init_from=first has a network that is conditioned on time {key}, and objective BlockMDLM has no single time"
+    message = f"error: init_from=first has a network that is conditioned on time {key}, and objective BlockMDLM does not use one time per sequence"
     assert status == 1 and message in err and "name a run that was trained with false, or leave out init_from" in err, err
     assert not (tmp_path / "second").exists()
 
@@ -180,7 +181,7 @@ def test_computation_settings_can_be_combined_with_init_from(cli, train_args, tm
         assert {f"backbone.{key}={str(saved[key]).lower()}" for key in ("scan", "activation_checkpointing") if key in saved} == set(asked)
     for asked in ("backbone.d_model=32", "backbone.num_labels=2", "backbone=caduceus_ps"):
         status, _, err = cli("train", *plain, "backbone.scan=portable", asked)
-        assert status == 1 and "init_from brings its own network, with" in err and err.rstrip().endswith(f"leave out {asked}"), err
+        assert status == 1 and "init_from uses the network of the checkpoint (" in err and err.rstrip().endswith(f"leave out {asked}"), err
 
 
 def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_path):
@@ -225,8 +226,13 @@ def test_an_error_leaves_an_existing_run_unchanged(cli, train_args, tmp_path):
 
 
 def test_a_run_killed_before_it_saved_can_be_started_again(cli, train_args, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("{}")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("{}")
+    status, _, err = cli("train", *train_args("caduceus", 2, "resume=true"))
+    assert status == 1 and "run is not the folder of a training run, and has config.yaml" in err
+    assert (run / "config.yaml").read_text() == "{}"
+    (run / "config.yaml").write_text(yaml.safe_dump(compose("train", train_args("caduceus", 2))))
     assert cli("train", *train_args("caduceus", 2, "resume=true"))[0] == 0
 
 

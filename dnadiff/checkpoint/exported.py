@@ -148,7 +148,8 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
         denoiser, process = build_denoiser(content, tokenizer, trust)
         published_layout(denoiser.backbone).fill(given, path)
         check_fingerprint(denoiser, content["fingerprint"], path)
-        config = {key: content[key] for key in (*MODEL, "data")}
+        data = {} if content["data"] is None else {"data": content["data"]}  # of published weights nothing is known
+        config = {key: content[key] for key in MODEL} | data
         return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin)
 
 

@@ -7,7 +7,7 @@ resolved configuration and the tokenizer.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dnadiff.checkpoint import shards
@@ -50,13 +50,13 @@ def candidates_in(folder: Path) -> list[Path]:
     return [path for path in named if path.is_file()]
 
 
-def read(path: Path) -> dict[str, Json]:
-    """The contents of a checkpoint file; no code in it runs.
+def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, Json]:
+    """The contents of a checkpoint file; no code in it runs. `provide`: see `shards.read`.
 
     Raises:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
     """
-    content = shards.read(path)
+    content = shards.read(path, provide)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
     described = described if isinstance(described, dict) else {}
     if not described or not all(
@@ -70,13 +70,13 @@ def read(path: Path) -> dict[str, Json]:
     return content
 
 
-def load_file(path: Path, trust: Sequence[str]) -> Loaded:
-    """The model of a checkpoint file.
+def load_file(path: Path, trust: Sequence[str], provide: Callable[[str], None] | None = None) -> Loaded:
+    """The model of a checkpoint file. `provide`: see `shards.read`.
 
     Raises:
         ValueError: if it is damaged, names classes that are not trusted, or its weights do not match its configuration.
     """
-    content = read(path)
+    content = read(path, provide)
     with names_file(path):
         return _assemble(path, content, trust)
 

@@ -26,7 +26,7 @@ def folder_of(path: Path) -> Path:
 
 
 def split(content: Json, local: Callable[[Json], Tensor | None], name: str = "") -> tuple[Json, dict[str, Tensor]]:
-    """A nested checkpoint in which the name of each sharded tensor stands for it, and this process's part of each by its name.
+    """A nested checkpoint with each sharded tensor replaced by its name, and this process's part of each by its name.
 
     `local` returns this process's part of a sharded tensor, and None for any other value.
     """
@@ -78,8 +78,11 @@ def remove(path: Path) -> None:
     shutil.rmtree(folder_of(path), ignore_errors=True)
 
 
-def read(path: Path) -> Json:
+def read(path: Path, provide: Callable[[str], None] | None = None) -> Json:
     """The content of a checkpoint in one file or in several, with whole tensors.
+
+    Args:
+        provide: called with the name of each shard, such as to fetch it; None: the shards are next to the file.
 
     Raises:
         ValueError: if a file is missing or damaged, belongs to another checkpoint, or holds pickled code.
@@ -90,7 +93,11 @@ def read(path: Path) -> Json:
     listed = content.pop(SHARDS)
     if not isinstance(listed, dict) or not isinstance(listed.get("files"), list):
         raise ValueError(f"{path} is damaged: it does not list its shards; use another copy of it")
-    parts = [_part(folder_of(path) / Path(str(name)).name, listed.get("token"), path) for name in listed["files"]]
+    names = [Path(str(name)).name for name in listed["files"]]
+    if provide is not None:
+        for name in names:
+            provide(name)
+    parts = [_part(folder_of(path) / name, listed.get("token"), path) for name in names]
     return _merged(content, parts, path)
 
 

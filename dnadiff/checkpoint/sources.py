@@ -14,13 +14,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dnadiff.checkpoint import exported, run
+from dnadiff.checkpoint import exported, remote_run, run
 from dnadiff.checkpoint.loaded import Loaded, UnknownTokenizer, wrapped
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, is_remote
 from dnadiff.data.remote.address import parse
-from dnadiff.data.remote.cached import fetch, fetch_some
+from dnadiff.data.remote.cached import fetch_some
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.published import hub
@@ -28,7 +28,7 @@ from dnadiff.published.model import CONFIG, TENSORS, PublishedModel, find_tensor
 from dnadiff.published.model import read as read_published
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model that ships with the package
-CARD, EVALUATION = "README.md", "evaluate.json"
+CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
 _OPTIONAL = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))  # next to weights
 _LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
@@ -128,13 +128,13 @@ class RemoteSource(ModelSource):
     def load(self, name: str, trust: Sequence[str]) -> Loaded:
         address = parse(name)
         if address.name.endswith(".ckpt"):
-            return run.load_file(fetch(address), trust)
+            return remote_run.load(address, (EVALUATION, SUMMARY), trust)
         folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
         if kind := next((kind for kind in (ExportedSource(), PublishedSource()) if folder is not None and kind.matches(str(folder))), None):
             return kind.load(str(folder), trust)
         for file in ("checkpoints/best.ckpt", "checkpoints/last.ckpt"):
             with suppress(FileNotFoundError):
-                return run.load_file(fetch(address.inside(file)), trust)
+                return remote_run.load(address.inside(file), (EVALUATION, SUMMARY), trust)
         raise FileNotFoundError(
             f"checkpoint {name} does not exist, or is no folder with an exported or a published model, or with checkpoints/best.ckpt; check the "
             "address"
@@ -212,5 +212,5 @@ def _tokenizer(found: PublishedModel) -> Tokenizer | None:
 def _explain(path: Path, resolved: Path) -> None:
     log.info(
         f"{path}: trained by masked language modeling, not by diffusion: its likelihoods are valid bounds, but of a model that never saw most "
-        "noise levels, and its samples suffer likewise; embeddings and fine-tuning are what it was trained for (docs/models.md)"
+        "noise levels, and its samples are affected too; embeddings and fine-tuning are what it was trained for (docs/models.md)"
     )

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
+_FURTHER = 1 << 32  # added to the number of an epoch for its batches after all windows
 _WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)")
 
 Batch: TypeAlias = dict[str, Tensor]
@@ -37,24 +38,28 @@ class ProcessRank(NamedTuple):
         world_size: how many numbers there are.
         progress: returns how many batches of this epoch training has finished, and how many there are; called when the state of a loader
             is saved. None: every batch that was returned counts as finished, including the current one.
+        accumulated: batches of one optimizer step; an epoch has a multiple of them.
     """
 
     rank: int = 0
     world_size: int = 1
     progress: Callable[[], tuple[int, float]] | None = None
+    accumulated: int = 1
 
 
 class TrainLoader:
     """Windows in full batches; each iteration is one epoch, and the next iteration is the next epoch.
 
     Row r of batch b is window (b * batch_size + r) * world_size + rank: ranks share an epoch, no window occurs twice, and batch b of all
-    ranks together has the windows that one process with the same global batch has in it. An epoch has `len(self)` batches, enough for all windows of the dataset; the last batch is filled up.
+    ranks together has the windows that one process with the same global batch has in it. An epoch has `len(self)` batches, enough for all
+    windows of the dataset; the last batch is completed with further windows. The last optimizer step of an epoch is completed with further
+    batches, of an epoch that is used for nothing else, because Lightning would otherwise take a smaller step.
 
     Args:
         windows: the dataset; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
         num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend on it.
-        rank, world_size, progress: see `ProcessRank`.
+        rank, world_size, progress, accumulated: see `ProcessRank`.
         start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
     """
 
@@ -66,25 +71,27 @@ class TrainLoader:
         rank: int = 0,
         world_size: int = 1,
         progress: Callable[[], tuple[int, float]] | None = None,
+        accumulated: int = 1,
         start_method: str | None = None,
     ) -> None:
         self.windows, self.batch_size, self.num_workers, self.start_method = windows, batch_size, num_workers, start_method
-        self.rank, self.world_size, self.progress = rank, world_size, progress
-        self.num_batches = -(-windows.size // (batch_size * world_size))
-        windows.size = self.num_batches * batch_size * world_size
+        self.rank, self.world_size, self.progress, self.accumulated = rank, world_size, progress, accumulated
+        self.num_full = -(-windows.size // (batch_size * world_size))  # with all windows
+        windows.size = self.num_full * batch_size * world_size
+        self.num_batches = -(-self.num_full // accumulated) * accumulated
         self.epoch = 0
         self._returned = 0  # batches of this epoch, including those before a resume
         self._resumed = False
 
     def state_dict(self) -> LoaderState:
-        """Where training resumes: the epoch, and the number of its finished batches."""
+        """Where training resumes: the epoch, and the number of its finished batches. An optimizer step is never resumed in its middle."""
         done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
-        done = min(done, self._returned)
+        done = min(done, self._returned) // self.accumulated * self.accumulated
         return {"epoch": self.epoch, "batch": done} if done < end else {"epoch": self.epoch + 1, "batch": 0}
 
     def load_state_dict(self, state: LoaderState) -> None:
         """Resume from a saved state in the next iteration."""
-        self.epoch, self._returned = state["epoch"], state["batch"]
+        self.epoch, self._returned = state["epoch"], state["batch"] // self.accumulated * self.accumulated
         self._resumed = True
 
     def __len__(self) -> int:
@@ -103,7 +110,10 @@ class TrainLoader:
 
     def _batches(self, first: int) -> Iterator[Batch]:
         together = self.batch_size * self.world_size
-        keys = [(self.epoch, batch * together + self.rank) for batch in range(first, self.num_batches)]
+        keys = [
+            (self.epoch + further * _FURTHER, batch * together + self.rank)
+            for further, batch in (divmod(number, self.num_full) for number in range(first, self.num_batches))
+        ]
         reader = _Reader(self.windows, self.batch_size, self.world_size)
         if self.num_workers == 0:
             return map(reader.__getitem__, keys)

@@ -251,7 +251,7 @@ class Generator:
 
     def conditioned(self, label: Labels, guidance: float = 1.0) -> tuple[BaseDenoiser, Tensor | None]:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""
-        return conditioned(self.denoiser, self.labels, label, guidance, self.config.get("data", {}).get("label_dropout"))
+        return conditioned(self.denoiser, self.labels, label, guidance, (self.config.get("data") or {}).get("label_dropout"))
 
 
 def letters_of(sequence: DNASequence) -> str:

@@ -27,7 +27,7 @@ def fetch(repository: str, revision: str | None, required: Sequence[str], option
     """Fetch files of a repository, and return their folder in the Hub's cache.
 
     If the Hub cannot be reached, the files of an earlier download are used, which is logged. If `revision` is not a commit (40 hexadecimal
-    digits), the commit that it stands for today, or without the Hub stood for then, is logged.
+    digits), the commit that it resolves to today, or without the Hub resolved to then, is logged.
 
     Raises:
         ValueError: if the files can neither be fetched nor are in the cache, or the repository lacks a required file; it says which files

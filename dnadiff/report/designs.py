@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ class DesignPage:
             sections.composition(self._comparison(table, real), real) if real is not None else "",
             sections.logo_of(table),
             sections.configuration(content),
-            footer([" ".join(["python -m dnadiff.sample", *given])]),
+            footer([f"python -m dnadiff.sample {shlex.join(given)}"]),
         ]
         write(self.path, title, body)
         print(f"the page is {self.path}")

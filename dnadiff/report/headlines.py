@@ -83,9 +83,9 @@ def listed(items: Sequence[Json]) -> str:
 
 def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None) -> Headline:
     values = evaluation["groups"][group]
-    uniform = "." if uniform_bits is None else f"; uniform guessing costs {uniform_bits:g}. Lower is better."
+    uniform = "." if uniform_bits is None else f"; uniform guessing gives {uniform_bits:g}. Lower is better."
     reading = {
-        "all": f"Mean cost of a held-out {unit}{uniform}",
+        "all": f"Mean bits per held-out {unit}{uniform}",
         "novel": f"Only {unit}s that are in no 24-mer of the training part, on either strand: they cannot be copied.",
         "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
     }.get(group, "")

@@ -15,6 +15,7 @@ from dnadiff.data.genome.regions import Region
 from dnadiff.report import figures
 from dnadiff.report.html import facts, picture, section, write
 from dnadiff.report.logo import logo
+from dnadiff.variant_effect.extra_outputs import picture_of
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, 
     written, sections = [], [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"]
     for number, each in enumerate(found, start=1):
         figure = heat_map(each)
-        written.append(figures.save(figure, page.with_name(f"{page.stem}_heat_map_{number}.png"), pixels=1600))
+        written.append(figures.save(figure, picture_of(page, number), pixels=1600))
         caption = (
             f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the base) to that of the genome (dots): red is less "
             f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"

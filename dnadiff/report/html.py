@@ -17,6 +17,7 @@ from dnadiff.report import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
 _LABELS = {"n_policy": "N policy", "num_draws": "Draws", "path": "File", "scan": "Scan kernel", "step": "Steps"}
 
 
@@ -89,19 +90,19 @@ def facts(heading: str, values: Mapping[str, object]) -> str:
 
 
 def _shown(value: object, key: str = "") -> str:
-    """A value as text; an absolute path is cut to its last parts, so that a shared page does not show the folders of its author."""
+    """A value as text; absolute paths are cut to their last parts, so that a shared page does not show the folders of its author."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_shown(each, key if key in _PATHS else str(name))}" for name, each in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_shown(each) for each in value)
+        return ", ".join(_shown(each, key) for each in value)
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "—"}[value]
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if key in ("path", "checkpoint") and os.path.isabs(str(value)):
-        return str(Path(*Path(str(value)).parts[-3:] if key == "checkpoint" else Path(str(value)).parts[-1:]))
+    if key in _PATHS:  # several are joined
+        return ", ".join(str(Path(*Path(one).parts[-_PATHS[key] :])) if os.path.isabs(one) else one for one in str(value).split(", "))
     return str(value)
 
 

@@ -139,7 +139,7 @@ def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
         panel(partial(panels.visibility_curve, evaluation=evaluation, unit=unit, uniform_bits=uniform_bits)),
         "curve",
         f"Bits per masked {unit} against the number of visible {unit}s; the table gives the numbers.",
-        f"Mean cost of a masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
+        f"Mean bits per masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
         "Bars: 95 % intervals over blocks of neighboring windows, which include the choice of windows and the Monte Carlo error.",
     )
     return section(f"Bits against visible {unit}s", pair(drawn, table((f"Visible {unit}s n", "Bits", "± 95 %"), rows, numbers=(1, 2))))

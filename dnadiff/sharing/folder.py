@@ -1,4 +1,4 @@
-"""New folders that appear under their name only when they are complete, and replace another one without a moment at which it is lost.
+"""New folders that appear under their name only when they are complete, and replace an existing folder atomically.
 
 Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a complete folder that was being replaced.
 """

@@ -39,7 +39,7 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
             raise ValueError("it was measured with other weights")
         if content["part"] == "train":
             raise ValueError("it was measured on the training part")
-        if not content["own_data"] and "data" in loaded.config:
+        if not content["own_data"] and loaded.config.get("data"):
             raise ValueError("it was measured on other data than those of the training")
         if content["own_data"] and loaded.origin.split_hash not in (None, content["data"]["split_hash"]):
             raise ValueError("the data changed between the training and the evaluation")

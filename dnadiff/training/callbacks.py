@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
+from collections.abc import Sized
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
+from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from dnadiff.config import Config
@@ -72,9 +75,10 @@ class EMA(WeightAveraging):
 class Checkpoints(Callback):
     """Saves `last.ckpt` at regular intervals, before each validation and at the end, and `best.ckpt` at the lowest validation loss.
 
-    A run that was killed during a validation repeats it when it is resumed. At the first signal of `stopping.SIGNALS` the current step is
-    finished and saved, and `Stopped` is raised. A second signal stops at once and keeps the last saved file. The command line sets
-    `folder`.
+    Training that ends before `trainer.max_steps`, by `max_epochs`, `max_time` or another callback, is validated at its last step. A run
+    that was killed during a validation repeats it when it is resumed. If the number of validation windows has changed, the lowest loss is
+    forgotten. At the first signal of `stopping.SIGNALS` the current step is finished and saved, and `Stopped` is raised. A second signal
+    stops at once and keeps the last saved file. The command line sets `folder`.
     """
 
     def __init__(self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints") -> None:
@@ -82,41 +86,60 @@ class Checkpoints(Callback):
         self.best = float("inf")
         self.validation_due: bool | None = False  # at the step of the checkpoint; None: an older version wrote it
         self.signals = StopSignals()
-        self._saved_step = self._step = -1
+        self.valid_windows: int | None = None  # None: not known
+        self._saved_step = self._validated_step = self._step = -1
         self._stopped: Stopped | None = None
-        self._max_steps: int | None = None
+        self._limits: tuple[int, int | None] | None = None  # max_steps and max_epochs
 
     @override
     def state_dict(self) -> Config:
-        return {"best": self.best, "validation_due": self.validation_due}
+        return {"best": self.best, "validation_due": self.validation_due, "valid_windows": self.valid_windows}
 
     @override
     def load_state_dict(self, state_dict: Config) -> None:
         self.best, self.validation_due = state_dict["best"], state_dict.get("validation_due")
+        self.valid_windows = state_dict.get("valid_windows")
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.validation_due is not False:  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
-            self._max_steps, trainer.fit_loop.epoch_loop.max_steps = trainer.max_steps, -1
+            loop = trainer.fit_loop
+            self._limits = loop.max_steps, loop.max_epochs
+            loop.epoch_loop.max_steps = loop.max_epochs = -1
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step = self._step = trainer.global_step
+        self._saved_step = self._validated_step = self._step = trainer.global_step
         for incomplete in self.folder.rglob(".*.ckpt.*"):  # of a killed process
             incomplete.unlink(missing_ok=True)
         self.signals.install()
-        if self._max_steps is not None:
-            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+        if trainer.received_sigterm:  # by Lightning, since `fit` began
+            self.signals.received = signal.SIGTERM
+        if self._limits is not None:
+            trainer.fit_loop.epoch_loop.max_steps, trainer.fit_loop.max_epochs = self._limits
+        self._compare_windows(trainer)
         if self.validation_due is None:
             self.validation_due = trainer.global_step == trainer.max_steps
         if self.validation_due:
+            log.info(f"running the validation of step {trainer.global_step}, which was interrupted")
+            if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero:
+                trainer.logger.remove_validation(trainer.global_step)
             self._validate(trainer)
+
+    def _compare_windows(self, trainer: Trainer) -> None:
+        loader = trainer.val_dataloaders
+        if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):  # without validation
+            return
+        number = len(loader.dataset)
+        if self.valid_windows not in (None, number):
+            log.info(
+                f"the validation has {number:,} windows, {self.valid_windows:,} before: its loss is not compared with the lowest one so far"
+            )
+            self.best = float("inf")
+        self.valid_windows = number
 
     def _validate(self, trainer: Trainer) -> None:
         # As in Lightning's training loop. Its own restart would skip the validation.
-        log.info(f"validating step {trainer.global_step}, at which the run was stopped")
-        if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero:
-            trainer.logger.remove_validation(trainer.global_step)
         loop = trainer.fit_loop.epoch_loop.val_loop
         loop.restarting = False
         trainer.validating = True
@@ -154,15 +177,30 @@ class Checkpoints(Callback):
             if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero and step % every == 0:
                 found = trainer.callback_metrics
                 trainer.logger.log_metrics({name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1)
-            trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
-            self._saved_step = step
+            self._save(trainer)
         if number is not None:
             self._stopped = Stopped(number)
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
+        self._saved_step = trainer.global_step
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = trainer.global_step
+        is_last = step < trainer.max_steps or math.isinf(self.best)
+        self.validation_due = trainer.enable_validation and is_last and step > self._validated_step
+        if step > self._saved_step:
+            self._save(trainer)
+        if self.validation_due:
+            self._validate(trainer)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._stopped is not None:
             raise self._stopped
+        # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of an accumulation.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
 
     @override
     def on_validation_batch_start(
@@ -174,14 +212,14 @@ class Checkpoints(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validation_due = False
+        self.validation_due, self._validated_step = False, trainer.global_step
         nll = trainer.callback_metrics.get("valid/nll")
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
             trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
         if self._saved_step == trainer.global_step:
             # last.ckpt of this step was written before the validation: a run resumed from it must know this best value.
-            trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
+            self._save(trainer)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -40,7 +40,9 @@ class TrainingData(lightning.LightningDataModule):
         def progress() -> tuple[int, float]:
             return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
 
-        self.data.process = ProcessRank(trainer.global_rank // pieces, trainer.world_size // pieces, progress)
+        self.data.process = ProcessRank(
+            trainer.global_rank // pieces, trainer.world_size // pieces, progress, trainer.accumulate_grad_batches
+        )
         return self.data.train_dataloader()
 
     @override

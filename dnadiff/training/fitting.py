@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from dnadiff.data.loader import worker_loss
 from dnadiff.training.parallel import lost_process
@@ -26,6 +29,8 @@ def fit(trainer: Trainer, module: DiffusionModule, data: TrainingData, start_fro
         trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     except Stopped as stopped:
         return stopped.status
+    except SIGTERMException:  # of Lightning, with status 0: SIGTERM arrived before `Checkpoints` handled it, or there is no such callback
+        return 128 + signal.SIGTERM
     except (RuntimeError, ConnectionError, EOFError) as error:
         step, remedy = trainer.global_step, f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
         if (reason := worker_loss(error, data.data.num_workers)) is not None:

@@ -143,16 +143,21 @@ class MLflow(loggers.MLFlowLogger):
         path = Path(folder).absolute()
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{path / 'mlflow.db'}"
         try:
-            super().__init__(experiment_name, run_name or path.name, uri, tags={self.TAG: str(path)})
+            super().__init__(experiment_name, run_name or path.name, uri, tags={self.TAG: self.tag_of(path)})
         except ModuleNotFoundError as error:
             raise _missing("mlflow", error) from None
         if resumed:
-            self._run_id = self.previous(str(path))
+            self._run_id = self.previous(self.tag_of(path))
 
     TAG = "dnadiff.run_dir"
 
+    @staticmethod
+    def tag_of(folder: Path) -> str:
+        """The name of a folder in a tag. MLflow's filters have no escape for quotes and backslashes."""
+        return str(folder).translate({ord(letter): f"%{ord(letter):02X}" for letter in "'\"\\"})
+
     def previous(self, folder: str) -> str | None:
-        """The id of the newest run of this folder."""
+        """The id of the newest run with this tag of a folder."""
         experiment = self._mlflow_client.get_experiment_by_name(self._experiment_name)
         if experiment is None:
             return None

@@ -89,13 +89,14 @@ class DiffusionModule(lightning.LightningModule):
             )
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         share = self.share(result)
-        losses = {"train/loss": share * result.loss.detach(), "train/nll": result.nll}
+        share_of_nll = share if result.num_averaged is None else self.share(result._replace(num_averaged=None))
+        losses = {"train/loss": share * result.loss.detach(), "train/nll": share_of_nll * result.nll}
         self.log_dict(losses, batch_size=max(tokens, 1), on_step=True, sync_dist=True)  # their means over all processes
         self.log("lr", rate, on_step=True)
         return result.loss * (share * self.context_parallel)  # strategies average over all processes, and gradients of pieces add up
 
     def share(self, result: Loss) -> float:
-        """By what the mean over the tokens of this process is multiplied, so that the average over processes is the mean over all tokens."""
+        """The factor for this process's mean loss that makes the average over processes the mean over all tokens."""
         if self.trainer.world_size == self.context_parallel:
             return 1.0
         tokens = result.num_tokens if result.num_averaged is None else result.num_averaged
@@ -138,6 +139,12 @@ class DiffusionModule(lightning.LightningModule):
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
         batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        if batches["is_last_batch"] and batches["current"]["completed"] == batches["current"]["ready"]:
-            # The loader continues with the next epoch. Lightning would end it after one batch if a validation followed the last one.
-            batches |= {"is_last_batch": False, "current": dict.fromkeys(batches["current"], 0)}
+        current, total, accumulated = batches["current"], batches["total"], self.trainer.accumulate_grad_batches
+        done = checkpoint["global_step"] * accumulated  # validations are due at multiples of a number of batches
+        # An older version counted fewer batches, because the last step of an epoch had fewer, and it saved in the middle of a step.
+        batches["total"] = {key: number + done - total["ready"] for key, number in total.items()}
+        if (batches["is_last_batch"] and current["completed"] == current["ready"]) or current["ready"] % accumulated:
+            # The loader continues with the next epoch, which Lightning would end after one batch if a validation followed the last one,
+            # or with the first batch of the step that was not finished.
+            first = 0 if batches["is_last_batch"] else current["ready"] // accumulated * accumulated
+            batches |= {"is_last_batch": False, "current": dict.fromkeys(current, first), "total": dict.fromkeys(total, done)}

@@ -27,11 +27,14 @@ COMPUTED = ("scan", "activation_checkpointing", "compile")
 PROCESSES = ("context_parallel", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy")
 # Keys that a resumed run may change: its length, how often it reports, and the hardware it uses.
 MAY_CHANGE = (
-    *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.val_check_interval", "trainer.log_every_n_steps"),
+    *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.max_epochs", "trainer.max_time"),
+    *("trainer.val_check_interval", "trainer.log_every_n_steps"),
     *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
+REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
+REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 LOCK = ".lock"  # in a run folder while a process trains there
 WAIT = 8.0  # seconds for a run folder that another process has locked
 log = logging.getLogger("dnadiff")
@@ -40,6 +43,30 @@ log = logging.getLogger("dnadiff")
 def holds_run(run_dir: Path) -> bool:
     """Whether the folder holds a finished run, or one that has saved a checkpoint."""
     return (run_dir / "metrics.json").is_file() or any((run_dir / "checkpoints").glob("*.ckpt"))
+
+
+def check_new(run_dir: Path) -> None:
+    """Refuse a folder with files that a new run would remove or replace.
+
+    A run that was killed before it saved a checkpoint can be started again. Its `config.yaml` is that of a training run.
+
+    Raises:
+        FileExistsError: naming the files.
+    """
+    if holds_run(run_dir):
+        raise FileExistsError(
+            f"{run_dir} already holds a run: resume it with resume=true, replace it with overwrite=true, or set another hydra.run.dir"
+        )
+    found = [name for name in REPLACED if (run_dir / name).exists()]
+    if not found:
+        return
+    try:
+        read_yaml(run_dir / "config.yaml", ("backbone", "objective", "trainer"))
+    except (OSError, ValueError):
+        raise FileExistsError(
+            f"{run_dir} is not the folder of a training run, and has {', '.join(found)}, which a run replaces; set another hydra.run.dir, or "
+            "overwrite=true to replace them"
+        ) from None
 
 
 @contextmanager
@@ -172,7 +199,7 @@ def clear(run_dir: Path) -> None:
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)
         shards.remove(path)
-    for name in ("evaluate.json", "metrics.csv", "metrics.json"):
+    for name in REMOVED:
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
 
@@ -181,14 +208,14 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
     """The configuration with the network of `init_from`, computed as the command line says (scan, activation checkpointing).
 
     Raises:
-        ValueError: if the command line asks for another network, or its objective cannot train a network with a time.
+        ValueError: if the command line asks for another network, or its objective cannot train a time-conditioned network.
     """
     named = [(o, o.lstrip("+").partition("=")[0]) for o in overrides]
     computed = {f"backbone.{key}": key for key in COMPUTED}
     network = ("backbone", "time_conditioning")
     asked = {o: key for o, key in named if key not in computed and (key in network or key.startswith(("backbone.", "backbone/")))}
     if asked and (different := describe_difference(config, initial, [key.removeprefix("backbone.") for key in asked.values()])):
-        raise ValueError(f"init_from brings its own network, with {different}; leave out {' '.join(asked)}")
+        raise ValueError(f"init_from uses the network of the checkpoint ({different}); leave out {' '.join(asked)}")
     check_time(config, initial)
     backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
     wanted = {computed[key] for _, key in named if key in computed} | (initial["backbone"].keys() & set(COMPUTED))
@@ -206,7 +233,7 @@ def check_time(config: Config, initial: Config) -> None:
     if keys and isinstance(objective, type) and issubclass(objective, Objective) and not objective.takes_time:
         raise ValueError(
             f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
-            f"and objective {objective.__name__} has no single time for a sequence; name a run that was trained with false, "
+            f"and objective {objective.__name__} does not use one time per sequence; name a run that was trained with false, "
             "or leave out init_from"
         )
 
@@ -218,4 +245,4 @@ def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> 
         del ours["time_conditioning"]
     compared = ours.keys() & (theirs.keys() | set(asked)) - set(COMPUTED)
     keys = sorted(key for key in compared if ours[key] != theirs.get(key))
-    return ", ".join(f"{key} {theirs.get(key)} where {ours[key]} was asked" for key in keys[:4])
+    return "; ".join(f"{key} {theirs.get(key)}, but {ours[key]} was requested" for key in keys[:4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,17 @@ from dnadiff.data.files import atomic_write, check_output
 from dnadiff.variant_effect.dependency import as_table, dependency
 from dnadiff.variant_effect.network import Network
 from dnadiff.variant_effect.summary import InputSummary
+
+
+def picture_of(page: Path, number: int) -> Path:
+    """The picture of a region, counted from 1, next to a page."""
+    return page.with_name(f"{page.stem}_heat_map_{number}.png")
+
+
+def pictures_of(page: Path) -> list[Path]:
+    """The existing files that are named as pictures of a page. How many it will have is known when the scores are."""
+    name = re.compile(rf"{re.escape(page.stem)}_heat_map_\d+\.png")
+    return sorted(path for path in page.parent.glob("*.png") if name.fullmatch(path.name))
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,8 @@ class ExtraOutputs:
     def check(self, output: Path, overwrite: bool) -> None:
         """Refuse, before anything is scored, what cannot be written; raises ValueError or OSError naming the key."""
         if self.page is not None:
-            check_output(self.page, overwrite)
+            for file in (self.page, *pictures_of(self.page)):
+                check_output(file, overwrite)
         if self.matrix is None:
             return
         if self.summary.alleles != 1:
@@ -45,7 +58,7 @@ class ExtraOutputs:
         check_output(self.matrix, overwrite)
 
     def missing(self) -> ExtraOutputs:
-        """Those whose files do not exist."""
+        """The outputs that have not been written yet."""
         matrix, page = (None if path is not None and path.exists() else path for path in (self.matrix, self.page))
         return ExtraOutputs(self.network, self.summary, matrix, self.span, page)
 

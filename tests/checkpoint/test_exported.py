@@ -7,10 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dnadiff import checkpoint
+import dnadiff
+from dnadiff import checkpoint, export
+from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.checkpoint.exported import check_of, portable_data
+from dnadiff.config import compose
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.denoiser import Denoiser
 from dnadiff.objective.mlm import MLM
 from dnadiff.published.tensors import fingerprint
+from dnadiff.sampler.ancestral import Ancestral
 
 
 @pytest.fixture
@@ -156,3 +162,10 @@ def test_values_that_export_does_not_write_are_refused(value, message, copy):
 )
 def test_only_data_that_ship_with_the_package_keep_their_path(data, expected):
     assert portable_data(data) == expected
+
+
+def test_published_weights_that_were_exported_can_be_sampled_from(tmp_path):
+    published = checkpoint.export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "published")
+    folder = export.run(compose("export", [f"checkpoint={published}", f"output={tmp_path}/model"]), tmp_path, [])
+    model = dnadiff.load(folder, "cpu")
+    assert "data" not in model.config and len(model.sample(1, 8, sampler=Ancestral(num_steps=2))[0]) == 8

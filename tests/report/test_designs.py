@@ -36,7 +36,7 @@ def page(cli, trained, tmp_path):
 
 
 def test_the_page_says_what_the_files_say(page, tmp_path):
-    html, text = page("method=smc", "beta=20", "copies=true")
+    html, text = page("method=smc", "beta=20", "copies=true", "trust=[]")
     content, records = json.loads((tmp_path / "a.fa.json").read_text()), read_fasta(tmp_path / "a.fa")
     about = [header_facts(record.description) for record in records]
     reward, log_prob = (np.array([float(each[key]) for each in about]) for key in ("reward", "log_prob"))
@@ -55,6 +55,7 @@ def test_the_page_says_what_the_files_say(page, tmp_path):
     rows = [f"{records[i].name.replace('_', '_ ')} {reward[i]:.5g} −{-log_prob[i] / 24:.4f}" for i in front]
     assert " ".join(rows) in text and f"The Pareto front: {len(front)} designs." in text
     assert "designs that no other design matches or exceeds in both values and exceeds in at least one" in text
+    assert "beta=20 copies=true 'trust=[]'" in html.replace("&#x27;", "'")  # can be pasted into a shell
     assert "python -m dnadiff.sample" in text and "screen them with current tools" in text and "windows of tiny.fa" in text
 
 

@@ -9,6 +9,7 @@ import pytest
 from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.report import RunResults, headlines, save_overview, sentences, write_report
 from dnadiff.report.figures import inline_svg, panel
+from dnadiff.report.html import facts
 from dnadiff.report.panels import accuracies
 
 HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
@@ -242,3 +243,8 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
     before = dict(matplotlib.rcParams)
     svg = inline_svg(panel(partial(accuracies, finetune=_finetune("$x^2$ net"))), "one")
     assert "$x^2$ net" in svg and 'id="one-' in svg and "xmlns" not in svg and dict(matplotlib.rcParams) == before
+
+
+def test_paths_show_no_folders():
+    shown = facts("Data", {"path": "/home/someone/a.fa, /home/someone/b.fa, bundled:c.fa", "x": {"checkpoint": ["/a/b/c/d", "/a/e"]}})
+    assert "a.fa, b.fa, bundled:c.fa<" in shown and "checkpoint b/c/d, /a/e<" in shown and "someone" not in shown

@@ -126,3 +126,23 @@ def test_the_card_says_how_the_folder_is_loaded(exported, monkeypatch):
     found = {}
     exec(code, found)
     assert found["model"].path.name == "model.safetensors" and 'dnadiff.load("hf:ORG/NAME@COMMIT")' in (exported / "README.md").read_text()
+
+
+def test_an_evaluation_next_to_a_model_without_data_is_used(trained, monkeypatch):
+    loaded = checkpoint.load(trained)
+    loaded = replace(loaded, config=loaded.config | {"data": None})
+    data = {"name": "tiny.fa", "window": 64, "split": "fractions", "split_hash": "0123"}
+    content = {**LIKELIHOOD, "own_data": False, "model": {"fingerprint": record.fingerprint(loaded.denoiser)}, "data": data}
+    monkeypatch.setattr(record, "read_json", lambda *_: content)
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    assert record.stored_evaluation(loaded) is content
+
+
+def test_control_characters_of_a_model_are_escaped(trained, capsys):
+    loaded = checkpoint.load(trained)
+    found = held_out_likelihood(LIKELIHOOD | {key: f"{LIKELIHOOD[key]}\x1b[2J" for key in ("part", "data", "protocol")})
+    about = record.summary(loaded, replace(loaded.origin, likelihood=found, note="a\x1b[2J"))
+    for each in (about, about | {"likelihood": None, "checkpoint": "b\x1b[2J"}):
+        info.show(each)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and out.count("\\x1b[2J") == 3 + 2 + 2

@@ -1,11 +1,13 @@
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from dnadiff.config import compose
-from dnadiff.training.loggers import TensorBoard, build_loggers
+from dnadiff.training.loggers import MLflow, TensorBoard, build_loggers
 from dnadiff.training.metrics_file import MetricsFile
 
 
@@ -112,3 +114,15 @@ def test_a_folder_without_runs_has_no_previous_one(tmp_path):
         os.utime(path, (when, when))
     assert WandB.run_id(tmp_path) == "def"
     assert TensorBoard(tmp_path).version == "tensorboard"
+
+
+def test_the_filter_for_a_folder_with_quotes_is_valid():
+    asked = []
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1"),
+        search_runs=lambda ids, text, max_results: asked.append(text) or [SimpleNamespace(info=SimpleNamespace(run_id="r"))],
+    )
+    logger = SimpleNamespace(_mlflow_client=client, _experiment_name="dnadiff", TAG=MLflow.TAG)
+    assert MLflow.tag_of(Path("/home/x/my run")) == "/home/x/my run"  # as in runs of older versions
+    assert MLflow.previous(logger, MLflow.tag_of(Path("/home/o'brien/run"))) == "r"
+    assert asked == ["tags.`dnadiff.run_dir` = '/home/o%27brien/run'"]

@@ -57,3 +57,24 @@ def test_a_loss_is_weighted_by_its_tokens_on_all_devices(world, pieces, total, e
     module = SimpleNamespace(trainer=SimpleNamespace(world_size=world, strategy=strategy), context_parallel=pieces)
     loss = Loss(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(50.0), num_averaged=torch.tensor(12.0))
     assert DiffusionModule.share(module, loss) == expected
+
+
+def test_the_logged_losses_of_a_process_are_weighted_by_their_tokens():
+    logged = {}
+    total = {12.0: 40.0, 50.0: 80.0}  # over both processes
+    strategy = SimpleNamespace(reduce=lambda tokens, reduce_op: torch.tensor(total[float(tokens)]))
+    optimizers = [SimpleNamespace(param_groups=[{"lr": 0.1}])]
+    found = Loss(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(50.0), num_averaged=torch.tensor(12.0))
+    module = SimpleNamespace(
+        trainer=SimpleNamespace(accumulate_grad_batches=1, world_size=2, global_rank=0, strategy=strategy, optimizers=optimizers),
+        **dict(seed=1, global_step=1, context_parallel=1, tokens_seen=0, objective=None),
+        draws=lambda *args: None,
+        loss=lambda *args: found,
+        share=lambda result: DiffusionModule.share(module, result),
+        log_dict=lambda values, **options: logged.update(values),
+        log=lambda *args, **options: None,
+    )
+    DiffusionModule.training_step(module, {"ids": torch.ones(1, 4), "weight": torch.ones(1, 4)}, 0)
+    assert float(logged["train/loss"]) == pytest.approx(1.0 * 12 * 2 / 40) and float(logged["train/nll"]) == pytest.approx(
+        2.0 * 50 * 2 / 80
+    )

@@ -105,3 +105,16 @@ def test_both_validations_have_the_precision_of_the_training(cli, train_args, tm
     assert status == 0, err
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["valid_nll"] == metrics["valid_nll_live"]
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "evaluate.json", "config.yaml", "tokenizer.json", "tensorboard/events"])
+def test_a_folder_of_other_files_is_left_alone(name, tmp_path):
+    path = tmp_path / "other" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(FileExistsError, match=rf"other is not the folder of a training run, and has {name.partition('/')[0]}, which a run"):
+        resume.check_new(tmp_path / "other")
+    (tmp_path / "other" / "config.yaml").write_text("backbone: {}\nobjective: {}\ntrainer: {}\n")
+    resume.check_new(tmp_path / "other")  # a run that was killed before it saved a checkpoint
+    (tmp_path / "empty").mkdir()
+    resume.check_new(tmp_path / "empty")

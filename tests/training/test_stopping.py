@@ -106,7 +106,7 @@ def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undi
     assert not (tmp_path / "run" / "metrics.json").exists()
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
     assert status == 0, err
-    assert ("validating step" in err) == (name != "rows")
+    assert ("running the validation of step" in err) == (name != "rows")
     assert_same(tmp_path / "run", whole)
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
     assert status == 1 and "is at step 8 already" in err

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from dnadiff.variant_effect.extra_outputs import ExtraOutputs, picture_of
 from dnadiff.variant_effect.sources import Rows, SomeRows, open_source
 from dnadiff.variant_effect.summary import InputSummary, summarize
 from dnadiff.variant_effect.training_part import TrainingPart

@@ -23,18 +23,18 @@ Place = tuple[int, int]  # number of a document, and of a token in it
 class StreamLoader:
     """Batches of blocks from documents that are read once per epoch.
 
-    Each of several processes takes every `world_size`-th block. Blocks at the end of an epoch that do not fill a batch on every process
-    are dropped.
+    Each of several processes takes every `world_size`-th block. Blocks at the end of an epoch that do not fill the batches of an optimizer
+    step on every process are dropped.
 
     Args:
         since: documents from a given number on, in order.
         encode: token ids of documents, end-of-text tokens included.
         length: tokens in a block, `ends` included.
         batch_size: blocks in a batch, on this process.
-        rank, world_size, progress: see `TrainLoader`.
+        rank, world_size, progress, accumulated: see `ProcessRank`.
 
     Raises:
-        ValueError: during iteration, if the documents do not fill a single batch.
+        ValueError: during iteration, if the documents do not fill the batches of one optimizer step.
     """
 
     def __init__(
@@ -48,15 +48,18 @@ class StreamLoader:
         rank: int = 0,
         world_size: int = 1,
         progress: Callable[[], tuple[int, float]] | None = None,
+        accumulated: int = 1,
     ) -> None:
         self.since, self.encode, self.length, self.batch_size, self.ends = since, encode, length, batch_size, ends
         self.token_table, self.rank, self.world_size, self.progress = TokenTable(vocab), rank, world_size, progress
+        self.accumulated = accumulated
         self.epoch, self._handed_out, self._resumed, self._complete = 0, 0, False, False
         self._places: deque[tuple[int, Place]] = deque([(0, (0, 0))], maxlen=1024)  # start of each batch of this epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where to resume: epoch, its finished batches, and the document and token at which the next batch begins."""
         done = self._handed_out if self.progress is None else min(self.progress()[0], self._handed_out)
+        done -= done % self.accumulated  # an optimizer step is never resumed in its middle
         if self._complete and done >= self._handed_out:
             return {"epoch": self.epoch + 1, "batch": 0, "document": 0, "token": 0}
         document, token = next(place for batch, place in self._places if batch == done)
@@ -64,9 +67,10 @@ class StreamLoader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue the next iteration where the state was saved."""
-        self.epoch, self._handed_out, self._resumed, self._complete = state["epoch"], state["batch"], True, False
+        batch = state["batch"] // self.accumulated * self.accumulated  # older versions also saved in the middle of an optimizer step
+        self.epoch, self._handed_out, self._resumed, self._complete = state["epoch"], batch, True, False
         self._places.clear()
-        self._places.append((state["batch"], (state["document"], state["token"])))
+        self._places.append((batch, (state["document"], state["token"])))
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if not self._resumed and self._handed_out:
@@ -76,16 +80,23 @@ class StreamLoader:
         self._resumed, self._complete = False, False
         together, number = self.batch_size * self.world_size, self._handed_out
         blocks: list[np.ndarray] = []
+        places: list[Place] = []  # after each block
         for block, after in self._blocks(self._places[-1][1]):
             blocks.append(block)
-            if len(blocks) == together:
+            places.append(after)
+            if len(blocks) < together * self.accumulated:
+                continue
+            for first in range(0, len(blocks), together):
                 number += 1
                 self._handed_out = number
-                self._places.append((number, after))
-                yield self._batch(np.stack(blocks[self.rank :: self.world_size]), (number - 1) * together)
-                blocks = []
+                self._places.append((number, places[first + together - 1]))
+                yield self._batch(np.stack(blocks[first + self.rank : first + together : self.world_size]), (number - 1) * together)
+            blocks, places = [], []
         if number == 0:
-            raise ValueError(f"the stream ended before the first batch of {together} windows of {self.length} tokens; give more text")
+            raise ValueError(
+                f"the stream ended before the first {self.accumulated * together} windows of {self.length} tokens, which one optimizer step "
+                "needs; give more text"
+            )
         self._complete = True
 
     def _blocks(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
