@@ -48,8 +48,8 @@ class ScoredPredictions:
     """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`."""
 
     def __init__(self, log_probs: np.ndarray, labels: np.ndarray) -> None:
-        self.probs, self.labels = np.exp(np.asarray(log_probs, np.float64)), np.asarray(labels)
-        self.predicted = np.asarray(log_probs).argmax(-1)
+        self.log_probs, self.labels = np.asarray(log_probs, np.float64), np.asarray(labels)
+        self.probs, self.predicted = np.exp(self.log_probs), np.asarray(log_probs).argmax(-1)
 
     @property
     def num_classes(self) -> int:
@@ -65,12 +65,15 @@ class ScoredPredictions:
     def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """One-vs-rest rankings (with two classes, only that of the second).
 
-        Each is the order by decreasing probability, the index at which each group of ties starts, and whether an item is positive.
+        Each is the order by decreasing log-odds, the index at which each group of ties starts, and whether an item is positive.
         """
         result = []
         for number in range(self.num_classes) if self.num_classes > 2 else [1]:
-            order = np.argsort(-self.probs[:, number], kind="stable")
-            ranked = self.probs[order, number]
+            # Of very confident predictions, probabilities are rounded to 1, and those of the other classes are not rounded to 0.
+            log_odds = self.log_probs[:, number] - np.logaddexp.reduce(np.delete(self.log_probs, number, axis=1), axis=1)
+            log_odds = log_odds.round(9)  # equal predictions stay ties in spite of rounding
+            order = np.argsort(-log_odds, kind="stable")
+            ranked = log_odds[order]
             starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
             result.append((order, starts, self.labels[order] == number))
         return result

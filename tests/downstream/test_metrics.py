@@ -2,12 +2,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
 from dnadiff.downstream.metrics import (
     METRICS,
     ScoredPredictions,
+    auroc,
     bootstrap_weights,
     metric_values,
     roc_curves,
@@ -26,7 +28,7 @@ def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.nda
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
     log_probs, labels = predictions(num_classes)
-    scored, probs = ScoredPredictions(log_probs, labels), np.exp(log_probs)
+    scored, probs = ScoredPredictions(log_probs, labels), np.exp(log_probs).round(9)  # ties stay ties
     weights = np.stack([np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]).astype(float)
     for world, w in enumerate(weights):
         truth, score = (labels, probs[:, 1]) if num_classes == 2 else (np.eye(num_classes)[labels], probs)
@@ -115,13 +117,23 @@ def test_area_under_roc_curves_equals_auroc():
         assert all(len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1 for curve in roc_curves(scored))
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_confident_predictions_are_ranked_where_their_probabilities_are_rounded_to_one(classes):
+    logits = torch.zeros(41, classes)
+    logits[:, 1] = torch.arange(41) + 30.0
+    logits[40] = 50.0 * torch.eye(classes)[-1]
+    log_probs, labels = logits.log_softmax(-1).numpy(), np.array([0] * 20 + [1] * 20 + [classes - 1])
+    assert len(set(np.exp(log_probs[:40, 1].astype(np.float64)))) == 1
+    assert auroc(ScoredPredictions(log_probs, labels), np.ones((1, 41)))[0] == 1
+
+
 def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
     log_probs, labels = predictions(3)
     scored, weights = ScoredPredictions(log_probs, labels), np.ones((2, 300))
     weights[1, labels == 2] = 0
     for metric, of_one in ((metrics.auroc, published.roc_auc_score), (metrics.auprc, published.average_precision_score)):
         kept = labels != 2
-        each = [of_one(labels[kept] == number, np.exp(log_probs[kept, number])) for number in (0, 1)]
+        each = [of_one(labels[kept] == number, np.exp(log_probs[kept, number]).round(9)) for number in (0, 1)]
         assert metric(scored, weights)[1] == pytest.approx(np.mean(each))
     lacking = ScoredPredictions(log_probs[labels != 2], labels[labels != 2])
     assert all(np.isnan(metric_values(lacking, METRICS)[name]) for name in ("auroc", "auprc"))
