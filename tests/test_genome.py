@@ -124,3 +124,17 @@ def test_names_from_a_file_neither_fill_nor_control_the_terminal(cli, tmp_path):
     status, _, err = cli("genome", "data.path=g.fa")
     assert status == 1 and "\x1b" not in err and r"record a\x1b[2Jbxxx" in err and len(err) < 1100
     assert "letter '-' at column 3" in err
+
+
+def test_complete_sequences_take_a_split_of_records(cli, tmp_path):
+    (tmp_path / "x.fa").write_text("".join(f">s{i}\n{'ACGT' * (i + 2)}\n" for i in range(9)))
+    parts = ["test", "valid", *["train"] * 7]
+    (tmp_path / "r.bed").write_text("".join(f"s{i}\t0\t{4 * (i + 2)}\t{part}\n" for i, part in enumerate(parts)))
+    arguments = ["data=sequences", "data.path=x.fa", "data.length=64", "data/split=regions", "data.split.bed=r.bed"]
+    status, out, err = cli("genome", *arguments)
+    assert status == 0 and "regions (r.bed)" in out, err
+    assert [line.split()[:3] for line in out.splitlines() if line.startswith(("test", "valid", "train "))] == [
+        ["train", "196", "7"],
+        ["valid", "12", "1"],
+        ["test", "8", "1"],
+    ]

@@ -102,7 +102,10 @@ def data(about: Config) -> str:
 
 def split(about: Config) -> str:
     """Which part was held out."""
-    held = {part: ", ".join(names[:_SHOWN]) for part, names in (about["held_out_records"] or {}).items()}
+    held = {
+        part: ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        for part, names in (about["held_out_records"] or {}).items()
+    }
     table = {
         "split": about["split"],
         "hash of records and split": about["split_hash"],
