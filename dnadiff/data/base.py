@@ -22,7 +22,7 @@ from dnadiff.data.genome.records import lengths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.loader import BatchSource, LoaderState, ProcessRank, TrainLoader, own_process_group
 from dnadiff.data.remote.address import file_name
-from dnadiff.data.splits import DefaultSplit, Parts, Split, split_hash
+from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
 from dnadiff.vocab import Vocab
@@ -275,7 +275,7 @@ class SequenceDataModule:
             "split_hash": split_hash(self.intervals, self.names),
             "split_tokens": {part: int(each.sum()) for part, each in sizes.items()},
             "too_short_tokens": {part: int(each[each < self.length].sum()) for part, each in sizes.items()},
-            "held_out_records": {part: names[:20] for part, names in held_out.items()},
+            "held_out_records": {part: names[:MAX_HELD_OUT] for part, names in held_out.items()},
             "window": self.length,
             "n_policy": self.n_policy,
         }

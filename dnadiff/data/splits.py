@@ -21,6 +21,7 @@ from dnadiff.data.genome.regions import Region, check_names, read_bed
 from dnadiff.data.intervals import Interval, Intervals
 
 PARTS = ("train", "valid", "test")
+MAX_HELD_OUT = 20  # names of held-out records in a description of data
 _SHOWN = 20  # names of records in a description
 
 

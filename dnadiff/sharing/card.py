@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from dnadiff.config import Config, Json, config_dir
+from dnadiff.data.splits import MAX_HELD_OUT
 from dnadiff.sharing.record import bits_text
 
 LIBRARY, UNKNOWN = "dnadiff", "unknown"  # `unknown` is what the Hub calls a license that is not stated
@@ -102,10 +103,7 @@ def data(about: Config) -> str:
 
 def split(about: Config) -> str:
     """Which part was held out."""
-    held = {
-        part: ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        for part, names in (about["held_out_records"] or {}).items()
-    }
+    held = {part: named(names) for part, names in (about["held_out_records"] or {}).items()}
     table = {
         "split": about["split"],
         "hash of records and split": about["split_hash"],
@@ -113,6 +111,12 @@ def split(about: Config) -> str:
         **{f"records with held-out parts, {part}": names for part, names in held.items()},
     }
     return rows(table) if about["split"] or about["split_hash"] else "The split is not recorded."
+
+
+def named(records: Sequence[str]) -> str:
+    """The first records, and how many more there are; a run stores at most `MAX_HELD_OUT` names."""
+    least = "at least " if len(records) == MAX_HELD_OUT else ""
+    return ", ".join(records[:_SHOWN]) + (f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else "")
 
 
 def likelihood(found: Config | None, curve: Config | None = None) -> str:
