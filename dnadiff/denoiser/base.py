@@ -120,12 +120,13 @@ class BaseDenoiser(nn.Module):
         """
         if self.left_to_right:
             raise ValueError(f"{type(self).__name__} does not provide the nll of a model that goes from left to right; use `unwrapped`")
-        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
-        ids = x0[positions].long()[:, None]
         if self.fused_head:  # without (M, V) logits
+            positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+            ids = x0[positions].long()[:, None]
             log_sum, at_ids = self.log_sum_and_logits(ids, self.vocab.never_emitted, xt, t, cond, positions, valid)
             return log_sum - at_ids[:, 0]
-        return -self.log_probs(xt, t, cond, positions, valid).gather(-1, ids)[:, 0]
+        ids, log_probs = at(x0, positions).long()[..., None], self.log_probs(xt, t, cond, positions, valid)
+        return -log_probs.gather(-1, ids).flatten()
 
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         """The network's features (B, L, D) of sequences that it reads without masks, as embeddings: no noise level and no labels.

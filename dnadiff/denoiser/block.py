@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -78,8 +77,8 @@ class BlockDenoiser(NetworkDenoiser):
     def nll(
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
-        return self._nll_of(self._both(xt, x0, cond, valid)[0][positions], x0[positions])
+        features = self._both(xt, x0, cond, valid)[0]
+        return self._nll_of(at(features, positions).flatten(0, -2), at(x0, positions).flatten())
 
     def nll_with_next(
         self, x0: Tensor, xt: Tensor, cond: OptTensor, positions: Tensor, next_positions: Tensor, valid: OptTensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -35,8 +34,8 @@ class CausalDenoiser(NetworkDenoiser):
     def nll(
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
-        return self._nll_of(self._features(x0, None, cond, positions, valid), x0[positions])
+        features = self._features(x0, None, cond, positions, valid)
+        return self._nll_of(features.flatten(0, -2), at(x0, positions).flatten())
 
     @override
     def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -29,5 +30,11 @@ class AR(Objective):
     @override
     def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         counted = weight > 0
-        loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * weight[counted], weight.sum())
+        if self._few_tokens_on_gpu(x0):
+            nll = torch.where(
+                counted.flatten(), denoiser.nll(x0, x0, None, cond, None, valid), 0.0
+            )  # infinite for a token that is not emitted
+            loss = mean_over(nll * weight.flatten(), weight.sum())
+        else:
+            loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * weight[counted], weight.sum())
         return Loss(loss, loss.detach(), weight.sum())

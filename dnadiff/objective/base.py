@@ -12,9 +12,10 @@ from typing_extensions import override
 from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone, Denoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
-from dnadiff.parameterization import SUBS, Parameterization
+from dnadiff.parameterization import FEW_TOKENS, SUBS, Parameterization
 from dnadiff.process import AbsorbingProcess
 
+_CHECKED = 16  # calls on a GPU per check of the token ids, for whose result the process waits
 _MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
 # Whether padding is masked like any token, and hidden from the network which positions are padding.
 PROTOCOLS = {"count": False, "mdlm": True}
@@ -59,7 +60,7 @@ class Objective(ABC):
     trains_bound: ClassVar[bool] = True
 
     def __init__(self, process: AbsorbingProcess) -> None:
-        self.process = process
+        self.process, self._calls = process, 0
 
     def __call__(
         self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor = None, valid: OptTensor = None
@@ -75,9 +76,16 @@ class Objective(ABC):
             valid: (B, L) bool, False on padding.
 
         Raises:
-            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would be infinite.
+            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would be infinite. On a GPU, the first of
+                every 16 calls checks this.
         """
         x0, weight = x0.long(), weight.float()
+        if not x0.is_cuda or self._calls % _CHECKED == 0:
+            self._check(x0, weight)
+        self._calls += 1
+        return self.compute(denoiser, x0, weight, draws, cond, valid)
+
+    def _check(self, x0: Tensor, weight: Tensor) -> None:
         vocab = self.process.vocab
         bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
         if bad.any():
@@ -85,11 +93,14 @@ class Objective(ABC):
                 f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this vocabulary (never_emitted {vocab.never_emitted}); "
                 "give such positions weight 0"
             )
-        return self.compute(denoiser, x0, weight, draws, cond, valid)
 
     @abstractmethod
     def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         """`__call__` with checked int64 `x0` and float32 `weight`."""
+
+    def _few_tokens_on_gpu(self, x0: Tensor) -> bool:
+        """Whether to compute logits everywhere: to count the masked positions, the process would wait for the GPU, several times a step."""
+        return x0.is_cuda and self.process.vocab.size <= FEW_TOKENS
 
     def evaluation(self) -> Objective:
         """The form of this objective with the lowest variance, for validation; itself by default."""
@@ -129,6 +140,7 @@ class MaskedObjective(Objective):
     """
 
     bound: bool = True  # whether it is what is differentiated
+    takes_every_position: ClassVar[bool] = False  # whether `token_nll` may be called without positions
 
     def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
         super().__init__(process)
@@ -146,15 +158,23 @@ class MaskedObjective(Objective):
 
     @abstractmethod
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
-        """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool."""
+        """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool.
+
+        `positions` None, only if `takes_every_position`: of every token, (B L,); those that are visible are not counted.
+        """
 
     @override
     def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
         masked, positions = self.masked_positions(x0, weight, draws)
-        nll = self.token_nll(denoiser, x0, masked, positions, cond, None if self.masks_padding else valid)  # (M,)
-        return self.weighted(nll, masked, positions, weight)
+        valid = None if self.masks_padding else valid
+        if self.takes_every_position and self._few_tokens_on_gpu(x0):
+            nll, factor = self.token_nll(denoiser, x0, masked, None, cond, valid), masked.weight
+            factor = (factor[:, None] if factor.ndim == 1 else factor).expand(x0.shape).flatten()
+            nll = torch.where(positions.flatten(), nll, 0.0)  # infinite where a visible token is never emitted
+            return self._reduced(nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum())
+        return self.weighted(self.token_nll(denoiser, x0, masked, positions, cond, valid), masked, positions, weight)
 
     def masked_positions(self, x0: Tensor, weight: Tensor, draws: Draws) -> tuple[MaskedBatch, Tensor]:
         """The corrupted batch, and which positions (B, L) are masked and counted."""
@@ -164,10 +184,13 @@ class MaskedObjective(Objective):
 
     def weighted(self, nll: Tensor, masked: MaskedBatch, positions: Tensor, weight: Tensor) -> Loss:
         """The loss from the cost of each masked token (M,)."""
-        nll, factor = nll * weight[positions], masked.weight.to(nll)
-        factor = factor[positions.nonzero()[:, 0]] if factor.ndim == 1 else factor[positions]
-        num_tokens, num_masked = weight.sum(), weight[positions].sum()
-        return self.reduce(mean_over(nll * factor, num_tokens), mean_over(nll, num_masked), num_tokens, num_masked)
+        factor = masked.weight[positions.nonzero()[:, 0]] if masked.weight.ndim == 1 else masked.weight[positions]
+        return self._reduced(nll, factor, weight[positions], weight.sum())
+
+    def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
+        """The loss from the cost, the row's weight and the token's weight of each token (M,)."""
+        nll, num_masked = nll * counted, counted.sum()
+        return self.reduce(mean_over(nll * factor.to(nll), num_tokens), mean_over(nll, num_masked), num_tokens, num_masked)
 
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
         """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""

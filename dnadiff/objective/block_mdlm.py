@@ -81,7 +81,7 @@ class BlockMDLM(MDLM):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
         return denoiser.nll(x0, masked.xt, None, cond, positions, valid)
 

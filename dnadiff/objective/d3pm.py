@@ -55,9 +55,10 @@ class D3PM(MaskedObjective):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
         # The KL divided by `unmask`.
+        assert positions is not None
         mask_id = self.process.vocab.mask_id
         cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
         if self.zero_masking:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 from typing_extensions import override
 
@@ -38,6 +40,8 @@ class MDLM(MaskedObjective):
         256.0
     """
 
+    takes_every_position: ClassVar[bool] = True
+
     def __init__(
         self, process: AbsorbingProcess, masking: Masking | None = None, weighting: str = "nelbo", protocol: str = "count"
     ) -> None:
@@ -48,7 +52,7 @@ class MDLM(MaskedObjective):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
         return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions, valid)
 

@@ -35,9 +35,10 @@ class SEDD(MaskedObjective):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: Tensor, cond: OptTensor, valid: OptTensor
+        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
     ) -> Tensor:
         # Score entropy divided by sigma' q.
+        assert positions is not None
         if denoiser.fused_head:
             scale = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
             target, banned = x0[positions][:, None], self.process.vocab.never_emitted

@@ -89,3 +89,14 @@ def test_misfits_are_refused(denoiser):
         AR(PROCESS).denoiser(denoiser.backbone, True)
     with pytest.raises(ValueError, match="from left to right"):
         denoiser.log_probs(torch.tensor([[3]]))
+
+
+def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(denoiser, monkeypatch):
+    x, weight, found = torch.randint(7, 11, (3, 12)), torch.rand(3, 12), []
+    x[:, 4], weight[:, 4] = 11, 0
+    for everywhere in (False, True):
+        monkeypatch.setattr(AR, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere)
+        result = AR(PROCESS)(denoiser, x, weight, Draws.for_batch(0, 3))
+        found.append([result.nll, result.num_tokens, *torch.autograd.grad(result.loss, list(denoiser.parameters()))])
+    for sparse, dense in zip(*found, strict=True):
+        torch.testing.assert_close(dense, sparse, rtol=1e-4, atol=1e-6)

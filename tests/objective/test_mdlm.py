@@ -11,7 +11,8 @@ from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective import masking as masking_module
-from dnadiff.objective.base import check_fit
+from dnadiff.objective.base import Objective, check_fit
+from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
@@ -167,6 +168,29 @@ def test_logits_exist_at_masked_positions_only(make):
     x0, draws = torch.randint(7, 11, (4, 32)), Draws.for_batch(0, 4)
     objective(objective.denoiser(backbone), x0, torch.ones(4, 32), draws)
     assert rows == [int((objective.masking(process, x0, x0 > 0, draws).xt == 3).sum())]
+
+
+@pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
+@pytest.mark.parametrize("masking", [Bernoulli(), ExactCount(), DiscreteTime(4)], ids=["bernoulli", "count", "steps"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["sequence", "blocks"])
+def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(blocks, masking, weighting, monkeypatch):
+    process = AbsorbingProcess(DNA, LogLinear())
+    objective = BlockMDLM(process, 4, masking, weighting) if blocks else MDLM(process, masking, weighting)
+    torch.manual_seed(0)
+    denoiser = objective.denoiser(DiT(DNA, 16, 1, 2, 8, max_length=20))
+    x0, weight, valid = torch.randint(7, 11, (3, 18)), torch.rand(3, 18), torch.ones(3, 18, dtype=torch.bool)
+    x0[:, 5], weight[:, 5] = 11, 0  # unknown
+    x0[1, 12:], weight[1, 12:], valid[1, 12:] = 4, 0, False  # padding
+    found = []
+    for everywhere in (False, True):
+        monkeypatch.setattr(Objective, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere)
+        result = objective(denoiser, x0, weight, Draws.for_batch(0, 3), valid=valid)
+        found.append([*result[:3], *torch.autograd.grad(result.loss, list(denoiser.parameters()), allow_unused=True)])
+    for sparse, dense in zip(*found, strict=True):
+        assert (sparse is None) == (dense is None)
+        if sparse is not None:
+            torch.testing.assert_close(dense, sparse, rtol=1e-4, atol=1e-6)
+    assert float(found[0][0].detach()) > 0
 
 
 @pytest.mark.parametrize("make", [MDLM, SEDD], ids=["mdlm", "sedd"])
