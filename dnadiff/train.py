@@ -51,7 +51,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if initial is not None:
         config = use_initial_network(config, initial.config, overrides)
     config = checkpoint.resolved(config, trust=None)
-    start_from = resumable(config, run_dir) if config["resume"] else None
+    start_from = resumable(config, run_dir, search=not commands.named_run_dirs()) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
     elif not config["overwrite"]:
@@ -72,6 +72,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
     groups = trainer.world_size // module.context_parallel
+    data.check_step(groups, config["trainer"]["accumulate_grad_batches"])
     step = resume_step(start_from, config, data, groups) if start_from is not None else 0
     sanity_check(module, data, trainer.strategy.root_device)
     trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)

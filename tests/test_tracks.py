@@ -113,7 +113,7 @@ def test_n_has_no_value_and_stays_visible():
 
 
 def test_an_autoregressive_model_is_refused():
-    with pytest.raises(ValueError, match="does not see what follows"):
+    with pytest.raises(ValueError, match="goes from left to right"):
         Information(CausalDenoiser(Mamba(VOCAB, d_model=16, n_layers=1)), PROCESS, 8, 2)
 
 

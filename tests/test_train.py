@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import signal
 import time
 
@@ -129,6 +130,9 @@ def test_resume_finds_the_unfinished_run_or_starts_a_new_one(cli, train_args, tm
     (run,) = (tmp_path / "runs" / "train").iterdir()
     (run / "metrics.json").unlink()  # as if it had been killed after its last checkpoint
     described = (run / "config.yaml").read_text()
+    status, _, err = cli("train", *args, "resume=true", "hydra.run.dir=runs/train/named")  # only that folder
+    assert status == 0 and "runs/train/named has no checkpoint; starting a new run there" in err
+    shutil.rmtree(tmp_path / "runs" / "train" / "named")
     status, _, err = cli("train", *args, "resume=true")
     assert status == 0 and f"resuming runs/train/{run.name}/checkpoints/last.ckpt" in err and (run / "metrics.json").is_file()
     status, _, err = cli("train", *args, "resume=true", f"hydra.run.dir=runs/train/{run.name}")

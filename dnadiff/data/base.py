@@ -164,6 +164,9 @@ class SequenceDataModule:
     def check_training(self) -> None:
         """Check before training what `prepare` has not checked yet; nothing by default."""
 
+    def check_step(self, world_size: int, accumulated: int) -> None:
+        """Check that there is an optimizer step of `accumulated` batches in each of `world_size` processes; nothing by default."""
+
     def _check_countable(self) -> None:
         """Refuse a training part without a single token that the model emits; stops at the first one."""
         emitted = self._tokenizer.vocab.is_emitted().numpy()

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import sys
 from collections.abc import Sized
 from pathlib import Path
 
@@ -89,7 +90,7 @@ class Checkpoints(Callback):
         self.valid_windows: int | None = None  # None: not known
         self._saved_step = self._validated_step = self._step = -1
         self._stopped: Stopped | None = None
-        self._limits: tuple[int, int | None] | None = None  # max_steps and max_epochs
+        self._limits: tuple[int, int | None, int | None] | None = None  # max_steps, max_epochs and min_epochs
 
     @override
     def state_dict(self) -> Config:
@@ -104,8 +105,9 @@ class Checkpoints(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.validation_due is not False:  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
             loop = trainer.fit_loop
-            self._limits = loop.max_steps, loop.max_epochs
+            self._limits = loop.max_steps, loop.max_epochs, loop.min_epochs
             loop.epoch_loop.max_steps = loop.max_epochs = -1
+            loop.min_epochs = sys.maxsize  # `max_time`, if it is over, sets `should_stop` after this hook
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,7 +118,8 @@ class Checkpoints(Callback):
         if trainer.received_sigterm:  # by Lightning, since `fit` began
             self.signals.received = signal.SIGTERM
         if self._limits is not None:
-            trainer.fit_loop.epoch_loop.max_steps, trainer.fit_loop.max_epochs = self._limits
+            loop = trainer.fit_loop
+            loop.epoch_loop.max_steps, loop.max_epochs, loop.min_epochs = self._limits
         self._compare_windows(trainer)
         if self.validation_due is None:
             self.validation_due = trainer.global_step == trainer.max_steps
@@ -190,7 +193,7 @@ class Checkpoints(Callback):
         step = trainer.global_step
         is_last = step < trainer.max_steps or math.isinf(self.best)
         self.validation_due = trainer.enable_validation and is_last and step > self._validated_step
-        if step > self._saved_step:
+        if step > self._saved_step or self.validation_due:
             self._save(trainer)
         if self.validation_due:
             self._validate(trainer)
@@ -201,6 +204,9 @@ class Checkpoints(Callback):
             raise self._stopped
         # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of an accumulation.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
+        if 0 <= self._saved_step < trainer.global_step:  # Lightning validates because `should_stop` was set, such as by `max_time`
+            self.validation_due = True
+            self._save(trainer)
 
     @override
     def on_validation_batch_start(

@@ -63,3 +63,9 @@ def with_current_state(checkpoint: Config) -> Config:
     """The contents of a checkpoint with the state of `TrainingData`, which older versions saved under the name of the data's class."""
     found = next((value for value in checkpoint.values() if isinstance(value, dict) and "train_loader" in value), None)
     return checkpoint if found is None else {TrainingData.__qualname__: found, **checkpoint}
+
+
+def saved_position(checkpoint: Config) -> LoaderState | None:
+    """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has no state of `TrainingData`."""
+    state: dict[str, LoaderState] = with_current_state(checkpoint).get(TrainingData.__qualname__, {})
+    return state.get("train_loader")

@@ -17,6 +17,7 @@ from dnadiff.config import Config
 from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective
+from dnadiff.training.data_module import saved_position
 from dnadiff.training.optim import parameter_groups
 from dnadiff.training.parallel import spread
 from dnadiff.training.sharded import reshard
@@ -56,7 +57,8 @@ class DiffusionModule(lightning.LightningModule):
         self.make_optimizer, self.make_scheduler, self.weight_decay = optimizer, lr_scheduler, weight_decay
         self.seed = seed
         self.save_hyperparameters(hyper_parameters or {}, logger=False)  # train.py gives loggers the configuration
-        self.tokens_seen = 0
+        self.tokens_seen = 0  # in complete optimizer steps; of the current step:
+        self._tokens_of_step = 0
         self.context_parallel = context_parallel
         self.peers: Peers | None = None
 
@@ -75,14 +77,22 @@ class DiffusionModule(lightning.LightningModule):
         return Draws(hash64(self.seed, purpose), rows, batch_size * accumulated * world, step)
 
     @override
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self.trainer.training:  # counted before the batch is on a GPU, for which reading the number would wait
+            groups = self.trainer.world_size // self.context_parallel
+            self._tokens_of_step += int((batch["weight"] > 0).sum()) * groups  # read, not predicted: mlm predicts 15 %
+        return batch
+
+    @override
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.tokens_seen, self._tokens_of_step = self.tokens_seen + self._tokens_of_step, 0
+
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches
         micro = batch_idx % accumulated
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63)
         result = self.loss(batch, self.objective, self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated))
-        tokens = int(result.num_tokens)
-        groups = self.trainer.world_size // self.context_parallel
-        self.tokens_seen += int((batch["weight"] > 0).sum()) * groups  # read, not predicted: mlm predicts 15 %
         if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
             raise ValueError(
                 f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; lower optimizer.lr, or set trainer.gradient_clip_val"
@@ -91,7 +101,8 @@ class DiffusionModule(lightning.LightningModule):
         share = self.share(result)
         share_of_nll = share if result.num_averaged is None else self.share(result._replace(num_averaged=None))
         losses = {"train/loss": share * result.loss.detach(), "train/nll": share_of_nll * result.nll}
-        self.log_dict(losses, batch_size=max(tokens, 1), on_step=True, sync_dist=True)  # their means over all processes
+        # Their means over all processes. The size would be a weight in the means of epochs, which are not logged.
+        self.log_dict(losses, batch_size=len(batch["ids"]), on_step=True, sync_dist=True)
         self.log("lr", rate, on_step=True)
         return result.loss * (share * self.context_parallel)  # strategies average over all processes, and gradients of pieces add up
 
@@ -138,13 +149,17 @@ class DiffusionModule(lightning.LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
-        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        current, total, accumulated = batches["current"], batches["total"], self.trainer.accumulate_grad_batches
+        position = saved_position(checkpoint)
+        if position is None:
+            return
+        # Lightning counts an epoch when its loop has ended: after a checkpoint of its last step, and also if training stops in the middle.
+        # The loader's position is exact. Older versions counted fewer batches, and saved in the middle of an optimizer step.
+        accumulated = self.trainer.accumulate_grad_batches
+        epoch, batch = position["epoch"], position["batch"] // accumulated * accumulated
+        begun = epoch + (batch > 0)
         done = checkpoint["global_step"] * accumulated  # validations are due at multiples of a number of batches
-        # An older version counted fewer batches, because the last step of an epoch had fewer, and it saved in the middle of a step.
-        batches["total"] = {key: number + done - total["ready"] for key, number in total.items()}
-        if (batches["is_last_batch"] and current["completed"] == current["ready"]) or current["ready"] % accumulated:
-            # The loader continues with the next epoch, which Lightning would end after one batch if a validation followed the last one,
-            # or with the first batch of the step that was not finished.
-            first = 0 if batches["is_last_batch"] else current["ready"] // accumulated * accumulated
-            batches |= {"is_last_batch": False, "current": dict.fromkeys(current, first), "total": dict.fromkeys(total, done)}
+        epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
+        loop = checkpoint["loops"]["fit_loop"]
+        loop["epoch_progress"] |= {"current": epochs, "total": dict(epochs)}
+        current, total = (dict.fromkeys(epochs, number) for number in (batch, done))
+        loop["epoch_loop.batch_progress"] |= {"current": current, "total": total, "is_last_batch": False}

@@ -15,6 +15,7 @@ from dnadiff.config import Config, leaves, locate
 from dnadiff.data.cache import locked
 from dnadiff.data.structured import read_yaml
 from dnadiff.renamed import with_current_names
+from dnadiff.training.trainer_settings import INSTEAD
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -33,6 +34,8 @@ MAY_CHANGE = (
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
+# Keys that had no effect in older versions, and are refused today.
+WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_decay")
 REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 LOCK = ".lock"  # in a run folder while a process trains there
@@ -106,8 +109,11 @@ def saved_files(run_dir: Path) -> list[tuple[str, int]]:
     return [(path.name, path.stat().st_mtime_ns) for path in files if path.exists()]
 
 
-def resumable(config: Config, run_dir: Path) -> Path | None:
-    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration.
+def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None:
+    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration next to it.
+
+    Args:
+        search: False for a folder that the user named: other runs are not considered.
 
     Raises:
         ValueError: if the `config.yaml` of an unfinished run is damaged: whether to resume that run cannot be known.
@@ -115,6 +121,9 @@ def resumable(config: Config, run_dir: Path) -> Path | None:
     own = run_dir / "checkpoints" / "last.ckpt"
     if own.is_file():
         return own
+    if not search:
+        log.info(f"resume=true: {run_dir} has no checkpoint; starting a new run there")
+        return None
     candidates = sorted(run_dir.parent.glob("*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
     for path in candidates:
         folder = path.parent.parent
@@ -129,10 +138,10 @@ def resumable(config: Config, run_dir: Path) -> Path | None:
 
 
 def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[str]:
-    """Dotted keys whose values differ, except those in `ignored` and below them. Renamed classes count as equal."""
+    """Dotted keys whose values differ, except those in `ignored` and below them, and those without effect. Renamed classes count as equal."""
     ours, theirs = (dict(leaves(with_current_names(c))) for c in (config, other))
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
-    return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in ignored)]
+    return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in (*ignored, *WITHOUT_EFFECT))]
 
 
 def resume_step(start_from: Path, config: Config, data: SequenceDataModule, groups: int = 1) -> int:
@@ -164,7 +173,22 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step > steps or (step == steps and is_complete(start_from.parent.parent, step)):
         raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to continue")
+    check_epochs(start_from, content, config["trainer"].get("max_epochs"))
     return step
+
+
+def check_epochs(start_from: Path, content: Config, limit: int | None) -> None:
+    """Raise ValueError if a run has more epochs than `trainer.max_epochs`, or is complete with as many."""
+    from dnadiff.training.data_module import saved_position
+
+    position = saved_position(content)
+    if position is None or limit is None or limit < 0:
+        return
+    epoch, batch = position["epoch"], position["batch"]
+    is_last = epoch == limit and (batch > 0 or is_complete(start_from.parent.parent, int(content["global_step"])))
+    if epoch > limit or is_last:
+        more = f" and {batch} batches of the next one" if batch else ""
+        raise ValueError(f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above {epoch} to continue")
 
 
 def check_batch(start_from: Path, content: Config, config: Config, groups: int) -> None:

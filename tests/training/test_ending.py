@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from dnadiff import checkpoint
@@ -42,6 +43,10 @@ def validated(folder):
     return [int(row["step"]) for row in csv.DictReader((folder / "metrics.csv").open()) if row["valid_nll"]]
 
 
+def content_of(folder):
+    return checkpoint.read(folder / "checkpoints" / "last.ckpt")
+
+
 def steps_of(folder):
     return {name: checkpoint.read(folder / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
 
@@ -54,7 +59,7 @@ def test_a_run_that_max_epochs_ends_is_saved_and_resumed(training):
     training("part", "+trainer.max_epochs=2", "resume=true")
     whole = training("whole", "+trainer.max_epochs=2")
     assert steps_of(whole)["last"] == 4 and validated(part) == [2, 4] and validated(whole) == [4]
-    ours, theirs = (checkpoint.read(folder / "checkpoints" / "last.ckpt") for folder in (part, whole))
+    ours, theirs = content_of(part), content_of(whole)
     assert all(torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key]) for key in theirs["current_model_state"])
     assert ours["TrainingData"] == theirs["TrainingData"] == {"train_loader": {"epoch": 2, "batch": 0}}
 
@@ -87,31 +92,146 @@ def test_a_run_that_stops_in_the_middle_of_an_accumulation_repeats_its_step(trai
     assert validated(part) == [2, 3, 4] and [step for step, _ in seen[7:]] == [3, 3, 4, 4]
     resumed = seen[:6] + seen[7:]
     seen[:] = [(-1, [])] * 7  # not stopped again
-    training("whole", *lengths)
-    assert resumed == seen[7:]
+    whole = training("whole", *lengths)
+    assert resumed == seen[7:] and content_of(part)["tokens_seen"] == content_of(whole)["tokens_seen"] > 0
+
+
+def test_epochs_are_counted_by_the_position_in_the_data(training):
+    part = training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1")  # a validation at the end of the epoch
+    whole = training("whole", "trainer.val_check_interval=2", "+trainer.max_epochs=2")
+    (part / "metrics.json").unlink()  # as if it had been killed before it was written
+    training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
+    assert steps_of(part)["last"] == 2 and validated(part) == [2] and (part / "metrics.json").is_file()
+    with pytest.raises(ValueError, match=r"has 1 complete epochs already; set trainer\.max_epochs above 1 to continue"):
+        training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
+    with pytest.raises(ValueError, match=r"has 2 complete epochs already; set trainer\.max_epochs above 2 to continue"):
+        training("whole", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
+    assert (part / "metrics.json").is_file() and (whole / "metrics.json").is_file()
+    training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=2", "resume=true")
+    ours, theirs = content_of(part), content_of(whole)
+    assert ours["global_step"] == theirs["global_step"] == 4 and ours["TrainingData"] == theirs["TrainingData"]
+    assert validated(part) == validated(whole) == [2, 4]
+
+
+def test_an_epoch_in_which_training_stopped_is_completed(training, monkeypatch):
+    seen, original = [], DiffusionModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        seen.append(self.global_step)
+        self.trainer.should_stop |= len(seen) == 2
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(DiffusionModule, "training_step", training_step)
+    part = training("part", "+trainer.max_epochs=1")
+    assert steps_of(part)["last"] == 1 and content_of(part)["TrainingData"] == {"train_loader": {"epoch": 0, "batch": 2}}
+    training("part", "+trainer.max_epochs=1", "resume=true")
+    assert seen == [0, 0, 1, 1] and steps_of(part)["last"] == 2 and validated(part) == [1, 2]
+
+
+def interrupt(patch, how, owner, name, call):
+    """Let a run be killed, or receive SIGTERM, at a call of a method; returns what it raises then."""
+    original, calls = getattr(owner, name), []
+
+    def method(*args):
+        calls.append(0)
+        if len(calls) == call and how == "kill":
+            raise Killed
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args)
+
+    patch.setattr(owner, name, method)
+    return Killed if how == "kill" else SystemExit
 
 
 @pytest.mark.parametrize(
-    ("last", "ready", "completed", "first"),
-    [
-        (True, 3, 3, 0),  # the end of an epoch of three batches, whose last step had one
-        (True, 3, 2, 0),  # the same, saved before its validation
-        (False, 3, 2, 2),  # in the middle of a step, after a validation
-        (False, 2, 1, None),  # after a step: as it is
-    ],
+    ("how", "owner", "name", "call"), [("kill", Checkpoints, "on_validation_end", 1), ("signal", DiffusionModule, "training_step", 4)]
 )
-def test_a_run_of_an_older_version_continues_with_complete_steps(last, ready, completed, first):
-    progress = {"ready": ready, "completed": completed, "started": ready, "processed": ready}
-    earlier = 6 - (last or ready == 2)  # batches of earlier epochs: fewer than two for each step
-    total = {key: value + earlier for key, value in progress.items()}
-    batches = {"current": dict(progress), "total": total, "is_last_batch": last}
-    content = {"global_step": 5, "loops": {"fit_loop": {"epoch_loop.batch_progress": batches}}}
-    DiffusionModule.on_load_checkpoint(SimpleNamespace(trainer=SimpleNamespace(accumulate_grad_batches=2)), content)
-    assert batches["total"]["ready"] == 10
-    if first is None:
-        assert batches["current"] == progress and batches["total"] == {key: value + 8 for key, value in progress.items()}
-    else:
-        assert set(batches["current"].values()) == {first} and set(batches["total"].values()) == {10} and not batches["is_last_batch"]
+def test_the_last_validation_is_due_although_the_last_step_was_saved(how, owner, name, call, training, tmp_path, monkeypatch):
+    args = ("+trainer.max_epochs=1", "callbacks.checkpoints.every_n_steps=1")
+    with monkeypatch.context() as patch, pytest.raises(interrupt(patch, how, owner, name, call)):
+        training("part", *args)
+    assert content_of(tmp_path / "part")["callbacks"]["Checkpoints"]["validation_due"]
+    part = training("part", *args, "resume=true")
+    assert steps_of(part) == {"last": 2, "best": 2} and validated(part) == [2] and (part / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("how", "owner", "name"), [("kill", Checkpoints, "on_validation_end"), ("signal", DiffusionModule, "validation_step")]
+)
+def test_the_validation_at_the_end_of_max_time_is_repeated(how, owner, name, training, tmp_path, monkeypatch):
+    args = ("+trainer.max_time=00:01:00:00", "data.max_valid_windows=8")  # in two batches
+    seen, original = [], DiffusionModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        seen.append(self.global_step)
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(DiffusionModule, "training_step", training_step)
+    monkeypatch.setattr(Timer, "time_elapsed", lambda self, stage="train": 7200.0 * (len(seen) >= 2))
+    with monkeypatch.context() as patch, pytest.raises(interrupt(patch, how, owner, name, 1)):
+        training("part", *args)
+    content = content_of(tmp_path / "part")
+    assert content["global_step"] == 1 and content["callbacks"]["Checkpoints"]["validation_due"]
+    part = training("part", *args, "resume=true")
+    assert steps_of(part) == {"last": 1, "best": 1} and validated(part) == [1] and seen == [0, 0] and (part / "metrics.json").is_file()
+
+
+@pytest.fixture
+def streaming(tmp_path):
+    """Runs a training with epochs of four batches of a text that is streamed: streaming("name", *more) -> its folder."""
+
+    def start(name, *more):
+        for part, count in (("train", 4), ("valid", 1)):
+            (tmp_path / f"{part}.txt").write_text("abcdefgh" * 2 * count)
+        paths = f"data.path={{train:{tmp_path}/train.txt,valid:{tmp_path}/valid.txt}}"
+        args = [
+            "data=text",
+            paths,
+            "data.length=8",
+            "data.batch_size=2",
+            "data.streaming=true",
+            "data.wrap=true",
+            "trainer.accelerator=cpu",
+        ]
+        args += ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.max_steps=6"]
+        args += ["callbacks.checkpoints.every_n_steps=4", "trainer.val_check_interval=6", *more]
+        run(compose("train", args), tmp_path / name, args)
+        return tmp_path / name
+
+    return start
+
+
+def test_a_stream_resumed_at_the_end_of_an_epoch_has_its_position(streaming, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(interrupt(patch, "kill", DiffusionModule, "training_step", 5)):
+        streaming("part")
+    part, whole = streaming("part", "resume=true"), streaming("whole")
+    ours, theirs = content_of(part), content_of(whole)
+    assert ours["TrainingData"] == theirs["TrainingData"] == {"train_loader": {"epoch": 1, "batch": 2, "document": 0, "token": 32}}
+    assert all(torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key]) for key in theirs["current_model_state"])
+
+
+def test_a_stream_that_is_too_short_for_an_optimizer_step_is_refused_before_anything_is_written(streaming, tmp_path):
+    with pytest.raises(ValueError, match="the stream ended before the first 10 windows of 8 tokens, which one optimizer step needs"):
+        streaming("run", "trainer.accumulate_grad_batches=5")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("batch", "first"), [(0, 0), (2, 2), (3, 2)])  # older versions saved in the middle of a step
+def test_progress_is_that_of_the_loader(batch, first):
+    counters = {"ready": 3, "completed": 2, "started": 3, "processed": 3}
+    loop = {name: {"current": dict(counters), "total": dict(counters)} for name in ("epoch_progress", "epoch_loop.batch_progress")}
+    loop["epoch_loop.batch_progress"]["is_last_batch"] = True
+    content = {"global_step": 5, "loops": {"fit_loop": loop}}
+    module = SimpleNamespace(trainer=SimpleNamespace(accumulate_grad_batches=2))
+    DiffusionModule.on_load_checkpoint(module, content)  # of other data than ours
+    assert loop["epoch_loop.batch_progress"]["current"] == counters
+    DiffusionModule.on_load_checkpoint(module, {**content, "GenomeDataModule": {"train_loader": {"epoch": 4, "batch": batch}}})
+    begun = 4 + (first > 0)
+    assert loop["epoch_progress"]["current"] == loop["epoch_progress"]["total"]
+    assert loop["epoch_progress"]["current"] == {"ready": begun, "started": begun, "processed": 4, "completed": 4}
+    batches = loop["epoch_loop.batch_progress"]
+    assert set(batches["current"].values()) == {first} and set(batches["total"].values()) == {10} and not batches["is_last_batch"]
 
 
 def test_another_number_of_validation_windows_starts_the_comparison_again(training, caplog):

@@ -67,7 +67,7 @@ def test_the_logged_losses_of_a_process_are_weighted_by_their_tokens():
     found = Loss(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(50.0), num_averaged=torch.tensor(12.0))
     module = SimpleNamespace(
         trainer=SimpleNamespace(accumulate_grad_batches=1, world_size=2, global_rank=0, strategy=strategy, optimizers=optimizers),
-        **dict(seed=1, global_step=1, context_parallel=1, tokens_seen=0, objective=None),
+        **dict(seed=1, global_step=1, context_parallel=1, objective=None),
         draws=lambda *args: None,
         loss=lambda *args: found,
         share=lambda result: DiffusionModule.share(module, result),
@@ -78,3 +78,32 @@ def test_the_logged_losses_of_a_process_are_weighted_by_their_tokens():
     assert float(logged["train/loss"]) == pytest.approx(1.0 * 12 * 2 / 40) and float(logged["train/nll"]) == pytest.approx(
         2.0 * 50 * 2 / 80
     )
+
+
+def test_a_training_step_does_not_wait_for_the_device():
+    def on_device(*shape):
+        return torch.ones(*shape, device="meta")  # has no values: reading one raises an error, where a GPU would be waited for
+
+    trainer = SimpleNamespace(
+        accumulate_grad_batches=1, world_size=1, global_rank=0, optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])]
+    )
+    module = SimpleNamespace(
+        **dict(trainer=trainer, seed=1, global_step=1, context_parallel=1, objective=None),
+        draws=lambda *args: None,
+        loss=lambda *args: Loss(on_device(()), on_device(()), on_device(()), num_averaged=on_device(())),
+        share=lambda result: DiffusionModule.share(module, result),
+        log_dict=lambda values, **options: None,
+        log=lambda *args, **options: None,
+    )
+    assert DiffusionModule.training_step(module, {"ids": on_device(1, 4), "weight": on_device(1, 4)}, 0).is_meta
+
+
+def test_tokens_are_counted_in_batches_of_training_and_complete_optimizer_steps():
+    module = SimpleNamespace(trainer=SimpleNamespace(training=True, world_size=4), context_parallel=2, tokens_seen=100, _tokens_of_step=0)
+    batch = {"weight": torch.tensor([[1, 0, 3], [0, 1, 0]], dtype=torch.uint8)}
+    for training, expected in ((True, 6), (True, 12), (False, 12)):
+        module.trainer.training = training
+        assert DiffusionModule.on_before_batch_transfer(module, batch, 0) is batch and module._tokens_of_step == expected
+    assert module.tokens_seen == 100
+    DiffusionModule.on_before_optimizer_step(module, None)
+    assert (module.tokens_seen, module._tokens_of_step) == (112, 0)

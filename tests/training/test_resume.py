@@ -118,3 +118,13 @@ def test_a_folder_of_other_files_is_left_alone(name, tmp_path):
     resume.check_new(tmp_path / "other")  # a run that was killed before it saved a checkpoint
     (tmp_path / "empty").mkdir()
     resume.check_new(tmp_path / "empty")
+
+
+def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
+    new = {"trainer": {"max_steps": 2}, "optimizer": {"lr": 0.1}}
+    old = {
+        "trainer": {"max_steps": 2, "enable_progress_bar": False, "plugins": {"_target_": "x.Y"}},
+        "optimizer": {"lr": 0.1, "weight_decay": 0.5},
+    }
+    assert resume.differences(new, old, ()) == []
+    assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == ["optimizer.lr"]

@@ -12,6 +12,7 @@ from typing_extensions import override
 from dnadiff.checks import Natural, PositiveInt, boolean, optional_integer
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.intervals import Interval, num_tokens
+from dnadiff.data.loader import ProcessRank
 from dnadiff.data.splits import PARTS, FractionSplit, Parts, Split
 from dnadiff.data.text.corpus import Corpus
 from dnadiff.data.text.detokenizer import detokenizer as named_rules
@@ -129,8 +130,11 @@ class TextDataModule(SequenceDataModule):
         self.corpus.check_trainable()
         self.prepare()
         self._check_windows((VALID,) if self.streaming else (TRAIN, VALID))
+
+    @override
+    def check_step(self, world_size: int, accumulated: int) -> None:
         if self.streaming:
-            next(iter(self._stream_loader()))
+            next(iter(self._stream_loader(ProcessRank(world_size=world_size, accumulated=accumulated))))
 
     def _check_windows(self, parts: Sequence[str]) -> None:
         try:
@@ -218,16 +222,16 @@ class TextDataModule(SequenceDataModule):
     def train_dataloader(self) -> TrainLoader | StreamLoader:  # type: ignore[override]  # has the same state_dict methods
         if not self.streaming:
             return super().train_dataloader()
-        self._loader = loader = self._stream_loader()  # type: ignore[assignment]  # its state is saved by the base class
+        self._loader = loader = self._stream_loader(self.process)  # type: ignore[assignment]  # its state is saved by the base class
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None
         return loader
 
-    def _stream_loader(self) -> StreamLoader:
+    def _stream_loader(self, process: ProcessRank) -> StreamLoader:
         *_, documents = self.tokenized.documents(TRAIN)
         encode = partial(encode_documents, self.tokenized.tokenizer, self.detokenizer, self.tokenized.eos_of(TRAIN))
-        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *self.process)
+        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *process)
 
     def _padded(self, part: str, length: int, size: int | None = None) -> PaddedDocuments:
         numbers = [np.arange(i.start, i.end) for i in self.tokenized.documents_of(part) or ()]

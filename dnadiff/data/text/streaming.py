@@ -6,6 +6,7 @@ which the next block begins, so that a resumed run sees exactly the tokens that 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -58,9 +59,9 @@ class StreamLoader:
 
     def state_dict(self) -> dict[str, int]:
         """Where to resume: epoch, its finished batches, and the document and token at which the next batch begins."""
-        done = self._handed_out if self.progress is None else min(self.progress()[0], self._handed_out)
-        done -= done % self.accumulated  # an optimizer step is never resumed in its middle
-        if self._complete and done >= self._handed_out:
+        done, end = (self._handed_out, math.inf) if self.progress is None else self.progress()  # the end is known if batches are limited
+        done = min(done, self._handed_out) // self.accumulated * self.accumulated  # an optimizer step is never resumed in its middle
+        if done >= end or (self._complete and done >= self._handed_out):
             return {"epoch": self.epoch + 1, "batch": 0, "document": 0, "token": 0}
         document, token = next(place for batch, place in self._places if batch == done)
         return {"epoch": self.epoch, "batch": done, "document": document, "token": token}

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import http.server
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +54,22 @@ def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, tm
         assert fingerprint(found.denoiser) == fingerprint(expected.denoiser) and parts
         assert found.path.parent.name == "checkpoints"
         assert StoredCurve(found.path, found.denoiser).file.read_text() == '{"of": "the run"}'
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(hard_links, models, trained, tmp_path, monkeypatch):
+    def refuse(*args):
+        raise PermissionError(1, "Operation not permitted")
+
+    content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
+    plain, parts = shards.split(content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None)
+    shards.write(tmp_path / "served" / "sharded" / "checkpoints" / "best.ckpt", plain, parts, 0, 1, "ab", lambda: None)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    if not hard_links:
+        monkeypatch.setattr("os.link", refuse)
+    expected = fingerprint(checkpoint.load(trained).denoiser)
+    for name in ("run", "sharded", "sharded"):
+        assert fingerprint(checkpoint.load(f"{models}/{name}").denoiser) == expected
 
 
 def test_a_checkpoint_that_does_not_exist_is_one_line(models):

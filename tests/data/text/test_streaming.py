@@ -1,5 +1,6 @@
 """Streamed text: the same blocks as from the cache, and the same tokens after a resume."""
 
+import itertools
 import json
 
 import lightning
@@ -71,6 +72,12 @@ def test_an_epoch_has_complete_optimizer_steps():
     assert [batch["ids"].tolist() for batch in stream] == batches and stream.state_dict()["epoch"] == 1
     with pytest.raises(ValueError, match="before the first 16 windows of 4 tokens, which one optimizer step needs"):
         next(iter(loader(accumulated=8)))
+
+
+def test_a_limit_of_batches_ends_an_epoch():
+    ours = loader(progress=lambda: (3, 3))
+    states = [ours.state_dict() for _ in itertools.islice(ours, 3)]
+    assert states[-1] == {"epoch": 1, "batch": 0, "document": 0, "token": 0} and [state["epoch"] for state in states] == [0, 0, 1]
 
 
 def test_processes_share_the_blocks():
