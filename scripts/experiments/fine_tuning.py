@@ -40,6 +40,7 @@ KINDS = {
     "probe": ["fine_tune=false", "scratch=false", "probe=true"],
 }
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
+LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
 FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
 QUICK = {
     "tasks": {name: ("ecoli_coding", None, ("task.max_train=60",)) for name in SIX[:1]},
@@ -57,7 +58,8 @@ class Study:
         several, best = f"seeds={size['seeds']}", [f"head={HEAD}", "baselines=all", "stack=true"]
         runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
         runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
-        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n in size["few"] for t in FEW if t in self.tasks for k in KINDS}
+        few = [(n, t) for n in size["few"] for t in FEW if t in self.tasks and (n != MANY_ITEMS or t in LARGE)]
+        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n, t in few for k in KINDS}
         runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes]) for t in six for c, changes in ABLATION.items()}
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
         runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in six}
