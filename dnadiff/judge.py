@@ -37,6 +37,7 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
     """Compare samples with real windows, and return the content of the JSON file, or the folder of a shard."""
     from dnadiff.data.files import check_output
+    from dnadiff.data.remote.address import shown
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
@@ -52,10 +53,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
         raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa")
     samples = read_bases(config["samples"])
-    length = common_length(samples, config["samples"])
+    length = common_length(samples, shown(config["samples"]))
     data, searched = sources(config)
     if config["real"] is not None or data is None:
-        real, source = cut(read_bases(config["real"]), length), str(config["real"])
+        real, source = cut(read_bases(config["real"]), length), shown(config["real"])
     else:
         real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
     training = None
@@ -78,7 +79,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     assignment.settings(METRICS, depends)  # refuses shards of others
     quality = evaluator.joined(map(part_of, assignment.results(METRICS, work)))
     about = {
-        "samples": {"path": str(config["samples"]), "number": len(samples)},
+        "samples": {"path": shown(config["samples"]), "number": len(samples)},
         "real": {
             "source": source,
             "number": len(evaluator.real),
@@ -95,16 +96,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 
 def write(content: Config, quality: SampleQuality, output: Path, picture: Path) -> None:
-    """Write the JSON file and the picture. Nothing is written before both are known, so that the command can be started again."""
+    """Write the picture, then the JSON file, which says that both are complete; nothing before both are known."""
     from dnadiff.data.files import atomic_write, write_json
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
 
     panels = [partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)]
     drawn = figures.rendered(figures.overview(panels), "png")
-    write_json(output, content)
     with atomic_write(picture, overwrite=True) as file:  # an existing one has been refused
         file.write(drawn)
+    write_json(output, content)
 
 
 def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

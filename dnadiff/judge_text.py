@@ -34,12 +34,12 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Sample or read texts, judge them, and return the content of the JSON file."""
-    import numpy as np
     import torch
 
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
-    from dnadiff.metrics.text_quality import JudgeModel, by_position, describe, token_nats
+    from dnadiff.data.remote.address import shown
+    from dnadiff.metrics.text_quality import JudgeModel, at_positions, by_position, describe, token_nats
     from dnadiff.model import Model
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
@@ -51,14 +51,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         key = override.lstrip("+").partition("=")[0]
         if re.split(r"[./@]", key)[0] in _OF_SAMPLING:
             raise ValueError(
-                f"{key} is for samples of checkpoint=, and the texts of samples={config['samples']} exist already; leave it out"
+                f"{key} is for samples of checkpoint=, and the texts of samples={shown(config['samples'])} exist already; leave it out"
             )
     device = commands.pick_device(config["accelerator"])
     judge = JudgeModel.load(config["judge"], config["trust"], device)
     model = None if config["checkpoint"] is None else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
     drawn = None if model is None else draw(config, model)
     texts = [ids for ids in ids_of_texts(config, judge, model, drawn) if len(ids)]
-    source = str(config["samples"] if model is None else model.path)
+    source = shown(config["samples"] if model is None else model.path)
     if not texts:
         raise ValueError(f"no sample of {source} has a token of the judge {judge.path}")
 
@@ -67,8 +67,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     nats = nats_of(texts)
     rows = {"samples": describe(texts, config["words"], nats).summary()}
-    if real := real_texts(judge, config, [len(x) for x in texts]):
-        rows["real text"] = describe(real, config["words"], nats_of(real)).summary()
+    real, real_source = real_texts(judge, config, [len(x) for x in texts])
+    if real:
+        rows["real text"] = describe(real, config["words"], nats_of(real)).summary() | {"source": real_source}
     content = {
         "judge": {"checkpoint": str(judge.path), "step": judge.step, "window": judge.length, "tokenizer": judge.tokenizer.name},
         "samples": {"source": source} | ({} if model is None else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}),
@@ -77,9 +78,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         "by_position": [],
     }
     if model is not None and drawn is not None:
-        same = model.tokenizer == judge.tokenizer
-        starts = segment_starts(config, model, drawn.shape[1])
-        content["by_position"] = by_position(drawn, starts, config["words"], np.stack(nats) if same else None)
+        at = at_positions(nats, drawn, judge.tokenizer) if model.tokenizer == judge.tokenizer else None
+        content["by_position"] = by_position(drawn, segment_starts(config, model, drawn.shape[1]), config["words"], at)
     write_json(output, content)
     show(content)
     print(f"files are in {output}")
@@ -110,27 +110,28 @@ def draw(config: Config, model: Model) -> np.ndarray:
 
 def ids_of_texts(config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None) -> list[np.ndarray]:
     """Token ids of each text under the judge's tokenizer, from the samples or from the file `config["samples"]`."""
-    from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
+    from dnadiff.metrics.text_quality import content_span, decoded_documents, encode_with_separators, split_documents
 
     if model is None or drawn is None:
         return [encode_with_separators(split_documents(text, judge.tokenizer), judge.tokenizer) for text in read_texts(config["samples"])]
     if model.tokenizer == judge.tokenizer:  # whatever their names
-        return list(drawn)
+        return [row[slice(*content_span(row, judge.tokenizer))] for row in drawn]
     return [encode_with_separators(decoded_documents(row, model.tokenizer), judge.tokenizer) for row in drawn]
 
 
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between blank lines of a .txt; plain or gzip."""
     from dnadiff.data.files import open_text
+    from dnadiff.data.remote.address import file_name, shown
 
     with open_text(path) as file:
         content = file.read()
-    reader = _READERS.get(Path(str(path).lower().removesuffix(".gz")).suffix)
+    reader = _READERS.get(Path(file_name(path).lower().removesuffix(".gz")).suffix)
     if reader is None:
-        raise ValueError(f"{path} must be a .jsonl or a .txt file, plain or gzip")
-    texts = [text for text in reader(path, content) if text.strip()]
+        raise ValueError(f"{shown(path)} must be a .jsonl or a .txt file, plain or gzip")
+    texts = [text for text in reader(shown(path), content) if text.strip()]
     if not texts:
-        raise ValueError(f"{path} contains no text")
+        raise ValueError(f"{shown(path)} contains no text")
     return texts
 
 
@@ -147,24 +148,34 @@ def _json_lines(path: str | Path, content: str) -> list[str]:
 _READERS: dict[str, Callable[[str | Path, str], list[str]]] = {".jsonl": _json_lines, ".txt": lambda path, content: content.split("\n\n")}
 
 
-def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> list[np.ndarray]:
-    """As many held-out texts of the judge's data as samples, of their median length; none, with a log message, if they cannot be read."""
+def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> tuple[list[np.ndarray], str]:
+    """As many held-out texts of the judge's data as samples, of their median length, and the name of the part that they are from.
+
+    That is the test part, or the validation part of data without one. There are none, with a log message, if they cannot be read.
+    """
     import numpy as np
 
     from dnadiff.data.run_data import run_data
+    from dnadiff.metrics.text_quality import content_span
 
     if judge.data is None:
-        return []
+        log.info(
+            f"no comparison with real text: {judge.path} names no data; for a row of it, judge a file of real text too (samples=real.txt)"
+        )
+        return [], ""
     length = int(np.median(lengths))
     try:
         data = run_data(judge.data, judge.tokenizer, config["trust"])
         data.prepare()
-        tiles = data.test_windows("test", length)
+        part = "test" if "test" in data.parts else "valid"
+        tiles = data.test_windows(part, length)
         items = [tiles[i] for i in np.linspace(0, len(tiles) - 1, min(len(tiles), len(lengths))).round().astype(int)]
     except (ValueError, FileNotFoundError) as error:  # data of another machine; a disk that fails ends the command
         log.info(f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}")
-        return []
-    return [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items if item["weight"].any()]
+        return [], ""
+    texts = [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items]
+    texts = [ids[slice(*content_span(ids, judge.tokenizer))] for ids in texts]
+    return [ids for ids in texts if len(ids)], f"{data.name}, part {part}"
 
 
 def segment_starts(config: Config, model: Model, length: int) -> list[int]:
@@ -193,6 +204,8 @@ def show(content: Mapping[str, Json]) -> None:
     print(table([(name, f"{r['texts']:,}", *cells(r)) for name, r in content["rows"].items()], ("", "texts", *header)))
     judge = content["judge"]
     print(f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens")
+    if "real text" in content["rows"]:
+        print(f"the real text is of {content['rows']['real text']['source']}")
     if content["by_position"]:
         print()
         print(table([(f"{r['start']:,} to {r['end']:,}", *cells(r)) for r in content["by_position"]], ("tokens", *header)))

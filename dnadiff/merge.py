@@ -37,6 +37,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     output = expand_user(config["output"])
     folder = ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
     mark = MergeMark(output)
+    is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
         return finish(mark, folder)
     if config["shards"] is None and not folder.path.exists() and output.exists():
@@ -49,7 +50,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     check_output(output, config["overwrite"] or resume)
     if not resume:
         mark.set()
-    settings |= {"output": str(output), "overwrite": config["overwrite"]} | ({"resume": resume} if "resume" in settings else {})
+    # A command without `resume` writes its output last. What is next to it was refused by the first merge, or written by it.
+    overwrite = config["overwrite"] or (is_repeated and "resume" not in settings)
+    settings |= {"output": str(output), "overwrite": overwrite} | ({"resume": resume} if "resume" in settings else {})
     try:
         importlib.import_module(f"dnadiff.{manifest.command}").run(settings, run_dir, list(manifest.overrides))
     except FileExistsError:
@@ -86,8 +89,15 @@ def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> C
     for target in targets_of(settings):
         if target not in known:
             locate(target, (PACKAGE, *config["trust"]))
-    given = {"shard": folder, "trust": config["trust"], "accelerator": "cpu"}
+    given = {"shard": folder, "trust": config["trust"], "accelerator": "cpu", "reward": on_cpu(settings.get("reward"))}
     return settings | {key: value for key, value in given.items() if key in settings}
+
+
+def on_cpu(settings: Json) -> Json:
+    """The settings of a reward, and of those inside it, with the CPU in place of every other device."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: "cpu" if key == "device" else on_cpu(value) for key, value in settings.items()}
 
 
 def targets_of(config: Json) -> Iterator[str]:

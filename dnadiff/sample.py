@@ -60,7 +60,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
     from dnadiff import checkpoint
     from dnadiff.design.output import ResumableOutput, discard
-    from dnadiff.design.provenance import is_complete
+    from dnadiff.design.provenance import is_complete, shown_addresses
     from dnadiff.design.work import SampleWork
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
@@ -106,7 +106,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         discard(output)  # of a process that was stopped while it removed them
         print(f"{output} is complete already" + (" (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""))
         if page is not None:
-            page.write(output, overrides)
+            page.write(output, shown_addresses(overrides))
         return output
     if config["resume"] and not _is_begun(config, output):
         log.info(f"{output}: nothing to resume; starting a new file")
@@ -114,7 +114,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     generate(config, model, work, stream, assignment)
     finish(config, model, request, generator.sampler, stream, index)
     if page is not None:
-        page.write(output, overrides)
+        page.write(output, shown_addresses(overrides))
     return output
 
 
@@ -250,9 +250,7 @@ def finish(
         "sessions": totals["sessions"],
         "seed": config["seed"],
         **extra,
-        "inputs": {
-            key: config[key] for key in ("template", "motif", "prompt", "infill", "genome", "label", "start") if config[key] is not None
-        },
+        "inputs": provenance.inputs(config),
         "settings": stream.settings,
     }
     provenance.write(output, content)

@@ -2,15 +2,17 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.judge_text import read_texts
+from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
 from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
 from dnadiff.zero_shot import protocols_of, rows_of, settings
 
@@ -38,8 +40,10 @@ def test_samples_are_compared_with_real_text(cli, runs, tmp_path):
     found = json.loads((tmp_path / "j.json").read_text())
     ours, real = found["rows"]["samples"], found["rows"]["real text"]
     assert ours["texts"] == 6 and ours["tokens"] == 6 * 32 and ours["perplexity"] > 1 and 0 < ours["entropy"] <= math.log(32)
-    assert real["repetition"] < 1 and [r["start"] for r in found["by_position"]] == [0, 8, 16, 24]
-    assert "generative perplexity" in out and "real text" in out
+    assert (
+        real["repetition"] < 1 and real["source"] == "book.txt, part test" and [r["start"] for r in found["by_position"]] == [0, 8, 16, 24]
+    )
+    assert "generative perplexity" in out and "the real text is of book.txt, part test" in out
 
 
 def test_long_samples_are_judged_by_position(cli, runs, tmp_path):
@@ -105,6 +109,49 @@ def test_special_tokens_are_replaced_by_those_of_the_judge(subwords):
     assert encode_with_separators(decoded_documents(np.array([2, 3, 4]), characters), characters).tolist() == [2, 3, 4]
 
 
+def test_separators_at_the_ends_of_a_sample_do_not_count_with_either_tokenizer(subwords):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
+    ours, other = subwords("ours", words), subwords("other", words[:5] + words[:4:-1])
+    drawn = np.array([[2, 5, 6, 3, 7, 8, 9, 3], [5, 3, 6, 7, 8, 9, 5, 6], [3, 2, 3, 3, 3, 3, 3, 3]])
+    model = SimpleNamespace(tokenizer=ours)
+    same, encoded = (ids_of_texts({"samples": None}, SimpleNamespace(tokenizer=one), model, drawn) for one in (ours, other))
+    assert [ids.tolist() for ids in same] == [[5, 6, 3, 7, 8, 9], [5, 3, 6, 7, 8, 9, 5, 6], []]
+    assert [[words[i] for i in ids] for ids in same] == [[other.decode([i]) for i in ids] for ids in encoded]
+
+
+class Parts:
+    """Data with these parts, whose windows are one text."""
+
+    name = "book.txt"
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def prepare(self):
+        pass
+
+    def test_windows(self, part, length):
+        if part not in self.parts:
+            raise ValueError(f"{self.name} has no {part} part")
+        return [{"ids": torch.tensor([2, 3, 4]), "weight": torch.ones(3)}] * 4
+
+
+@pytest.mark.parametrize(
+    ("parts", "source"), [(["train", "valid", "test"], "book.txt, part test"), (["train", "valid"], "book.txt, part valid")]
+)
+def test_data_without_a_test_part_have_real_text_from_the_validation_part(monkeypatch, parts, source):
+    monkeypatch.setattr("dnadiff.data.run_data.run_data", lambda *_: Parts(parts))
+    judge = SimpleNamespace(data={}, tokenizer=CharTokenizer("abc"))
+    texts, found = real_texts(judge, {"trust": []}, [3, 3])
+    assert found == source and [ids.tolist() for ids in texts] == [[2, 3, 4]] * 2
+
+
+def test_a_judge_without_data_says_how_to_compare_with_real_text(caplog):
+    with caplog.at_level("INFO", "dnadiff"):
+        assert real_texts(SimpleNamespace(data=None, path="gpt2"), {}, [3]) == ([], "")
+    assert "gpt2 names no data; for a row of it, judge a file of real text too (samples=real.txt)" in caplog.text
+
+
 def test_equal_tokenizers_with_different_names_are_the_same(cli, tmp_path, subwords):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
     (tmp_path / "book.txt").write_text("judge my vow black quartz " * 200)
@@ -116,7 +163,7 @@ def test_equal_tokenizers_with_different_names_are_the_same(cli, tmp_path, subwo
     status, _, err = cli("judge_text", *args)
     assert status == 0, err
     found = json.loads((tmp_path / "j.json").read_text())
-    assert found["rows"]["samples"]["tokens"] == 64 and all("perplexity" in row for row in found["by_position"])
+    assert 0 < found["rows"]["samples"]["tokens"] <= 64 and all("perplexity" in row for row in found["by_position"])
 
 
 def test_zero_shot_names_its_protocol(cli, runs, tmp_path):

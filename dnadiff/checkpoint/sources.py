@@ -8,7 +8,6 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from dnadiff.checkpoint.loaded import Loaded, UnknownTokenizer, wrapped
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, is_remote
-from dnadiff.data.remote.address import parse
-from dnadiff.data.remote.cached import fetch_some
+from dnadiff.data.remote.address import Address, parse
+from dnadiff.data.remote.cached import fetch, fetch_some
+from dnadiff.data.remote.store import LostError
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.published import hub
@@ -30,6 +30,7 @@ from dnadiff.published.model import read as read_published
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model that ships with the package
 CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
 _OPTIONAL = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))  # next to weights
+_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
 _LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
 
@@ -129,15 +130,19 @@ class RemoteSource(ModelSource):
         address = parse(name)
         if address.name.endswith(".ckpt"):
             return remote_run.load(address, (EVALUATION, SUMMARY), trust)
-        folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
+        folder: Path | None = None
+        lost: LostError | None = None
+        try:
+            folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
+        except LostError as error:  # a folder of a run has none of them, and its checkpoint may be in the cache
+            lost = error
         if kind := next((kind for kind in (ExportedSource(), PublishedSource()) if folder is not None and kind.matches(str(folder))), None):
             return kind.load(str(folder), trust)
-        for file in ("checkpoints/best.ckpt", "checkpoints/last.ckpt"):
-            with suppress(FileNotFoundError):
-                return remote_run.load(address.inside(file), (EVALUATION, SUMMARY), trust)
-        raise FileNotFoundError(
-            f"checkpoint {name} does not exist, or is no folder with an exported or a published model, or with checkpoints/best.ckpt; check the "
-            "address"
+        if (file := _first(address, _CHECKPOINTS)) is not None:
+            return remote_run.load(file, (EVALUATION, SUMMARY), trust)
+        raise lost or FileNotFoundError(
+            f"checkpoint {address.shown} does not exist, or is no folder with an exported or a published model, or with "
+            "checkpoints/best.ckpt; check the address"
         )
 
 
@@ -198,6 +203,25 @@ def license_in(card: Path) -> str | None:
     head = text.split("\n---", 1)[0] if text.startswith("---\n") else ""
     found = _LICENSE.search(head)
     return found[1] if found else None
+
+
+def _first(folder: Address, names: Sequence[str]) -> Address | None:
+    """The first of the named files of a folder that exists, None if none does; PermissionError or LostError if no other can be read."""
+    problem: OSError | None = None
+    for address in map(folder.inside, names):
+        try:
+            fetch(address)
+        except FileNotFoundError:
+            continue
+        except (PermissionError, LostError) as error:  # a store may refuse what does not exist
+            problem = problem or error
+            continue
+        if problem is not None:
+            log.warning(f"{problem}; {address.shown} is used")
+        return address
+    if problem is not None:
+        raise problem
+    return None
 
 
 def _tokenizer(found: PublishedModel) -> Tokenizer | None:

@@ -1,7 +1,7 @@
 """Constraints on samples, position by position: a wrapper around any denoiser, and the importance weight that corrects for it.
 
-A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early token does not account for what it costs later
-ones. The weight corrects this: it is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
+A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early draw does not take into account how it restricts
+later ones. The weight corrects this: it is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
 constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token. For a model that goes
 from left to right, a fixed token that a draw could not see is a constraint as well: its probability is a factor of the weight.
 """

@@ -66,8 +66,11 @@ class Designer(ConditionalSampler):
         """True, or None if the method has no weights or the sampler does not support them."""
         return True if self.method.supports_weights(self.sampler, request.lengths[1]) else None
 
-    def check_request(self, request: Request) -> None:
-        """Raise ValueError for several lengths of one template, and for lengths that the method, the reward or the bounds do not take."""
+    def check_request(self, request: Request, batch_size: int | None = None) -> None:
+        """Raise ValueError for several lengths of one template, and for lengths that the method, the reward or the bounds do not take.
+
+        With `batch_size` also raise ValueError, or warn, if batches are too small for the method.
+        """
         (low, high), longest = request.lengths, self.denoiser.max_length
         if low < high and request.num_groups == 1:
             raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
@@ -77,13 +80,20 @@ class Designer(ConditionalSampler):
         self.method.check_length(self, high)
         for length in sorted({end - start for start, end in (target.shown for target in request.first_of_groups())}):
             self.goal.reward.reward.check_length(length)
+        if batch_size is not None:
+            count = num_batches(request, batch_size)
+            self.method.check_population(request.each // count, -(-request.each // count))
 
     @override
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
-        """As in the base class; a batch has one template."""
+        """As in the base class; a batch has one template, and the populations of a template have sizes that differ by at most one."""
+        count = num_batches(request, batch_size)
         while first < len(request):
             yield first
-            first = min(first + batch_size, (first // request.each + 1) * request.each)
+            group, place = divmod(first, request.each)
+            # Other methods keep their batches: designs depend on the shape of a batch to the last bit.
+            end = -(-request.each * (place * count // request.each + 1) // count) if self.method.resamples else place + batch_size
+            first = group * request.each + min(end, request.each)
 
     @override
     def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
@@ -134,6 +144,11 @@ class Designer(ConditionalSampler):
             bounds = self.bounds(batch, numbers, self.num_draws, seed).tolist()
             found = [{**facts, "log_prob": bound} for facts, bound in zip(found, bounds)]
         return [{name: round(value, _DIGITS[name]) if name in _DIGITS else value for name, value in facts.items()} for facts in found]
+
+
+def num_batches(request: Request, batch_size: int) -> int:
+    """The number of batches of each template."""
+    return -(-request.each // batch_size)
 
 
 def changes(batch: SampleBatch) -> list[int]:

@@ -93,7 +93,7 @@ class ConditionalSampler:
         self.tilt = tilt
 
     def with_tilt(self, tilt: float) -> ConditionalSampler:
-        """The same with another tilt."""
+        """A copy with another tilt."""
         other = copy.copy(self)
         other.tilt = tilt
         return other

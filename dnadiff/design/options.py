@@ -93,6 +93,7 @@ def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> I
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a whole."""
     from dnadiff.data.files import open_text
     from dnadiff.data.genome.fasta import read_fasta
+    from dnadiff.data.remote.address import shown
     from dnadiff.design.template import template_pattern
 
     if tokenizer.vocab.complement is None:
@@ -104,7 +105,7 @@ def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> I
         try:
             pattern = template_pattern(tokenizer, text, motifs)
         except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{shown(path)}: {error}") from None
         yield name, pattern
 
 
@@ -133,8 +134,8 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
                 "method=resample_move needs sampler=first_hitting and method.num_groups=null"
             )
         raise ValueError(
-            "resample=true: these samples have no weights; it is for partial letters (R, Y, ...), gc, or templates with given letters to the "
-            "right of what sampler=ar or sampler=block generates, in DNA"
+            "resample=true: these samples have no weights; samples of DNA have them with partial letters (R, Y, ...), with gc, and with "
+            "templates that have given letters to the right of what sampler=ar or sampler=block generates"
         )
     if config["resample"] and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
         # Weights grow with the length (with a tilt, exponentially), so resampling would change the distribution of lengths.

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from dnadiff import __version__
 from dnadiff.checks import is_number
-from dnadiff.config import Json
+from dnadiff.config import Config, Json
 from dnadiff.data.files import atomic_write, write_json
+from dnadiff.data.remote.address import shown
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import is_compressed, open_bytes, sha256
@@ -26,6 +27,7 @@ from dnadiff.sampler.base import Configurable, Sampler
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 _BARE = re.compile(r"[^\s\"'=]+")
+_VALUES, _FILES = ("motif", "prompt", "label"), ("template", "infill", "genome", "start")  # keys of what samples are conditioned on
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix "sampler.".
 _RESERVED = {"name", "sequence", "sampler", "calls", "label", "guidance", "gc", "seed", "window", "designed", "region", "log_weight"}
 
@@ -153,6 +155,21 @@ def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, J
         # The mean weight is an unbiased estimate of the model's probability that a free sample satisfies the constraints.
         "log_mass": {"least": float(mass.min()), "mean": float(mass.mean())},
     }
+
+
+def inputs(config: Config) -> dict[str, Json]:
+    """What the samples are conditioned on, for the JSON file: values, and the names of files."""
+    found = {key: config[key] for key in (*_VALUES, *_FILES) if config[key] is not None}
+    return {key: shown_addresses(value) if key in _FILES else value for key, value in found.items()}
+
+
+def shown_addresses(value: Json) -> Json:
+    """A value of a configuration, or a list or mapping of such, with addresses as files show them (`dnadiff.data.remote.address.shown`)."""
+    if isinstance(value, Mapping):
+        return {key: shown_addresses(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown_addresses(each) for each in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def write(output: Path, content: Mapping[str, object]) -> Path:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from dnadiff.design.template import Pattern
 
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
-_ONLY_WITH_REWARD = {"target": None, "start": None, "report": None, "real": None, "beta": 10.0, "num_draws": 8}  # keys and their defaults
-_DEFAULT_METHOD = "dnadiff.design.method.best_of_n.BestOfN"
+_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
+# Keys and their defaults.
+_ONLY_WITH_REWARD = {"target": None, "start": None, "report": None, "real": None, "beta": 10.0, "num_draws": 8, "method": _METHOD}
 _REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 log = logging.getLogger("dnadiff")
 
@@ -34,8 +35,7 @@ def is_design(config: Config) -> bool:
 def check(config: Config) -> None:
     """Check the combination of options; raises ValueError naming the key."""
     if not is_design(config):
-        set_ = [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]
-        if set_ := set_ + ["method"] * (config["method"].get("_target_") != _DEFAULT_METHOD):
+        if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
             raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)")
         return
     if config["report"] is not None and not config["report"].lower().endswith(".html"):
@@ -75,9 +75,10 @@ def make_designer(
     """The designer of a configuration, and what its designs depend on.
 
     Raises:
-        ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler or the request.
+        ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler, the request or the size of a batch.
     """
     from dnadiff.design.designer import Designer
+    from dnadiff.design.provenance import shown_addresses
     from dnadiff.design.reward import Reward, as_reward
 
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
@@ -85,13 +86,13 @@ def make_designer(
         raise ValueError(f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)")
     goal = as_reward(reward, config["target"])
     made = Designer(generator, method_of(config), goal, config["beta"], config["num_draws"], longest_match)
-    made.check_request(request)
+    made.check_request(request, config["batch_size"])
     log.info("designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)")
     if made.has_weights(request) is None and made.constrains(request):
         log.info("these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
     keys = ("reward", "target", "method", "beta", "num_draws")
     return made, {
-        **{key: without_trust(config[key]) for key in keys},
+        **{key: shown_addresses(without_trust(config[key])) for key in keys},
         "reward_inputs": reward.inputs(),
         "copies": longest_match is not None,
     }
@@ -122,14 +123,20 @@ def add_totals(totals: Json, about: Mapping[str, Json]) -> None:
 
 
 def summary(config: Config, totals: Mapping[str, Json], generated: int, output: Path) -> dict[str, Json]:
-    """The entry `design` of the JSON file; with `resample=true` the mean and the best reward are those of the records written."""
+    """The entry `design` of the JSON file; `beta` is null if the method has none.
+
+    With `resample=true` the mean and the best reward are those of the records written.
+    """
+    from dnadiff.design.provenance import shown_addresses
+
     mean, best = totals["reward_sum"] / generated, totals["reward_best"]
     proposals: dict[str, Json] = {}
     if config["resample"]:
         proposals, written = {"proposals": {"mean": mean, "best": best}}, written_rewards(output)
         mean, best = sum(written) / len(written), max(written)
     keys = ("reward", "target", "method", "beta", "start")
-    return {**{key: config[key] for key in keys}, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
+    about = {key: shown_addresses(config[key]) for key in keys} | ({} if method_of(config).uses_beta else {"beta": None})
+    return {**about, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
 
 
 def written_rewards(path: Path) -> list[float]:

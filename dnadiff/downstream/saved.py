@@ -117,14 +117,16 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     Args:
         checkpoint: see `find`.
         trust: packages besides dnadiff whose classes a description may name.
+        device: of the networks.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, or the seeds are of different runs.
+        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of different runs, or there is no such device.
     """
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.ensemble import ClassifierEnsemble
 
+    _check_device(device)
     folders = find(checkpoint)
     described = [_read(folder / DESCRIPTION) for folder in folders]
     first = described[0]
@@ -150,6 +152,16 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:  # values that `finetune` does not write
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}") from error
+
+
+def _check_device(device: torch.device | str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(f"device {device} cannot be used on this machine, or with this build of torch ({reason}); use cpu") from error
 
 
 def _seeds_in(path: Path) -> list[Path]:

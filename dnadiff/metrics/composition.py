@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
+from dnadiff.metrics.independent import independent_range, independent_sets, widening
 
 Statistic = Callable[[np.ndarray, np.ndarray], float]  # of two sets, arrays with one row for each sequence
 _NOT_A_BASE = 255
@@ -50,6 +51,12 @@ class Distance:
         """Whether the samples are closer than 97.5 % of the sets of real windows: less varied than real windows."""
         return self.samples < self.low
 
+    def of_an_independent_set(self, number: int, total: int) -> Distance:
+        """The same with the range for a set that is independent of the real windows (`dnadiff.metrics.independent`)."""
+        wider = widening(number, total)
+        low, high = (self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high))
+        return replace(self, low=low, high=high)
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -57,13 +64,14 @@ class Composition:
 
     Attributes:
         kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as `AAC/GTT`.
-        sample_frequency, real_frequency: (W,) of each k-mer; with a shared label, the frequency of one of the two.
-        kmer_low, kmer_high: (W,) range of 95 % of random sets of real windows.
+        sample_frequency, real_frequency: (W,) of each k-mer in one set of samples and in all real windows; with a shared label, the frequency
+            of one of the two.
+        kmer_low, kmer_high: (W,) range of 95 % of sets of real windows that are independent of these, as samples are (`independent_range`).
         sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
-        num_compared: real windows in each random set.
+        num_compared: sequences in each set.
         kmer_distance: total variation distance between the frequencies, 0 to 1.
         gc_distance: Wasserstein-1 distance between the distributions of GC fraction.
-        gc_sets: (num_splits, num_compared) GC fractions of the random sets of real windows.
+        gc_sets: (num_splits, number) GC fractions of sets that vary as independent sets of num_compared real windows do (`independent_sets`).
     """
 
     k: int
@@ -115,11 +123,11 @@ def compare(
     sample_sets = [rng.permutation(len(sample_bases))[:number] for _ in range(num_splits)]
     sets = np.array([_frequencies(real_counts[chosen]) for chosen, _ in real_sets])
     shown, kmers = _labels(k, both_strands)
-    low, high = np.quantile(sets, [0.025, 0.975], axis=0)[:, shown]
+    low, high = independent_range(sets, number, len(real_bases))[:, shown]
     return Composition(
         k=k,
         kmers=kmers,
-        sample_frequency=_frequencies(sample_counts)[shown],
+        sample_frequency=_frequencies(sample_counts[sample_sets[0]])[shown],
         real_frequency=_frequencies(real_counts)[shown],
         kmer_low=low,
         kmer_high=high,
@@ -129,7 +137,7 @@ def compare(
         length=length,
         kmer_distance=distance(total_variation, sample_counts, real_counts, sample_sets, real_sets),
         gc_distance=distance(wasserstein, sample_gc, real_gc, sample_sets, real_sets),
-        gc_sets=np.array([real_gc[chosen] for chosen, _ in real_sets]),
+        gc_sets=real_gc[independent_sets(number, len(real_bases), num_splits, seed)],
     )
 
 

@@ -27,11 +27,12 @@ def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[n
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
-    tiles, to_bases = data.test_windows(part, length), bases_of(data)
-    chosen = [i for i, tile in enumerate(tiles.tiles) if tile.skip == 0] if longest >= length else []
-    # Complete sequences are padded to a length of their own, whatever length is asked for.
-    records = [to_bases(content(tiles[i])) for i in chosen]
-    windows = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
+    windows: list[np.ndarray] = []
+    if longest >= length:
+        tiles, to_bases = data.test_windows(part, length), bases_of(data)
+        # Complete sequences are padded to a length of their own, whatever length is asked for.
+        records = [to_bases(content(tiles[i])) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+        windows = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
     if not windows:
         problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
         raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")

@@ -8,7 +8,6 @@ closer to a set of real windows than other real windows vary too little, or copy
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from dnadiff.metrics.composition import (
     wasserstein,
 )
 from dnadiff.metrics.discriminator import auroc, cross_validated_scores, discriminator_auroc, train_on_samples_bits
+from dnadiff.metrics.independent import independent_range
 from dnadiff.metrics.memorization import TrainingIndex
 from dnadiff.metrics.real_windows import evenly_spaced
 from dnadiff.metrics.structure import longest_orf, mutual_information, pair_counts, period_three
@@ -80,7 +80,8 @@ class SampleQuality:
     Attributes:
         metrics: in the order of the table.
         num_compared: sequences in each set.
-        information: mutual information in bits at each distance: of the samples (D,), and the range of 95 % of sets of real windows (2, D).
+        information: mutual information in bits at each distance: of a set of samples (D,), and the range of 95 % of sets of real windows
+            that are independent of these (2, D).
     """
 
     metrics: tuple[QualityMetric, ...]
@@ -212,17 +213,7 @@ class SampleQualityEvaluator:
 
     def _value(self, key: str, name: str, unit: str, of: Callable[[np.ndarray], float], data: Sequence[np.ndarray]) -> QualityMetric:
         found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
-        return replace(found, distance=self._of_an_independent_set(found.distance))
-
-    def _of_an_independent_set(self, found: Distance) -> Distance:
-        """The distance with the range for a set that is independent of the real windows, as samples are.
-
-        Sets of n out of N real windows overlap: their values vary with 1/n - 1/N, and have the error of the N in common. The value of an
-        independent set differs from the mean of the N with 1/n + 1/N.
-        """
-        wider = math.sqrt((len(self.real) + self.number) / (len(self.real) - self.number))
-        low, high = (found.baseline + wider * (limit - found.baseline) for limit in (found.low, found.high))
-        return replace(found, low=low, high=high)
+        return replace(found, distance=found.distance.of_an_independent_set(self.number, len(self.real)))
 
     def _kmers(self, k: int) -> QualityPart:
         counts = [kmer_counts(list(windows), k, self.both_strands, np.float32) for windows in (self.samples, self.real)]
@@ -236,7 +227,7 @@ class SampleQualityEvaluator:
         reach = min(MAX_DISTANCE, self.length - 1)
         pairs = [pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)]
         curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
-        information = mutual_information(pairs[0][self.sample_sets[0]]), np.quantile(curves, [0.025, 0.975], axis=0)
+        ours, limits = mutual_information(pairs[0][self.sample_sets[0]]), independent_range(curves, self.number, len(self.real))
 
         def gap(a: np.ndarray, b: np.ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
@@ -244,7 +235,7 @@ class SampleQualityEvaluator:
         name = f"mutual information, mean up to {reach} bases"
         mean = self._value("mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs)
         curve = self._metric("mutual_information_gap", "mutual information, mean difference of curves", "bits", gap, pairs)
-        return QualityPart([mean, curve], information)
+        return QualityPart([mean, curve], (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
         periods = [period_three(windows) for windows in (self.samples, self.real)]
@@ -269,8 +260,8 @@ class SampleQualityEvaluator:
         ]
         # A maximum has no useful standard error.
         longest = distance(lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets)
-        name = "longest match with training, maximum"
-        return QualityPart([*metrics, QualityMetric("longest_match", name, "bases", False, self._of_an_independent_set(longest))])
+        name, independent = "longest match with training, maximum", longest.of_an_independent_set(self.number, len(self.real))
+        return QualityPart([*metrics, QualityMetric("longest_match", name, "bases", False, independent)])
 
     def _discriminator(self) -> QualityPart:
         counts = [kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands) for windows in (self.samples, self.real)]

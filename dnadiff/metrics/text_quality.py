@@ -1,7 +1,7 @@
 """Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and repetition.
 
 A low generative perplexity alone is not evidence of quality, because repetitive text has one too (arXiv 2409.02908). The entropy is
-therefore computed from the same tokens as the perplexity.
+therefore computed from the same tokens as the perplexity: those of a text from its first to its last one that is not special.
 """
 
 from __future__ import annotations
@@ -79,9 +79,26 @@ def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
     return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
 
 
+def content_span(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Start and end of `ids (L,)` without the special tokens at its beginning and end; equal if there are no others."""
+    places = np.flatnonzero(~np.isin(ids, tokenizer.special_ids))
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+
+
+def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of each text that has a content."""
+    found, each = np.full(texts.shape, np.nan), iter(nats)
+    for row, ids in zip(found, texts):
+        start, end = content_span(ids, tokenizer)
+        if end > start:
+            row[start:end] = next(each)
+    return found
+
+
 def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
     """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text token if it has one.
 
+    There is no separator before the first and after the last document, as in the `content_span` of a sample that is not encoded again.
     Encoding the joined text instead would read written-out special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
     """
     found = [ids for text in texts if len(ids := tokenizer.encode(text))]
@@ -151,14 +168,16 @@ def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarr
     Args:
         texts: (S, L) ids.
         starts: first positions of the segments, ascending; the first is 0.
-        nats: (S, L) of each token.
+        nats: (S, L) of each token; NaN where it does not count.
     """
     again, rows = np.stack([repeated(x, n) for x in texts]), []
     for start, end in zip(starts, [*starts[1:], texts.shape[1]]):
         part, ending = texts[:, start:end], again[:, max(0, start - n + 1) : max(0, end - n + 1)]
-        total = None if nats is None else nats[:, start:end].sum(1)
+        values = np.zeros(part.shape) if nats is None else nats[:, start:end]
+        counted = (~np.isnan(values)).sum(1)
+        total = None if nats is None or not counted.any() else np.nansum(values, 1)
         repetition = ending.mean(1) if ending.shape[1] else np.zeros(len(texts))
-        found = TextStatistics(total, np.full(len(texts), end - start), np.array([entropy(x) for x in part]), repetition)
+        found = TextStatistics(total, counted, np.array([entropy(x) for x in part]), repetition)
         rows.append({"start": int(start), "end": int(end), **found.summary()})
     return rows
 
@@ -167,7 +186,9 @@ def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarr
 def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16) -> list[np.ndarray]:
     """-log p of each token of each text `(L,)` under a causal model, in nats.
 
-    Texts longer than `window` are cut into independent pieces of (almost) equal length.
+    The token at position 0 counts too: it is predicted from the start token. Programs that predict from position 1 on give another
+    perplexity, above all of short texts. Texts longer than `window` are cut into independent pieces of (almost) equal length, each with a
+    start token.
     """
     cuts = pieces.cut([len(x) for x in texts], window)
     found = [np.zeros(len(x)) for x in texts]

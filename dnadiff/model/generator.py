@@ -154,7 +154,7 @@ class Generator:
 
         Args:
             reward: a `Reward`, or a function of a list of strings that returns one number for each.
-            method: None is `BestOfN()`; see `dnadiff.design.method`.
+            method: None is `BestOfN()`; see `dnadiff.design.method`. The `n` designs of `SMC` are one population for each batch.
             beta: inverse temperature of methods that have one: their target distribution is p(x) exp(beta reward(x)).
             target: a value that the reward approaches; None is as large as possible.
             length, template, motif: see `sample`.
@@ -188,7 +188,7 @@ class Generator:
             request = from_text(self.tokenizer, n, window if template is None else length, seed, template, motif, "")
         generator = self.conditional_sampler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
-        designer.check_request(request)
+        designer.check_request(request, batch_size)
         found = designer.designs(request, seed, batch_size, num_draws)
         return found if infill is None else Designs(in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found)
 

@@ -53,10 +53,11 @@ def masthead(title: str, content: Results, designs: DesignTable) -> str:
     design = content["design"]
     low, high = int(designs.lengths.min()), int(designs.lengths.max())
     bases = f"{low:,} bases" if low == high else f"{low:,} to {high:,} bases"
+    beta = "" if design["beta"] is None else f" with beta {design['beta']:g}"
     aim = "as large as possible" if design["target"] is None else f"as near to {design['target']:g} as possible"
     text = (
         f"{len(designs):,} designs of {bases} for a reward that is to be {aim}: {described(design['reward'])}. "
-        f"The method is {_class_name(design['method'])} with beta {design['beta']:g}, the sampler {content['sampler']}."
+        f"The method is {_class_name(design['method'])}{beta}, the sampler {content['sampler']}."
     )
     return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {NOTICE}</p></header>"
 

@@ -14,6 +14,7 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.data.files import open_text, resolve
 from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.remote.address import shown
 from dnadiff.design.output import sha256
 from dnadiff.design.reward import Reward, Values
 from dnadiff.design.template import FREE, codes_of
@@ -62,7 +63,7 @@ class MotifMatch(Reward):
 
     @override
     def inputs(self) -> dict[str, str]:
-        return {} if self.matrix is None else {self.matrix: sha256(resolve(self.matrix))}
+        return {} if self.matrix is None else {shown(self.matrix): sha256(resolve(self.matrix))}
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -111,15 +112,19 @@ def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64
         try:
             found = list(motifs.parse(file, "jaspar"))
         except (ValueError, IndexError, AttributeError, KeyError) as error:
-            raise ValueError(f"reward.matrix {path} cannot be read as JASPAR matrices ({error})") from None
+            raise ValueError(f"reward.matrix {shown(path)} cannot be read as JASPAR matrices ({error})") from None
     names = [f"{each.matrix_id} {each.name}" for each in found]
     chosen = [each for each in found if name is None or name in (each.matrix_id, each.name)]
     if len(chosen) != 1:
         problem = "has no matrix" if not found else f"has {len(chosen)} matrices" + ("" if name is None else f" called {name}")
-        raise ValueError(f"reward.matrix {path} {problem}; set reward.name to one of {', '.join(names[:8]) or 'those of another file'}")
+        raise ValueError(
+            f"reward.matrix {shown(path)} {problem}; set reward.name to one of {', '.join(names[:8]) or 'those of another file'}"
+        )
     counts = np.array([chosen[0].counts[base] for base in _BASES], dtype=np.float64).T
     if not len(counts) or not np.isfinite(counts).all() or (counts < 0).any() or (counts.sum(-1) <= 0).any():
-        raise ValueError(f"reward.matrix {path}: the matrix {names[found.index(chosen[0])]} has counts that are not positive numbers")
+        raise ValueError(
+            f"reward.matrix {shown(path)}: the matrix {names[found.index(chosen[0])]} has counts that are not positive numbers"
+        )
     return counts
 
 

@@ -1,4 +1,4 @@
-"""What this process does of the work of its command: all of it, one shard, or none because it merges shards.
+"""Which part of its command's work this process does: all of it, one shard, or none because it merges shards.
 
 A command makes its works and calls `compute`, which computes a shard. Otherwise it reads `results`, computed now or by shards, and
 writes its output from them: so merged shards give the bytes of a run without shards.
@@ -66,8 +66,7 @@ class Merging(Assignment):
     def settings(self, stream: str, found: Mapping[str, Json]) -> Json:
         """Those of the shards; a ValueError if the weights or inputs have changed since. The device may be another one."""
         was = self.manifest.streams[stream].settings
-        same = {"device": was["device"]} if "device" in was else {}
-        if (differs := first_difference(was, plain(found) | same)) is not None:
+        if (differs := first_difference(without_device(was), without_device(plain(found)))) is not None:
             key, before, now = differs
             raise ValueError(
                 f"{self.folder.path} holds shards with {key}={before}, and it is {now} now; merge with the files of the shards"
@@ -83,6 +82,13 @@ class Merging(Assignment):
         for result in self.folder.results(self.manifest, stream, skip):
             yield result
             work.report(result.items, 0)
+
+
+def without_device(settings: Json) -> Json:
+    """Settings, and those inside them, without the device of a network."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: without_device(value) for key, value in settings.items() if key != "device"}
 
 
 class OneShard(Assignment):

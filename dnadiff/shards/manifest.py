@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from dnadiff.config import Json
 from dnadiff.data.disk import names_file
+from dnadiff.data.remote.address import shown
 from dnadiff.data.structured import read_json
 from dnadiff.data.work import Work
 from dnadiff.design.output import first_difference
@@ -52,7 +53,8 @@ class Manifest:
     Attributes:
         command: its name.
         count: number of shards.
-        overrides: arguments of the command, for merging.
+        overrides: arguments of the command, for merging. They may contain a signed address, which merging reads: only the owner of the file
+            may read it then.
         streams: by name.
     """
 
@@ -98,6 +100,8 @@ class Manifest:
             with names_file(path):
                 part.parent.mkdir(parents=True, exist_ok=True)
                 with part.open("wb") as file:
+                    if any(shown(override) != override for override in self.overrides):
+                        os.fchmod(file.fileno(), 0o600)
                     file.write((json.dumps(content | {"check": _check_of(content)}, indent=1) + "\n").encode())
                     file.flush()
                     os.fsync(file.fileno())

@@ -130,7 +130,7 @@ def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
     opened = Genome.open(str(tmp_path / "g.fa"))
     request = Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 64)
     assert [request[i].designed for i in range(4)] == [(17, 47), (0, 20), (54, 64), (20, 30)] and request.lengths == (63, 64)
-    with pytest.raises(ValueError, match=r"infill: c1:100-130 has 30 bases, more than the 29 that are read at once"):
+    with pytest.raises(ValueError, match=r"infill: c1:101-130 has 30 bases, more than the 29 that are read at once"):
         Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 29)
 
 

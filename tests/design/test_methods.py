@@ -415,6 +415,36 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
         SMC(threshold=1.5)
 
 
+def test_a_population_of_one_is_refused_and_a_small_one_warns(generator, caplog):
+    def check(method, count, batch_size, num_templates=1):
+        patterns = [(str(i), dna_pattern(DNA, 3, "NNN")) for i in range(num_templates)]
+        caplog.clear()
+        Designer(generator(), method, as_reward(scores)).check_request(Templates(patterns, count, DNA.vocab.mask_id), batch_size)
+        return caplog.text
+
+    for count, batch_size in ((1, 32), (4, 1)):
+        with pytest.raises(ValueError, match="method SMC steers a population, and a batch has one design here"):
+            check(SMC(), count, batch_size, num_templates=3)
+        # Importance sampling does not resample, and moves have their reward in a population of one too.
+        assert not any(check(method, count, batch_size) for method in (SMC(threshold=0.0), ResampleMove(), BestOfN(), SVDD()))
+    assert "the smallest batch of a template has 7" in check(SMC(), 7, 32) and "has 2:" in check(SMC(), 10, 3)
+    assert not check(SMC(), 33, 32) and not check(SMC(), 8, 8, 4)
+
+
+def test_only_populations_are_divided_evenly(generator):
+    two = Templates([(name, dna_pattern(DNA, 3, "NNN")) for name in "xy"], 33, DNA.vocab.mask_id)
+
+    def starts(method, batch_size, first=0):
+        return list(Designer(generator(), method, as_reward(scores)).batch_starts(two, batch_size, first))
+
+    for method in (SMC(), ResampleMove()):
+        assert starts(method, 32) == [0, 17, 33, 50] and starts(method, 32, 33) == [33, 50] and starts(method, 33) == [0, 33]
+        assert starts(method, 10) == [0, 9, 17, 25, 33, 42, 50, 58] and starts(method, 10, 17) == starts(method, 10)[2:]
+        assert starts(method, 1) == list(range(66))
+    for method in (BestOfN(), SVDD(), Metropolis(), SMC(threshold=0.0)):
+        assert starts(method, 32) == [0, 32, 33, 65] and starts(method, 32, 33) == [33, 65]
+
+
 @pytest.mark.parametrize("method", [BestOfN(1), SMC(), ClassifierGuidance(gradient=True)])
 def test_a_random_reward_is_found_in_a_batch_of_one(generator, method):
     random = np.random.default_rng(0)

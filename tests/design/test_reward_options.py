@@ -54,6 +54,7 @@ def test_every_method_writes_designs_with_their_rewards(design, method):
     weighted = method in ("smc", "svdd", "classifier_guidance", "resample_move")
     assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
     found = content["design"]
+    assert found["beta"] == (None if method == "best_of_n" else 20)
     assert found["mean"] == pytest.approx(values.mean()) and found["best"] == values.max() and found["calls"] > 4
     assert found["method"]["_target_"].startswith(f"dnadiff.design.method.{method}.") and found["reward"]["_target_"].endswith("GCContent")
     assert "reward calls" in out and out.count("RESPONSIBLE_USE.md") == 1 and ("log normalizing constant" in out) == weighted
@@ -122,13 +123,15 @@ WRONG = {
     "start is for designs; set reward= too": ["start=s.fa"],
     "beta is for designs": ["beta=50"],
     "method is for designs": ["method=smc"],
+    "method is for designs; set reward= too": ["method.num_candidates=64"],
+    "method SMC steers a population, and a batch has one design here": ["reward=gc", "method=smc", "batch_size=1"],
     "gc and reward exclude each other": ["reward=gc", "gc=0.5"],
     "beta -1 must be": ["reward=gc", "beta=-1"],
     "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
     "designs are compared at one length, and this request has 20 to 30": ["reward=gc", "length=20:30"],
     "start= is for methods that change given sequences, and BestOfN does not": ["reward=gc", "start=s.fa", "length=null"],
     "method=resample_move needs sampler=first_hitting": ["reward=gc", "method=resample_move", "method.num_groups=2", "resample=true"],
-    "start= has complete sequences; of infill, length": ["reward=gc", "start=s.fa", "method=metropolis"],
+    "start= has complete sequences; leave infill, length, prompt and motif out": ["reward=gc", "start=s.fa", "method=metropolis"],
     "resample=true needs a method with importance weights, and BestOfN has none": ["reward=gc", "resample=true"],
     "needs a sampler whose order does not depend on tokens, not Confidence": ["reward=gc", "method=smc", "sampler=confidence"],
     "gradient=true needs a differentiable reward, and Homopolymer has no gradient": [
@@ -197,6 +200,7 @@ def test_designs_in_python(trained):
         ({"num_draws": 3}, "num_draws 3 must be even"),
         ({"target": "x"}, "target 'x'"),
         ({"method": "smc"}, "is not a design method"),
+        ({"method": SMC()}, "method SMC steers a population"),
     ):
         with pytest.raises(ValueError, match=message):
             model.design(gc, **({"n": 1} | wrong))

@@ -270,3 +270,11 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
     put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
     with pytest.raises(ValueError, match="another target"):
         saved.load(tmp_path)
+
+
+def test_a_device_that_cannot_be_used_is_named_before_any_file(tmp_path):
+    for device in ("abacus", "cuda:x", *(() if torch.cuda.is_available() else ("cuda",))):
+        with pytest.raises(
+            ValueError, match=rf"^device {device} cannot be used on this machine, or with this build of torch \(.*\); use cpu"
+        ):
+            saved.load(tmp_path / "absent", device=device)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dnadiff.metrics.composition import as_bases, compare, distance, jensen_shannon, kmer_counts, wasserstein
+from dnadiff.metrics.independent import independent_sets
 
 
 def random_sequences(number, gc=0.5, seed=0, length=60):
@@ -81,6 +82,29 @@ def test_wasserstein_equals_the_mean_difference_of_quantiles():
         a, b = rng.normal(size=size), rng.integers(5, size=2 * size)
         expected = np.abs(np.quantile(a, levels) - np.quantile(b, levels)).mean()
         assert wasserstein(a, b) == pytest.approx(expected, abs=1e-9) and wasserstein(a, a) == 0
+
+
+def windows_of_many_kinds(number, rng, length=120):
+    """Windows whose base frequencies differ, as those of a genome do."""
+    gc = rng.beta(20, 20, size=number)
+    return [rng.choice(4, length, p=[(1 - f) / 2, f / 2, f / 2, (1 - f) / 2]).astype(np.uint8) for f in gc]
+
+
+def test_one_kmer_in_twenty_is_outside_the_range_by_chance():
+    # Sets of real windows overlap: without the correction 25 %, 16 % and 27 % of the 3-mers are outside.
+    for number, total in ((60, 120), (40, 160), (100, 160)):
+        rng, found = np.random.default_rng(number), []
+        for seed in range(30):
+            c = compare(windows_of_many_kinds(number, rng), windows_of_many_kinds(total, rng), num_splits=100, seed=seed)
+            found.append(c.outside_baseline.mean())
+        assert 0.02 < np.mean(found) < 0.11  # the k-mers of one comparison depend on each other
+
+
+def test_sets_for_a_histogram_vary_as_independent_sets_do():
+    # The mean of an independent set of 40 differs from that of 80 windows with the variance 1/40 + 1/80.
+    sets = independent_sets(40, 80, 4000, 0)
+    values = np.random.default_rng(0).normal(size=80)
+    assert values[sets].mean(1).std() / values.std() == pytest.approx((1 / 40 + 1 / 80) ** 0.5, rel=0.05)
 
 
 def test_range_of_few_sets_is_a_prediction_interval():

@@ -37,6 +37,21 @@ def test_one_metric_in_twenty_is_outside_the_baseline_by_chance(real):
     assert 0.0 < outside < 0.05 + 4 * (0.05 * 0.95 / 150) ** 0.5
 
 
+def test_one_distance_in_twenty_has_its_mutual_information_outside_the_range_by_chance():
+    # Windows of several kinds have mutual information; without the correction 26 % of the curve would be outside.
+    rng, outside = np.random.default_rng(0), []
+    for seed in range(20):
+        samples, real = (windows_of_two_kinds(number, rng) for number in (40, 80))
+        ours, (low, high) = SampleQualityEvaluator(samples, real, num_splits=60, seed=seed)._mutual_information().information
+        outside.append(((ours < low) | (ours > high)).mean())
+    assert 0.005 < np.mean(outside) < 0.13 and low.min() >= 0
+
+
+def windows_of_two_kinds(number, rng):
+    kinds = [[0.4, 0.1, 0.1, 0.4], [0.2, 0.3, 0.3, 0.2]]
+    return [rng.choice(4, 60, p=kinds[kind]).astype(np.uint8) for kind in rng.integers(2, size=number)]
+
+
 @pytest.fixture
 def few_models(monkeypatch):
     """For tests of other metrics: few of the models that are trained to discriminate samples and to predict real windows."""

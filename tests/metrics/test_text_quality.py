@@ -9,7 +9,7 @@ from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.metrics.text_quality import JudgeModel, by_position, describe, entropy, repeated, token_nats
+from dnadiff.metrics.text_quality import JudgeModel, at_positions, by_position, content_span, describe, entropy, repeated, token_nats
 from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
@@ -58,6 +58,18 @@ def test_perplexity_averages_over_tokens_and_entropy_over_texts():
     assert found["perplexity"] == pytest.approx(math.exp((4 + 8) / 6)) and found["tokens"] == 6
     assert found["entropy"] == pytest.approx(math.log(4) / 2) and found["repetition"] == 0
     assert "perplexity" not in describe(texts, 2).summary()
+
+
+def test_tokens_that_do_not_count_have_no_perplexity():
+    texts = np.array([[7, 2, 3, 7], [7, 7, 7, 7], [1, 2, 3, 4]])
+    tokenizer = CharTokenizer("abc")
+    tokenizer.special_ids = (7,)
+    assert [content_span(ids, tokenizer) for ids in texts] == [(1, 3), (0, 0), (0, 4)]
+    nats = at_positions([np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0, 6.0])], texts, tokenizer)
+    first, second = by_position(texts, [0, 3], 2, nats)
+    assert first["nll"] == pytest.approx((1 + 2 + 3 + 4 + 5) / 5) and first["tokens"] == 5
+    assert second["nll"] == 6 and second["tokens"] == 1
+    assert "nll" not in by_position(texts[:2], [0, 3], 2, nats[:2])[1]
 
 
 def test_segments_count_ngrams_repeated_from_anywhere_before():

@@ -77,6 +77,15 @@ def test_likelihoods_of_real_sequences_are_those_of_the_model(page, tmp_path, tr
     assert seen[0].shape == (5,) and seen[0].mean() == pytest.approx(-expected[0], abs=0.15) and expected[0] > 0.5
 
 
+def test_the_page_of_best_of_n_names_no_beta_and_a_file_names_no_query(page, tmp_path, monkeypatch):
+    (tmp_path / "t.fa").write_text(f">t\n{'N' * 24}\n")
+    monkeypatch.setattr("dnadiff.data.remote.cached.local_copy", lambda path: tmp_path / "t.fa")
+    html, text = page("template='https://h/t.fa?sv=1&sig=SECRET'", "length=null")
+    assert "The method is BestOfN, the sampler grouped" in text and "beta" not in text
+    content = (tmp_path / "a.fa.json").read_text()
+    assert json.loads(content)["inputs"] == {"template": "https://h/t.fa?..."} and "SECRET" not in content + html
+
+
 def test_a_complete_file_gets_its_page_later(page, cli, trained, tmp_path):
     first, _ = page()
     (tmp_path / "p/a.html").unlink()

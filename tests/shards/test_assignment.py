@@ -1,6 +1,8 @@
 """Shards of a work that counts: resuming, other configurations, missing and damaged parts."""
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from dnadiff.data.work import Result, Work
 from dnadiff.shards.assignment import Merging, OneShard, assignment_of
 from dnadiff.shards.folder import ShardFolder
-from dnadiff.shards.manifest import Task
+from dnadiff.shards.manifest import Manifest, Task
 from dnadiff.shards.shard import Shard
 
 
@@ -167,6 +169,26 @@ def test_settings_of_the_shards_decide_and_only_the_device_may_differ(compute, f
     assert assignment.settings("letters", {"device": "cpu", "model": "a"}) == {"device": "cuda", "model": "a"}
     with pytest.raises(ValueError, match='shards with model="a", and it is "b" now'):
         assignment.settings("letters", {"device": "cpu", "model": "b"})
+
+
+def test_the_device_of_a_reward_may_differ_too(compute, folder):
+    compute("1/1", reward={"terms": {"a": {"device": "cuda", "output": "x"}}})
+    assignment = Merging(folder)
+    found = assignment.settings("letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "x"}}}})
+    assert found == {"reward": {"terms": {"a": {"device": "cuda", "output": "x"}}}}
+    with pytest.raises(ValueError, match="holds shards with reward="):
+        assignment.settings("letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "y"}}}})
+
+
+@pytest.mark.parametrize(("address", "mode"), [("https://h/x.fa?sig=1", 0o600), ("https://h/x.fa", None)])
+def test_a_signed_address_is_for_the_owner_of_the_shards(tmp_path, address, mode):
+    umask = os.umask(0o022)
+    try:
+        Manifest("score", 1, [f"input={address}"], {}).write(tmp_path / "manifest.json")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "manifest.json").stat().st_mode) == (mode or 0o644)
+    assert Manifest.read(tmp_path / "manifest.json").overrides == [f"input={address}"]
 
 
 def test_an_output_is_needed_and_is_not_replaced(tmp_path):

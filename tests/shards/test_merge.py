@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from dnadiff import merge
@@ -168,6 +169,44 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
         rewrite(entry, about)
     status, _, err = cli("merge", "output=s.fa")
     assert status == 1 and 'holds shards with model="other", and it is' in err.strip().splitlines()[-1]
+
+
+def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_path, monkeypatch):
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "__init__.py").write_text(
+        "import numpy as np\nfrom dnadiff.design.reward import Reward\n\ndevices = ['cpu', 'cuda']\n\n\nclass Adenine(Reward):\n"
+        "    def __init__(self, device='cpu'):\n        if device not in devices:\n            raise ValueError(f'no device {device}')\n\n"
+        "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in sequences])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    args = ["num_samples=2", "batch_size=1", "length=12", "sampler.num_groups=2", "accelerator=cpu", "output=g.fa", "trust=[gpu]"]
+    reward = ["+reward._target_=gpu.Adenine", "+reward.device=cuda", "method.num_candidates=2", "num_draws=0"]
+    for number in (1, 2):
+        status, _, err = cli("sample", f"checkpoint={trained}", *args, *reward, f"shard={number}/2")
+        assert status == 0, err
+    monkeypatch.setattr("gpu.devices", ["cpu"])
+    status, _, err = cli("merge", "output=g.fa", "trust=[gpu]")
+    assert status == 0, err
+    assert json.loads((tmp_path / "g.fa.json").read_text())["settings"]["reward"]["device"] == "cuda"
+
+
+def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
+    draw = np.random.default_rng(1)
+    for name, number, size in (("y.fa", 12, 30), ("z.fa", 3, 305)):
+        (tmp_path / name).write_text("".join(f">s{i}\n{''.join(draw.choice(list('ACGT'), size=size))}\n" for i in range(number)))
+    assert cli("judge", "samples=y.fa", "real=z.fa", "num_splits=20", "order=2", "output=j.json", "shard=1/1")[0] == 0
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dnadiff.data.files.write_json", stop)
+        assert cli("merge", "output=j.json")[0] == 130
+    assert (tmp_path / "j.png").exists() and not (tmp_path / "j.json").exists() and (tmp_path / "j.json.shards").exists()
+    status, _, err = cli("merge", "output=j.json")
+    assert status == 0, err
+    assert (tmp_path / "j.png").exists() and (tmp_path / "j.json").exists() and not (tmp_path / "j.json.shards").exists()
 
 
 def rewrite(path, content):

@@ -11,6 +11,7 @@ from dnadiff.config import CACHED, is_remote
 
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
+_USER, _QUERY = re.compile(r"(https?:/+)[^/?#@\s]*@", re.IGNORECASE), re.compile(r"(https?:/[^?]*)\?.*", re.DOTALL | re.IGNORECASE)
 
 
 class Address(NamedTuple):
@@ -18,6 +19,11 @@ class Address(NamedTuple):
 
     scheme: str  # one of SCHEMES
     text: str  # the complete address
+
+    @property
+    def shown(self) -> str:
+        """The address as messages and files show it (`shown`)."""
+        return shown(self.text)
 
     @property
     def name(self) -> str:
@@ -46,18 +52,36 @@ def parse(path: object) -> Address:
     """The address in a text.
 
     Raises:
-        ValueError: if it names no server or no file, or contains what no address contains.
+        ValueError: if it names no server or no file, or contains what no address contains. Names in object stores may contain spaces.
     """
     text = str(path)
     found = _FORM.fullmatch(text)
     if found is None or found[1].lower() not in SCHEMES:
-        raise ValueError(f"{text} is not an address; expected one that begins with {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
+        raise ValueError(
+            f"{shown(text)} is not an address; expected one that begins with {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
     address = Address(found[1].lower(), f"{found[1].lower()}://{found[2]}")
-    if any(letter.isspace() or not letter.isprintable() for letter in text):
-        raise ValueError(f"{text!r} contains a space or a control character; write %20 for a space in an address")
+    if address.is_http and " " in text:
+        raise ValueError(f"{shown(text)!r} contains a space; write %20 for a space in an address")
+    if not text.isprintable():
+        raise ValueError(f"{shown(text)!r} contains a control character, or a space of another kind; remove it")
+    if address.is_http and "@" in urlsplit(address.text).netloc:
+        raise ValueError(
+            f"{shown(text)} contains a user name, which is not sent to the server; give an address without it, or a local file"
+        )
     if not address.name or address.name in (".", ".."):
-        raise ValueError(f"{text} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE")
+        raise ValueError(f"{shown(text)} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE")
     return address
+
+
+def shown(text: object) -> str:
+    """A path, an address or an argument as messages and files show it: without the values of a query and a user name, which may be secret.
+
+    Examples:
+        >>> shown("https://server/genomes/x.fa?sv=1&sig=SECRET")
+        'https://server/genomes/x.fa?...'
+    """
+    return _QUERY.sub(r"\1?...", _USER.sub(r"\1", str(text)))
 
 
 def file_name(path: object) -> str:

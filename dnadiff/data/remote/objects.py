@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dnadiff.data.remote.address import Address
+from dnadiff.data.remote.address import Address, shown
 from dnadiff.data.remote.store import LostError, Reply, Store
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _explained(address: Address, error: Exception) -> Exception:
     """The error with a message for users. The packages raise many kinds; what is not known to be final may pass."""
     if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
         return error
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]  # some packages name a signed address
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{address.text} does not exist; check the address")
     if isinstance(error, PermissionError) or "credential" in reason.lower():

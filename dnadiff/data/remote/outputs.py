@@ -1,4 +1,8 @@
-"""Outputs on other machines: written to this disk, and uploaded as a whole when they are complete."""
+"""Outputs on other machines: written to this disk, and uploaded as a whole when they are complete.
+
+A command that resumes finds on this disk what an earlier one left there. If that was uploaded already, it finds a copy of what is there,
+so that it says of a complete output what it says of a local one.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,22 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.config import is_remote
-from dnadiff.data.cache import cache_dir
+from dnadiff.data.cache import cache_dir, hash_file
+from dnadiff.data.files import write_json
 from dnadiff.data.remote import transfer
 from dnadiff.data.remote.address import Address, parse
 from dnadiff.data.remote.store import LostError, store_of
+from dnadiff.data.structured import read_json
 
 if TYPE_CHECKING:
-    from dnadiff.config import Config
+    from dnadiff.config import Config, Json
 
+_FETCHED = ".fetched.json"  # names and SHA-256 of the files in a folder that are copies of what is there
 KEYS = ("output", "per_base", "track", "dependency", "windows", "report")  # keys of commands that name a file to write
 log = logging.getLogger("dnadiff")
 
@@ -39,18 +46,28 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
     """The configuration of a command with a file on this disk for each remote output; they are uploaded when the block ends without error.
 
     Raises:
-        FileExistsError: if an output exists, unless `overwrite` or `resume` is true.
+        FileExistsError: if an output exists, unless `overwrite` is true; with `resume` the command decides, as for a file of this disk.
         OSError, ValueError: if it cannot be written there; the files then stay on this disk, and the message says where.
     """
     if is_remote(run_dir):
         raise ValueError(
-            f"hydra.run.dir {parse(run_dir).text} is on another machine, and a run folder is on this one; give output=... instead"
+            f"hydra.run.dir {parse(run_dir).shown} is on another machine, and a run folder is on this one; give output=... instead"
         )
     remote = {key: parse(config[key]) for key in KEYS if isinstance(config.get(key), str) and is_remote(config[key])}
     places = {key: _place(address, config) for key, address in remote.items()}
-    yield {**config, **{key: str(place) for key, place in places.items()}}
-    for key, address in remote.items():
-        _upload_all(places[key], address)
+    try:
+        yield {**config, **{key: str(place) for key, place in places.items()}}
+        for key, address in remote.items():
+            _upload_all(places[key], address)
+    except FileExistsError as error:  # of a command that resumes: it names the copy
+        text = str(error)
+        for key, place in places.items():
+            text = text.replace(str(place), remote[key].shown)
+        raise FileExistsError(text) from error
+    finally:
+        for place in places.values():
+            if not _written(place.parent):
+                shutil.rmtree(place.parent, ignore_errors=True)
 
 
 @contextmanager
@@ -65,20 +82,50 @@ def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
 def _place(address: Address, config: Mapping[str, object]) -> Path:
     """Where an output is written on this disk: the same place each time, so that `resume=true` finds what is there."""
     if address.is_http:
-        raise ValueError(f"{address.text} cannot be written by HTTP; choose s3://, gs:// or a file")
-    resumed = config.get("resume") is True
-    if config.get("overwrite") is not True and not resumed and store_of(address).exists(address):
-        raise FileExistsError(f"{address.text} exists; set overwrite=true to replace it, or choose another name")
+        raise ValueError(f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file")
     folder = cache_dir("outputs") / hashlib.sha256(address.text.encode()).hexdigest()[:32]
-    if not resumed:
-        shutil.rmtree(folder, ignore_errors=True)
+    resumed = config.get("resume") is True
+    if resumed and _written(folder):
+        return folder / address.name
+    exists = (resumed or config.get("overwrite") is not True) and store_of(address).exists(address)
+    if exists and not resumed:
+        raise FileExistsError(f"{address.shown} exists; set overwrite=true to replace it, or choose another name")
+    shutil.rmtree(folder, ignore_errors=True)
+    if exists:
+        _fetch(address, folder)
     folder.mkdir(exist_ok=True)
     return folder / address.name
 
 
+def _fetch(address: Address, folder: Path) -> None:
+    """Copy an output, and the JSON file next to it if there is one, into a folder that is there only when it is complete."""
+    staging, about = folder.with_name(f"{folder.name}.fetching"), address._replace(text=f"{address.text}.json")
+    shutil.rmtree(staging, ignore_errors=True)  # of a killed process
+    staging.mkdir()
+    try:
+        transfer.transfer(store_of(address), address, staging / address.name)
+        with suppress(FileNotFoundError, PermissionError):  # a store may refuse what does not exist
+            transfer.transfer(store_of(about), about, staging / about.name)
+        write_json(staging / _FETCHED, {path.name: hash_file(path) for path in staging.iterdir()})
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _written(folder: Path) -> list[Path]:
+    """The files in the folder of an output that a command wrote: all but those that are copies of what is there."""
+    digests: dict[str, Json] = {}
+    with suppress(OSError, ValueError):
+        digests = read_json(folder / _FETCHED)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _FETCHED]
+    return [path for path in files if path.parent != folder or path.name not in digests or digests[path.name] != hash_file(path)]
+
+
 def _upload_all(place: Path, address: Address) -> None:
     """Upload an output and what a command wrote next to it, the output itself last; then remove the files from this disk."""
-    files = [path for path in sorted(place.parent.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    files = [path for path in _written(place.parent) if not path.name.startswith(".")]
+    if place.exists() and place not in files:
+        log.info(f"{address.shown} is complete already; it is not uploaded again")
     for path in sorted(files, key=lambda path: path == place):
         name = path.relative_to(place.parent).as_posix()
         _upload(path, address if path == place else address._replace(text=f"{address.folder}/{name}"), place)
@@ -89,9 +136,9 @@ def _upload(path: Path, address: Address, place: Path) -> None:
     for number in range(len(transfer.WAITS) + 1):
         try:
             store_of(address).upload(path, address)
-            log.info(f"{address.text}: uploaded {path.stat().st_size:,} bytes")
+            log.info(f"{address.shown}: uploaded {path.stat().st_size:,} bytes")
             return
         except (OSError, ValueError) as error:
             if not isinstance(error, LostError) or number == len(transfer.WAITS):
-                raise OSError(f"{address.text} could not be uploaded: {error}; the result is kept in {place.parent}") from error
+                raise OSError(f"{address.shown} could not be uploaded: {error}; the result is kept in {place.parent}") from error
             time.sleep(transfer.WAITS[number])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from dnadiff.data.remote.address import Address
 
+WEAK = 'W/"'  # the beginning of a weak entity tag
+
 
 class Reply(NamedTuple):
     """The answer to a request for a file."""
@@ -22,6 +24,11 @@ class Reply(NamedTuple):
 
 class LostError(OSError):
     """The connection failed, or the server has a temporary problem: a retry may succeed."""
+
+
+def is_strong(version: str | None) -> bool:
+    """Whether a version identifies the bytes of a file, so that its parts fit together (RFC 9110, section 13.1.5)."""
+    return version is not None and not version.startswith(WEAK)
 
 
 class Store(ABC):

@@ -1,4 +1,4 @@
-"""Transfer of a file to this disk: tried again and resumed when the connection is lost, and complete or not there."""
+"""Transfer of a file to this disk: tried again and resumed when the connection is lost, and complete or absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dnadiff.data.cache import megabytes
 from dnadiff.data.disk import names_file, write_all
 from dnadiff.data.files import write_json
 from dnadiff.data.remote.address import Address
-from dnadiff.data.remote.store import LostError, Store
+from dnadiff.data.remote.store import LostError, Store, is_strong
 from dnadiff.data.structured import read_json
 
 WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further try; a try that brings something starts again with the first
@@ -30,7 +30,8 @@ def transfer(store: Store, address: Address, part: Path) -> str | None:
     """Write the file to `part`, continuing what an earlier call left there, and return its version.
 
     Raises:
-        OSError: if it cannot be fetched; what came stays in `part` for the next call if the store can resume.
+        LostError: if the connection fails each time; what came stays in `part` for the next call if the store can resume.
+        OSError: if it cannot be fetched.
     """
     position, furthest, failures = _left_by_earlier(part), 0, 0
     while True:
@@ -43,8 +44,9 @@ def transfer(store: Store, address: Address, part: Path) -> str | None:
             failures = failures + 1 if position.done <= furthest else 1
             furthest = max(furthest, position.done)
             if failures > len(WAITS):
-                kept = f"; {position.done:,} bytes are kept, and the next call resumes" if position.version and position.done else ""
-                raise OSError(f"{error} after {failures} tries{kept}") from error
+                is_kept = position.done and is_strong(position.version)
+                kept = f"; {position.done:,} bytes are kept, and the next call resumes" if is_kept else ""
+                raise LostError(f"{error} after {failures} tries{kept}") from error
             time.sleep(WAITS[failures - 1])
 
 
@@ -55,7 +57,7 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
         done = reply.start
         if done and (reply.total, reply.version) != (position.total, position.version):
             part.unlink(missing_ok=True)
-            raise LostError(f"{address.text} changed while it was read")
+            raise LostError(f"{address.shown} changed while it was read")
         if not done:
             part.unlink(missing_ok=True)  # before the note: bytes of one version never have the note of another
         write_json(_note(part), {"version": reply.version, "total": reply.total})
@@ -65,25 +67,25 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
             for block in reply.blocks:
                 if reply.total is not None and done + len(block) > reply.total:
                     raise OSError(
-                        f"{address.text}: the server sends more than the {reply.total:,} bytes that it announced; fetch it another way"
+                        f"{address.shown}: the server sends more than the {reply.total:,} bytes that it announced; download it by other means"
                     )
                 with names_file(part, reply.total):
                     write_all(file, block)
                 done += len(block)
                 progress(len(block))
     if reply.total is not None and done < reply.total:
-        raise LostError(f"{address.text}: the connection was lost after {done:,} of {reply.total:,} bytes")
+        raise LostError(f"{address.shown}: the connection was lost after {done:,} of {reply.total:,} bytes")
     return _Position(done, reply.version, done)
 
 
 def _left_by_earlier(part: Path, current: _Position | None = None) -> _Position:
-    """What `part` holds, if its complete length is known, and its version; in the same call (`current`) also without a version."""
+    """What `part` holds, if its complete length is known, and its version; in the same call (`current`) also without a strong version."""
     try:
         note = read_json(_note(part), ("version", "total"))
         done = part.stat().st_size
     except (OSError, ValueError):
         return _Position()
-    if note["total"] is None or (note["version"] is None and current is None):
+    if note["total"] is None or (current is None and not is_strong(note["version"])):
         return _Position()
     return _Position(done, note["version"], note["total"])
 

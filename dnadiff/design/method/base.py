@@ -32,11 +32,21 @@ class DesignMethod(Configurable, ABC):
             mean weight is an unbiased estimate of its normalizing constant.
         changes_given: whether it can change given sequences (`Target.start`).
         reads_whole: whether it calls the network on whole sequences, whatever the sampler does.
+        uses_beta: whether it has a temperature.
     """
 
     has_weights: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
+    uses_beta: ClassVar[bool] = True
+
+    @property
+    def resamples(self) -> bool:
+        """Whether the designs of a batch are one population, in which some are copied in place of others."""
+        return False
+
+    def check_population(self, smallest: int, largest: int) -> None:
+        """Raise ValueError if populations of these sizes are too small for this method, or warn."""
 
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""

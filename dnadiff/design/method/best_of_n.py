@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ class BestOfN(DesignMethod):
     """
 
     num_candidates: checks.PositiveInt = 16
+
+    uses_beta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)

@@ -30,9 +30,9 @@ class Metropolis(DesignMethod):
 
     Args:
         num_steps: proposals.
-        num_positions: at most so many positions are drawn again; the number is uniform from 1 on.
+        num_positions: at most this many positions are drawn again; the number is uniform from 1 on.
         num_groups: network calls for a proposal; None is one for each position.
-        max_changes: a design differs from the sequence that it started from at so many positions at most; None is no limit.
+        max_changes: a design differs from the sequence that it started from at this many positions at most; None is no limit.
         best: return the best sequence of the chain in place of the last one. This is optimization: the designs do not have the
             distribution above.
 

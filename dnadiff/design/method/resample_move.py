@@ -62,6 +62,11 @@ class ResampleMove(DesignMethod):
         self.num_groups = checks.optional_integer("method.num_groups", self.num_groups)
         self.threshold = checks.fraction("method.threshold", self.threshold)
 
+    @property
+    @override
+    def resamples(self) -> bool:
+        return self.threshold > 0
+
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         check_both_sides(self, generator)

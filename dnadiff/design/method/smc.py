@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,9 @@ from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.method.batch import DesignRun
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
 
+_FEW = 8  # particles
 _PER_ROW = ("x", "step", "log_weight", "log_potential", "log_mass", "value")
+log = logging.getLogger("dnadiff")
 
 
 @dataclass(eq=False)
@@ -25,7 +28,8 @@ class SMC(Stepwise):
     of the reward of their predicted x0 (`dnadiff.design.method.stepwise`). If the effective sample size falls below
     `threshold` times the size of the batch, the particles are drawn again in proportion to their weights, by systematic resampling:
     particles with a large weight are copied, others dropped. Their weights are then equal, and keep the estimate of the normalizing
-    constant, so that populations of several batches can be combined. Reward calls per design: steps / `every`.
+    constant, so that populations of several batches can be combined. A population of one has nothing to be drawn from, and is not steered.
+    Reward calls per design: steps / `every`.
 
     Args:
         threshold: 0 never resamples (importance sampling), 1 resamples whenever the weights differ.
@@ -40,6 +44,24 @@ class SMC(Stepwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.threshold = checks.fraction("method.threshold", self.threshold)
+
+    @property
+    @override
+    def resamples(self) -> bool:
+        return self.threshold > 0
+
+    @override
+    def check_population(self, smallest: int, largest: int) -> None:
+        if self.resamples and largest == 1:
+            raise ValueError(
+                "method SMC steers a population, and a batch has one design here, which is an ordinary sample of the model; set more designs "
+                f"for each template and a larger batch_size, at least {_FEW}, or use svdd or resample_move"
+            )
+        if self.resamples and smallest < _FEW:
+            log.warning(
+                f"method SMC steers the designs of a batch together, and the smallest batch of a template has {smallest}: they differ little from "
+                f"samples of the model; make {_FEW} or more designs of each template, with a batch_size of {_FEW} or more"
+            )
 
     @override
     def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:

@@ -97,7 +97,7 @@ class Stepwise(DesignMethod):
     """A method that draws the tokens of each unmasking step taking the reward into account.
 
     Args:
-        every: evaluate the reward after every so many steps, and when a sequence is complete.
+        every: evaluate the reward once in this many steps, and when a sequence is complete.
         anneal: the inverse temperature grows in proportion to the filled fraction of the masks; False uses `beta` from the first
             evaluation on.
     """

@@ -1,4 +1,4 @@
-"""SVDD: the best of several candidates at every step."""
+"""SVDD: one of several candidates at every step, drawn in proportion to exp(beta r)."""
 
 from __future__ import annotations
 

@@ -22,24 +22,27 @@ class Server(http.server.BaseHTTPRequestHandler):
     files: ClassVar = {}
     ranges = True  # answers a range with that range
     tag = True  # names the version of a file
+    weak = False  # by a weak tag
     length = True  # names the length of a file
     chunked = False
     cut, cuts = 10_000, 0  # so many bytes are sent of a reply, so often
     announced = 0  # bytes too many in Content-Length
     status = None  # of every reply
     asked = ()  # the header Range of each request for a file
+    conditions = ()  # the header If-Range of each of them
 
     def do_GET(self):
         name, content = self.path.partition("?")[0], self.files.get(self.path.partition("?")[0])
         if self.status is not None or content is None:
             return self.send_error(self.status or 404)
-        tag = f'"{hash(content)}"'
+        tag = f'W/"{hash(content)}"' if self.weak else f'"{hash(content)}"'
         if self.tag and self.headers.get("If-None-Match") == tag:
             self.send_response(304)
             self.end_headers()
             return None
         wanted = self.headers.get("Range") if self.headers.get("If-Range", tag) == tag and self.ranges else None
         type(self).asked.append((name, self.headers.get("Range")))
+        type(self).conditions.append(self.headers.get("If-Range"))
         start, _, end = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
         body = content[int(start) : int(end) + 1 if end else None]
         self.send_response(206 if wanted else 200)
@@ -75,7 +78,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server():
-    Mine = type("Mine", (Server,), {"asked": [], "files": {"/x.fa": FASTA}})
+    Mine = type("Mine", (Server,), {"asked": [], "conditions": [], "files": {"/x.fa": FASTA}})
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine)
     threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     Mine.url = f"http://127.0.0.1:{running.server_address[1]}"

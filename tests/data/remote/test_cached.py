@@ -1,6 +1,7 @@
 """Fetching from a web server on this machine: once, whole or not at all, resumed, and one line for every failure."""
 
 import hashlib
+import json
 import logging
 import re
 
@@ -10,7 +11,8 @@ from dnadiff.data.files import open_binary, resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.manifest import is_manifest
 from dnadiff.data.remote import cached, transfer
-from dnadiff.data.remote.address import file_name, parse
+from dnadiff.data.remote.address import file_name, parse, shown
+from dnadiff.data.remote.store import LostError
 from dnadiff.data.text.documents import Files
 
 FASTA = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
@@ -53,6 +55,95 @@ def test_without_a_connection_the_copy_is_used(server, caplog):
     file = resolve(server.fasta)
     server.status = 503
     assert again(server) == file and "HTTP 503" in caplog.text and "the copy of 20" in caplog.text
+
+
+def test_of_a_folder_the_copies_are_used_without_a_connection(server, caplog):
+    server.files |= {"/m/model.json": b"{}", "/m/model.bin": b"weights"}
+    folder, names = parse(f"{server.url}/m"), ("never.json", "model.json", "absent.md", "model.bin")
+    found = cached.fetch_some(folder, names)
+    server.status = 503
+    cached._current.clear()
+    assert cached.fetch_some(folder, names) == found and (found / "model.bin").read_bytes() == b"weights"
+    assert "never.json could not be fetched (HTTP 503" in caplog.text and "/m the files in the cache are used" in caplog.text
+    with pytest.raises(LostError, match=r"other/never\.json could not be fetched \(HTTP 503 .*\) after 3 tries"):
+        cached.fetch_some(parse(f"{server.url}/other"), names)
+
+
+def test_a_server_that_refuses_access_does_not_remove_copies(server, caplog):
+    server.files |= {"/m/model.bin": b"weights"}
+    found = cached.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json"))
+    server.status = 403
+    cached._current.clear()
+    assert cached.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json")) == found
+    assert (found / "model.bin").read_bytes() == b"weights" and "HTTP 403" in caplog.text
+    server.status = 404
+    cached._current.clear()
+    assert cached.fetch_some(parse(f"{server.url}/m"), ("model.bin",)) is None and not (found / "model.bin").exists()
+
+
+def test_a_weak_tag_shows_changes_and_does_not_resume_in_another_call(server, caplog):
+    server.weak, server.cuts = True, 1
+    assert resolve(server.fasta) == again(server)
+    assert [asked for _, asked in server.asked] == [None, "bytes=10000-"] and server.conditions == [None, None]
+    server.files["/x.fa"] = FASTA + b"A\n"
+    assert again(server).read_bytes() == FASTA + b"A\n" and "has changed since" in caplog.text
+    part = cached.target_of(parse(f"{server.url}/y.fa")).with_name(".y.fa.part")
+    server.files["/y.fa"] = FASTA
+    part.write_bytes(FASTA[:100])
+    part.with_name(".y.fa.part.json").write_text(json.dumps({"version": f'W/"{hash(FASTA)}"', "total": len(FASTA)}))
+    assert resolve(f"{server.url}/y.fa").read_bytes() == FASTA and server.asked[-1] == ("/y.fa", None)
+
+
+def test_what_a_query_says_is_in_no_message_and_no_file(server, folder, caplog):
+    address = f"{server.fasta}?sv=1&sig=SECRET"
+    with caplog.at_level(logging.INFO, logger="dnadiff"):
+        file = resolve(address)
+        server.status = 503
+        assert again_of(address) == file
+        for status in (403, 404, 500):
+            server.status = status
+            with pytest.raises(OSError, match=re.escape(f"{server.url}/y.fa?... ")) as error:
+                resolve(f"{server.url}/y.fa?sv=1&sig=SECRET")
+            assert "SECRET" not in str(error.value)
+    assert f"{server.fasta}?...: fetched 32,007 bytes" in caplog.text and "SECRET" not in caplog.text
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
+    for wrong in (f"{address} b", "https://user:SECRET@server/x.fa", "https://server?sig=SECRET", "ftp://server/x.fa"):
+        with pytest.raises(ValueError, match=r"address|names no file") as error:
+            parse(wrong)
+        assert "SECRET" not in str(error.value)
+
+
+def again_of(address):
+    """Another process asks."""
+    cached._current.clear()
+    return resolve(address)
+
+
+def test_the_note_of_an_earlier_version_is_read(server):
+    file = resolve(f"{server.fasta}?sig=1")
+    note = file.with_name(".x.fa.json")
+    about = json.loads(note.read_text())
+    del about["address_sha256"]
+    note.write_text(json.dumps(about | {"address": f"{server.fasta}?sig=1"}))
+    assert again_of(f"{server.fasta}?sig=1") == file and len(server.asked) == 1
+    note.write_text(json.dumps(about | {"address": f"{server.fasta}?..."}))
+    again_of(f"{server.fasta}?sig=1")
+    assert len(server.asked) == 2  # not known to be of this address
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://h/x.fa?sv=1&sig=a/b", "https://h/x.fa?..."),
+        ("cached:https:/h/x.fa?sig=1", "cached:https:/h/x.fa?..."),
+        ("input='https://u:p@h/x.fa?sig=1'", "input='https://h/x.fa?..."),
+        ("[https://a/x?s=1,https://b/y?t=2]", "[https://a/x?..."),
+        ("s3://b/what?.fa", "s3://b/what?.fa"),
+        ("what?.txt", "what?.txt"),
+    ],
+)
+def test_how_addresses_are_shown(text, expected):
+    assert shown(text) == expected
 
 
 @pytest.mark.parametrize("settings", [{}, {"tag": False}, {"ranges": False, "cuts": 1}, {"chunked": True, "cuts": 1}], ids=str)
@@ -130,6 +221,11 @@ def test_an_address_that_cannot_be_read_is_one_line(address, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_name_that_is_not_known_is_a_lost_connection():
+    with pytest.raises(LostError, match="there is no server of that name, or no network"):
+        resolve("http://no-such-server.invalid/x.fa")
+
+
 def test_a_path_has_the_address_that_was_written():
     from pathlib import Path
 
@@ -141,6 +237,9 @@ def test_a_path_has_the_address_that_was_written():
         "https://x/folder/y.fa.gz/z?key=1/2",
     )
     assert parse("s3://b/what?.fa").name == "what?.fa"
+    assert [parse(f"{scheme}://b/a b/c d.fa").name for scheme in ("s3", "gs", "hf")] == ["c d.fa"] * 3
+    with pytest.raises(ValueError, match="contains a control character"):
+        parse("s3://b/a\tb.fa")
 
 
 @pytest.mark.parametrize(("address", "extra"), [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")])

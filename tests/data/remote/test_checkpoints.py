@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import http.server
+import socket
 import threading
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from dnadiff import checkpoint
 from dnadiff.checkpoint import shards
 from dnadiff.config import build
 from dnadiff.data.files import resolve
+from dnadiff.data.remote import cached
 from dnadiff.data.run_data import run_data
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.published.tensors import fingerprint
@@ -70,6 +73,24 @@ def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(hard_links, mo
     expected = fingerprint(checkpoint.load(trained).denoiser)
     for name in ("run", "sharded", "sharded"):
         assert fingerprint(checkpoint.load(f"{models}/{name}").denoiser) == expected
+
+
+def test_copies_are_loaded_without_a_connection(models, monkeypatch):
+    names = [f"{models}/run", f"{models}/run/checkpoints/best.ckpt", f"{models}/model"]
+    expected = [fingerprint(checkpoint.load(name).denoiser) for name in names]
+
+    def unknown(*args, **more):
+        raise urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+
+    monkeypatch.setattr("urllib.request.urlopen", unknown)
+    for name, weights in zip(names, expected):
+        cached._current.clear()
+        assert fingerprint(checkpoint.load(name).denoiser) == weights
+    cached._current.clear()
+    with pytest.raises(
+        OSError, match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries"
+    ):
+        checkpoint.load(f"{models}/other")
 
 
 def test_a_checkpoint_that_does_not_exist_is_one_line(models):

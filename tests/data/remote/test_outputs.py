@@ -2,6 +2,7 @@
 
 import logging
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dnadiff.data.files import atomic_write, check_output, resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.remote import cached, outputs
-from dnadiff.data.remote.store import LostError
+from dnadiff.data.remote.store import LostError, Reply
 
 RUN = Path("runs/x")
 
@@ -125,6 +126,73 @@ def test_a_resumed_command_finds_what_it_had_written(bucket):
         assert Path(local["output"]).read_text() == "half"
     with outputs.uploading({**config, "overwrite": True}, RUN) as local:
         assert not Path(local["output"]).exists()  # a new start
+
+
+class Memory:
+    """A store in this process."""
+
+    def __init__(self, kept):
+        self.kept, self.uploaded = kept, []
+
+    def exists(self, address):
+        return address.text in self.kept
+
+    @contextmanager
+    def open(self, address, start=0, version=None):
+        if address.text not in self.kept:
+            raise FileNotFoundError(f"{address.text} does not exist; check the address")
+        content = self.kept[address.text]
+        yield Reply(0, len(content), None, iter([content]))
+
+    def upload(self, file, address):
+        self.kept[address.text] = file.read_bytes()
+        self.uploaded.append(address.text)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    store = Memory({})
+    monkeypatch.setattr(outputs, "store_of", lambda address: store)
+    return store
+
+
+def test_resuming_does_not_replace_a_complete_output(memory, folder):
+    memory.kept |= {"s3://b/a.tsv": b"whole", "s3://b/a.tsv.json": b"{}"}
+    config = {"output": "s3://b/a.tsv", "overwrite": False, "resume": True}
+    with pytest.raises(FileExistsError, match=r"^s3://b/a\.tsv exists; set overwrite=true"), outputs.uploading(config, RUN) as local:
+        check_output(local["output"])
+    assert memory.kept["s3://b/a.tsv"] == b"whole" and not list((folder / "outputs").iterdir())
+    with outputs.uploading({**config, "overwrite": True}, RUN) as local:
+        assert Path(local["output"]).read_text() == "whole"  # as a local file that may be replaced
+        Path(local["output"]).write_text("other")
+    assert memory.kept["s3://b/a.tsv"] == b"other" and memory.uploaded == ["s3://b/a.tsv"]
+
+
+def test_a_copy_of_what_is_there_is_not_taken_for_an_unfinished_output(memory, folder):
+    memory.kept |= {"s3://b/a.tsv": b"whole"}
+    config = {"output": "s3://b/a.tsv", "resume": True}
+    with outputs.uploading(config, RUN) as local:
+        place = Path(local["output"])
+        kept = {path: path.read_bytes() for path in place.parent.iterdir()}
+    place.parent.mkdir()
+    for path, content in kept.items():  # what a killed process leaves
+        path.write_bytes(content)
+    memory.kept["s3://b/a.tsv"] = b"of another process since"
+    with outputs.uploading(config, RUN) as local:
+        assert Path(local["output"]).read_text() == "of another process since"
+    assert memory.uploaded == []
+
+
+def test_samples_are_resumed_only_until_they_are_complete(memory, cli, trained, folder):
+    args = [f"checkpoint={trained}", "num_samples=2", "length=12", "sampler.num_groups=2", "output=s3://b/a.fa", "accelerator=cpu"]
+    assert cli("sample", *args)[0] == 0
+    before = dict(memory.kept)
+    assert set(before) == {"s3://b/a.fa", "s3://b/a.fa.json"}
+    status, out, err = cli("sample", *args, "resume=true")
+    assert status == 0 and "a.fa is complete already" in out and "s3://b/a.fa is complete already; it is not uploaded again" in err
+    status, _, err = cli("sample", *args, "resume=true", "seed=7")
+    assert status == 1 and "s3://b/a.fa exists; set overwrite=true" in err.strip().splitlines()[-1]
+    assert memory.kept == before and not list((folder / "outputs").iterdir())
 
 
 def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
