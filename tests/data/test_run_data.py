@@ -67,6 +67,7 @@ def test_a_foreign_text_model_reads_its_data_with_its_own_tokenizer(book):
     data.prepare()
     assert data.tokenizer is tokenizer
     judge = JudgeModel(None, tokenizer, 64, "judge", 1, book | {"tokenizer": ON_THE_HUB})
-    assert len(judge_text.real_texts(judge, {"trust": []}, [40, 40])) == 2
+    texts, source = judge_text.real_texts(judge, {"trust": []}, [40, 40])
+    assert [len(ids) for ids in texts] == [40, 40] and source.endswith("part test")
     judge = replace(judge, data=book | {"path": None, "hub": HUB})
-    assert judge_text.real_texts(judge, {"trust": []}, [40, 40]) == []
+    assert judge_text.real_texts(judge, {"trust": []}, [40, 40]) == ([], "")

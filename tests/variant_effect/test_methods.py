@@ -209,7 +209,7 @@ def test_every_method_scores_every_variant_of_a_short_record(length, inconsisten
 
 
 def test_masked_refuses_indels_and_each_method_the_other_kind_of_model():
-    with pytest.raises(ValueError, match="alleles of equal length, and one:4 TA>- is none"):
+    with pytest.raises(ValueError, match="alleles of equal length, and those of one:4 TA>- differ in length"):
         Masked().check(INDELS[1])
     with pytest.raises(ValueError, match="cannot use a left-to-right model; set variant_method to log_prob"):
         Masked().for_model(autoregressive())
