@@ -169,7 +169,8 @@ def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> tup
         data.prepare()
         part = "test" if "test" in data.parts else "valid"
         tiles = data.test_windows(part, length)
-        items = [tiles[i] for i in np.linspace(0, len(tiles) - 1, min(len(tiles), len(lengths))).round().astype(int)]
+        whole = [i for i, tile in enumerate(tiles.tiles) if tile.skip == 0]  # the last of an interval may overlap the one before
+        items = [tiles[whole[i]] for i in np.linspace(0, len(whole) - 1, min(len(whole), len(lengths))).round().astype(int)]
     except (ValueError, FileNotFoundError) as error:  # data of another machine; a disk that fails ends the command
         log.info(f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}")
         return [], ""

@@ -16,6 +16,7 @@ from dnadiff.vocab import Vocab
 
 FEW_TOKENS = 64  # vocabulary size up to which computing more logits on a GPU costs less than waiting for it to say which are needed
 
+
 class Parameterization(ABC):
     """Turns raw logits at some positions into predictions of x0.
 

@@ -107,7 +107,11 @@ def test_embeddings_are_those_of_blocks(run):
     [
         ("evaluate", ["conjoin=true"], "conjoin=true needs"),
         ("evaluate", ["protocol=mdlm"], "protocol"),
-        ("score", ["input=x.fa", "output=s.tsv", "per_base=i.bedgraph"], "the information of each base needs a model that sees both sides of it"),
+        (
+            "score",
+            ["input=x.fa", "output=s.tsv", "per_base=i.bedgraph"],
+            "the information of each base needs a model that sees both sides of it",
+        ),
         ("variants", ["saturate=a:30-31", "genome=x.fa", "output=v.tsv", "num_draws=1"], "num_draws 1 must be even and at least 2"),
         ("sample", ["sampler=ar", "num_samples=1", "output=z.fa"], "set sampler=block"),
         (

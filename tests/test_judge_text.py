@@ -10,6 +10,7 @@ import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.config import compose
+from dnadiff.data.tiles import Tile
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
@@ -119,6 +120,12 @@ def test_separators_at_the_ends_of_a_sample_do_not_count_with_either_tokenizer(s
     assert [[words[i] for i in ids] for ids in same] == [[other.decode([i]) for i in ids] for ids in encoded]
 
 
+class Windows(list):
+    """The last one overlaps the one before."""
+
+    tiles = [Tile(0, 3 * i, 0) for i in range(3)] + [Tile(0, 8, 2)]
+
+
 class Parts:
     """Data with these parts, whose windows are one text."""
 
@@ -133,7 +140,9 @@ class Parts:
     def test_windows(self, part, length):
         if part not in self.parts:
             raise ValueError(f"{self.name} has no {part} part")
-        return [{"ids": torch.tensor([2, 3, 4]), "weight": torch.ones(3)}] * 4
+        windows = Windows([{"ids": torch.tensor([2, 3, 4]), "weight": torch.ones(3)}] * 3)
+        windows.append({"ids": torch.tensor([2, 3, 4]), "weight": torch.tensor([0, 0, 1])})
+        return windows
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_any_quiet_change_is_found_on_demand(large, cache):
     assert one.verify() == 6400 + (one.folder / "runs.npy").stat().st_size
     damage_quietly(one.folder / "bases", 50 * 64)
     assert pack(large).bases[50 * 64] != 7  # not a sampled chunk
-    with pytest.raises(ValueError, match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it will be recreated"):
+    with pytest.raises(
+        ValueError, match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it will be recreated"
+    ):
         one.verify()
 
 
