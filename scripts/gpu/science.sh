@@ -9,7 +9,7 @@ genomes=$(realpath -e "${1:?usage: scripts/gpu/science.sh GENOMES OUTPUT [MINUTE
 : "${2:?usage: scripts/gpu/science.sh GENOMES OUTPUT [MINUTES] [SECONDS]}"
 mkdir -p "$2" || exit 1
 output=$(realpath -e "$2") || exit 1
-minutes=${3:-5} seconds=${4:-570} device=${DEVICE:-cuda} options=${OPTIONS:-}
+minutes=${3:-4} seconds=${4:-570} device=${DEVICE:-cuda} options=${OPTIONS:-}
 export OMP_NUM_THREADS=4
 # shellcheck disable=SC2086 # several options
 steps() { timeout "$seconds" python scripts/gpu/steps.py --output runs/gpu_science --genomes "$genomes" --minutes "$minutes" --device "$device" $options "$@"; }
