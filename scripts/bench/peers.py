@@ -19,6 +19,7 @@ of network calls (BERT has 85 tokens, so at most 85), and `python -m dnadiff.jud
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -129,13 +130,17 @@ class Study:
         """Run a job in the environment of the peers."""
         if self.peer_python is None:
             raise ValueError("--peer-python is missing: give the Python of an environment with torch, d3-dna and transformers")
-        path = self.folder / f"{name}-job.json"
-        write_json(path, job)
-        script = Path(__file__).with_name("peer_networks.py")
-        status = subprocess.run([self.peer_python, str(script), str(path)], check=False).returncode
-        if status:
-            raise SystemExit(status)
-        return json.loads(Path(job["output"]).read_text(encoding="utf-8"))
+        path, result = self.folder / f"{name}-job.json", Path(job["output"])
+        if not (result.is_file() and path.is_file() and study.read_json(path) == job):  # else only what follows it was interrupted
+            result.unlink(missing_ok=True)
+            write_json(path, job)
+            script = Path(__file__).with_name("peer_networks.py")
+            status = subprocess.run([self.peer_python, str(script), str(path)], check=False).returncode
+            if status:
+                raise SystemExit(status)
+        if job["samples"]:
+            shutil.copyfile(result.with_suffix(".fa"), self.folder / f"{name}.fa")
+        return study.read_json(result)
 
     def ours(self, job: dict[str, Any], name: str) -> dict[str, Any]:
         """The same with this package: training by its command, in the process of the study the rest."""
