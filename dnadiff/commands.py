@@ -89,7 +89,7 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
 def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     from dnadiff.config import call_composed
 
-    existing = {path for path in named_run_dirs() if path.exists()}  # never removed
+    existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
     caught: list[Exception] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
 
     def main(config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
@@ -108,11 +108,6 @@ def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     call_composed(name, main)
     if caught:
         raise caught[0]
-
-
-def named_run_dirs() -> list[Path]:
-    """The folder that the command line names as `hydra.run.dir`, if it does."""
-    return [Path(a.partition("=")[2]) for a in sys.argv if a.startswith("hydra.run.dir=")]
 
 
 def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: Path, overrides: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
-from dnadiff.training.resume import check_new, clear, locked_run, resumable, resume_step, saved_files, use_initial_network
+from dnadiff.training.resume import check_new, clear, locked_run, names_run_dir, resumable, resume_step, saved_files, use_initial_network
 from dnadiff.training.trainer_settings import FIXED, checked, validation_interval
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if initial is not None:
         config = use_initial_network(config, initial.config, overrides)
     config = checkpoint.resolved(config, trust=None)
-    start_from = resumable(config, run_dir, search=not commands.named_run_dirs()) if config["resume"] else None
+    start_from = resumable(config, run_dir, search=not names_run_dir(sys.argv)) if config["resume"] else None
     if start_from is not None:
         run_dir = start_from.parent.parent
     elif not config["overwrite"]:

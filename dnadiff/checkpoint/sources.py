@@ -19,7 +19,7 @@ from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, is_remote
 from dnadiff.data.remote.address import Address, parse
-from dnadiff.data.remote.cached import fetch, fetch_some
+from dnadiff.data.remote.cached import fetch, fetch_some, target_of
 from dnadiff.data.remote.store import LostError
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
@@ -206,9 +206,14 @@ def license_in(card: Path) -> str | None:
 
 
 def _first(folder: Address, names: Sequence[str]) -> Address | None:
-    """The first of the named files of a folder that exists, None if none does; PermissionError or LostError if no other can be read."""
+    """The first of the named files of a folder that exists, None if none does; PermissionError or LostError if no other can be read.
+
+    After a lost connection, which does not show whether a file exists, only copies of the others are used.
+    """
     problem: OSError | None = None
     for address in map(folder.inside, names):
+        if isinstance(problem, LostError) and not target_of(address).is_file():
+            continue
         try:
             fetch(address)
         except FileNotFoundError:

@@ -172,7 +172,8 @@ class MaskedObjective(Objective):
         if self.takes_every_position and self._few_tokens_on_gpu(x0):
             nll, factor = self.token_nll(denoiser, x0, masked, None, cond, valid), masked.weight
             factor = (factor[:, None] if factor.ndim == 1 else factor).expand(x0.shape).flatten()
-            nll = torch.where(positions.flatten(), nll, 0.0)  # infinite where a visible token is never emitted
+            # Of other tokens the first may be infinite, if they are never emitted, and the second 0/0, in rows without masks.
+            nll, factor = (torch.where(positions.flatten(), value, 0.0) for value in (nll, factor))
             return self._reduced(nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum())
         return self.weighted(self.token_nll(denoiser, x0, masked, positions, cond, valid), masked, positions, weight)
 

@@ -173,7 +173,9 @@ class DiscreteTime(Masking):
         u = strata(draws, self.stratified, x0.device)
         t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
         alpha_t, alpha_s = self.alphas(process.noise, t)
-        return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, self.num_steps * (alpha_s - alpha_t) / (1 - alpha_t))
+        # Where alpha_t is 1 in floating point, nothing is masked.
+        weight = torch.where(alpha_t < 1, self.num_steps * (alpha_s - alpha_t) / (1 - alpha_t), 0.0)
+        return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, weight)
 
     def alphas(self, noise: NoiseSchedule, t: Tensor) -> tuple[Tensor, Tensor]:
         """alpha at t and at the step before it, t - 1/T; before the first step it is 1."""

@@ -84,7 +84,7 @@ def visibility_curve(axes: Axes, evaluation: Results, unit: str = "base", unifor
 
 
 def kmer_frequencies(axes: Axes, composition: Composition) -> None:
-    """k-mer frequencies of the samples against real windows; bars span 95 % of random sets of real windows."""
+    """k-mer frequencies of the samples against real windows; bars are the 95 % range of independent sets of real windows."""
     c, outside = composition, composition.outside_baseline
     every = 100 * np.concatenate([c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high])
     limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
@@ -100,7 +100,7 @@ def kmer_frequencies(axes: Axes, composition: Composition) -> None:
 
 
 def gc_content(axes: Axes, composition: Composition) -> None:
-    """GC content of the samples and of real windows; the band spans 95 % of random sets of real windows."""
+    """GC content of the samples and of real windows; the band is the 95 % range of independent sets of real windows."""
     c = composition
     everything = 100 * np.concatenate([c.sample_gc, c.real_gc])
     edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
@@ -114,12 +114,12 @@ def gc_content(axes: Axes, composition: Composition) -> None:
 
 
 def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
-    """Jensen-Shannon divergence of k-mer frequencies for each k; the band spans 95 % of random sets of real windows."""
+    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of independent sets of real windows."""
     divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
 
 
 def divergences(axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples") -> None:
-    """The distances of k-mer frequencies of these lengths from real windows; the band spans 95 % of random sets of real windows."""
+    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 % range of independent sets of real windows."""
     samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
     reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
@@ -131,7 +131,7 @@ def divergences(axes: Axes, lengths: Sequence[int], found: Sequence[Distance], n
 
 
 def mutual_information(axes: Axes, quality: SampleQuality) -> None:
-    """Mutual information of two bases against the distance between them; the band spans 95 % of random sets of real windows."""
+    """Mutual information of two bases against the distance between them; the band is the 95 % range of independent sets of real windows."""
     samples, (low, high) = quality.information
     at = np.arange(1, len(samples) + 1)
     axes.fill_between(at, low, high, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")

@@ -147,7 +147,7 @@ def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
 
 def samples(c: Composition) -> str:
     """k-mer frequencies and GC content of the samples compared with real windows."""
-    baseline = f"Gray: 95 % of random sets of {c.num_compared} real windows."
+    baseline = f"Gray: the 95 % range of an independent set of {c.num_compared} real windows."
     both = " A k-mer and its reverse complement share a point." if any("/" in label for label in c.kmers) else ""
     kmers = picture(
         panel(partial(panels.kmer_frequencies, composition=c)),

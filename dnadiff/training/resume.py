@@ -109,6 +109,12 @@ def saved_files(run_dir: Path) -> list[tuple[str, int]]:
     return [(path.name, path.stat().st_mtime_ns) for path in files if path.exists()]
 
 
+def names_run_dir(arguments: Sequence[str]) -> bool:
+    """Whether the user named a run folder. Lightning names that of the first process to those that it starts, with a name of the job."""
+    pairs = zip(arguments, [*arguments[1:], ""])
+    return any(a.startswith("hydra.run.dir=") and not after.startswith("hydra.job.name=train_ddp_process_") for a, after in pairs)
+
+
 def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None:
     """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration next to it.
 

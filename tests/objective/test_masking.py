@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dnadiff.draws import Draws
-from dnadiff.noise import Cosine, Geometric, Linear, LogLinear, LogMask, ShiftedLogOdds
+from dnadiff.noise import Cosine, Geometric, Linear, LogLinear, LogMask, Polynomial, ShiftedLogOdds
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
@@ -152,3 +152,12 @@ def test_discrete_time_needs_steps():
         DiscreteTime(0)
     with pytest.raises(ValueError, match="p_min 0 must be a number between 0 and 1"):
         Importance(p_min=0)
+
+
+def test_a_discrete_step_at_which_alpha_rounds_to_one_has_no_weight():
+    process, steps = AbsorbingProcess(DNA, Polynomial(6)), 1000
+    assert process.noise.alpha(torch.tensor([1 / steps], dtype=torch.float64)) == 1
+    x0 = torch.full((4 * steps, 1), 7)
+    masked = DiscreteTime(steps)(process, x0, x0 > 0, Draws.for_batch(0, len(x0)))
+    first = masked.t == 1 / steps
+    assert first.any() and (masked.weight[first] == 0).all() and masked.weight.isfinite().all()

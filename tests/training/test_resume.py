@@ -128,3 +128,12 @@ def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
     }
     assert resume.differences(new, old, ()) == []
     assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == ["optimizer.lr"]
+
+
+def test_the_folder_that_lightning_names_to_the_processes_it_starts_is_not_the_users():
+    own, of_lightning = (
+        "hydra.run.dir=mine",
+        ['hydra.run.dir="runs/train/x"', "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"],
+    )
+    assert resume.names_run_dir(["train.py", own]) and resume.names_run_dir(["train.py", own, "seed=1", *of_lightning])
+    assert not resume.names_run_dir(["train.py", "seed=1"]) and not resume.names_run_dir(["train.py", *of_lightning])

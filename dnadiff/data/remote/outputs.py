@@ -59,6 +59,8 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
         yield {**config, **{key: str(place) for key, place in places.items()}}
         for key, address in remote.items():
             _upload_all(places[key], address)
+        for place in places.values():  # only now: if an upload fails, a command that resumes finds all files
+            shutil.rmtree(place.parent, ignore_errors=True)
     except FileExistsError as error:  # of a command that resumes: it names the copy
         text = str(error)
         for key, place in places.items():
@@ -77,6 +79,7 @@ def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
     place = _place(address, {"overwrite": overwrite})
     yield place
     _upload_all(place, address)
+    shutil.rmtree(place.parent, ignore_errors=True)
 
 
 def _place(address: Address, config: Mapping[str, object]) -> Path:
@@ -122,14 +125,13 @@ def _written(folder: Path) -> list[Path]:
 
 
 def _upload_all(place: Path, address: Address) -> None:
-    """Upload an output and what a command wrote next to it, the output itself last; then remove the files from this disk."""
+    """Upload an output and what a command wrote next to it, the output itself last."""
     files = [path for path in _written(place.parent) if not path.name.startswith(".")]
     if place.exists() and place not in files:
         log.info(f"{address.shown} is complete already; it is not uploaded again")
     for path in sorted(files, key=lambda path: path == place):
         name = path.relative_to(place.parent).as_posix()
         _upload(path, address if path == place else address._replace(text=f"{address.folder}/{name}"), place)
-    shutil.rmtree(place.parent, ignore_errors=True)
 
 
 def _upload(path: Path, address: Address, place: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from dnadiff import checkpoint
-from dnadiff.checkpoint import shards
+from dnadiff.checkpoint import shards, sources
 from dnadiff.config import build
 from dnadiff.data.files import resolve
 from dnadiff.data.remote import cached
+from dnadiff.data.remote.store import LostError
 from dnadiff.data.run_data import run_data
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.published.tensors import fingerprint
@@ -91,6 +92,18 @@ def test_copies_are_loaded_without_a_connection(models, monkeypatch):
         OSError, match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries"
     ):
         checkpoint.load(f"{models}/other")
+
+
+def test_a_lost_connection_does_not_select_other_weights(models, monkeypatch):
+    def lost(address):
+        if address.name == "best.ckpt":
+            raise LostError("lost")
+        return fetch(address)
+
+    fetch = sources.fetch
+    monkeypatch.setattr(sources, "fetch", lost)
+    with pytest.raises(LostError, match="lost"):
+        checkpoint.load(f"{models}/run")
 
 
 def test_a_checkpoint_that_does_not_exist_is_one_line(models):

@@ -207,6 +207,25 @@ def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
     assert Path(place, "y.txt").read_text() == "result"
 
 
+def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder, monkeypatch):
+    config = {"output": "s3://b/a.tsv", "track": "s3://b/t.bedgraph", "resume": True}
+
+    upload, refused = memory.upload, ["t.bedgraph"]
+
+    def fail_once(file, address):
+        if address.name in refused:
+            raise OSError(f"{refused.pop()} is refused")
+        upload(file, address)
+
+    monkeypatch.setattr(memory, "upload", fail_once)
+    with pytest.raises(OSError, match="refused"), outputs.uploading(config, RUN) as local:
+        for key in ("output", "track"):
+            Path(local[key]).write_text(key)
+    with outputs.uploading(config, RUN) as local:
+        assert [Path(local[key]).read_text() for key in ("output", "track")] == ["output", "track"]
+    assert set(memory.kept) == {"s3://b/a.tsv", "s3://b/t.bedgraph"} and not list((folder / "outputs").iterdir())
+
+
 def test_what_cannot_be_written_is_one_line():
     with pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP; choose s3://"), atomic_write("https://x/y.txt"):
         pass
