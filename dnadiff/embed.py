@@ -66,7 +66,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if (folder := assignment.compute(output, {VECTORS: Task(work, depends)})) is not None:
         return folder
     assignment.settings(VECTORS, depends)  # refuses shards of others
-    about = files.EmbeddingTable(source.names, source.regions, embedder.width, embedder.dtype, pool.per_position, settings)
+    about = files.EmbeddingTable(
+        source.names, source.regions, embedder.width, embedder.dtype, pool.per_position, settings, source.region_names
+    )
     log.info(f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to {max(source.lengths):,} bases")
     files.write(output, kind, about, counted(work, assignment), config["overwrite"])
     vector = f"{embedder.width} {embedder.dtype.name} per {'base' if pool.per_position else 'sequence'}"

@@ -50,7 +50,7 @@ KEYS: Keys = {
     "fine_tune": bool,
     "scratch": bool,
     "probe": bool,
-    "neighbours": bool,
+    "neighbors": bool,
     "layer": checks.PositiveInt | None,
     "train_items": checks.PositiveInt | None,
     "inputs.layers": list[checks.PositiveInt],
@@ -67,10 +67,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, write_json
+    from dnadiff.data.remote.address import shown
     from dnadiff.downstream import pretraining_overlap, saved, suite
     from dnadiff.downstream.results import check_results, slug
     from dnadiff.report.suite import write_suite
 
+    overrides = [shown(override) for override in overrides]  # from here on only stored: without the secrets of an address
     check_settings(config)
     output = checks.expand_user(config["output"]) if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])

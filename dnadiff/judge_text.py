@@ -28,7 +28,7 @@ KEYS: Keys = {
     "judge": str,
     "length": checks.PositiveInt | None,
     "stride": checks.PositiveInt | None,
-    "words": checks.PositiveInt,
+    "ngram_size": checks.PositiveInt,
 }
 
 
@@ -43,7 +43,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.model import Model
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
-    minimum = {"num_samples": 1, "words": 1, "batch_size": 1, "seed": 0}
+    minimum = {"num_samples": 1, "ngram_size": 1, "batch_size": 1, "seed": 0}
     config |= {key: checks.integer(key, config[key], low) for key, low in minimum.items()}
     if (config["checkpoint"] is None) == (config["samples"] is None):
         raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
@@ -66,20 +66,20 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         return token_nats(judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"])
 
     nats = nats_of(texts)
-    rows = {"samples": describe(texts, config["words"], nats).summary()}
+    rows = {"samples": describe(texts, config["ngram_size"], nats).summary()}
     real, real_source = real_texts(judge, config, [len(x) for x in texts])
     if real:
-        rows["real text"] = describe(real, config["words"], nats_of(real)).summary() | {"source": real_source}
+        rows["real text"] = describe(real, config["ngram_size"], nats_of(real)).summary() | {"source": real_source}
     content = {
         "judge": {"checkpoint": str(judge.path), "step": judge.step, "window": judge.length, "tokenizer": judge.tokenizer.name},
         "samples": {"source": source} | ({} if model is None else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}),
-        "words": config["words"],
+        "ngram_size": config["ngram_size"],
         "rows": rows,
         "by_position": [],
     }
     if model is not None and drawn is not None:
         at = at_positions(nats, drawn, judge.tokenizer) if model.tokenizer == judge.tokenizer else None
-        content["by_position"] = by_position(drawn, segment_starts(config, model, drawn.shape[1]), config["words"], at)
+        content["by_position"] = by_position(drawn, segment_starts(config, model, drawn.shape[1]), config["ngram_size"], at)
     write_json(output, content)
     show(content)
     print(f"files are in {output}")
@@ -201,7 +201,7 @@ def show(content: Mapping[str, Json]) -> None:
             shown.append(f"{row[key]:{form}}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})"))
         return shown
 
-    header = ("generative perplexity", "entropy, nats", f"repeated {content['words']}-grams of tokens")
+    header = ("generative perplexity", "entropy, nats", f"repeated {content['ngram_size']}-grams of tokens")
     print(table([(name, f"{r['texts']:,}", *cells(r)) for name, r in content["rows"].items()], ("", "texts", *header)))
     judge = content["judge"]
     print(f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens")

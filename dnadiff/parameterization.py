@@ -117,7 +117,7 @@ class Score(SUBS):
     """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's code).
 
     The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of letters, so that logits of 0 are
-    the ratios of a uniform guess. Nothing normalises them: score entropy does. Normalised, they are the `log_probs` of SUBS.
+    the ratios of a uniform guess. Nothing normalizes them: score entropy does. Normalized, they are the `log_probs` of SUBS.
     """
 
     normalized = False

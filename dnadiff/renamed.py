@@ -34,7 +34,7 @@ RENAMED_CHOICES = {
     "sampler=drawn_token": "sampler=low_confidence",
 }
 # Renamed keys of the command line; the old names work with a warning until version 0.3, too.
-RENAMED_KEYS = {"task.cluster_word": "task.cluster_kmer"}
+RENAMED_KEYS = {"task.cluster_word": "task.cluster_kmer", "neighbours": "neighbors", "words": "ngram_size"}
 DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
 
 

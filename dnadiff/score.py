@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dnadiff.tracks.work import TrackWork
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
+REGION_NAME = "region_name"  # last column, if the regions have names in their file
 TABLE, TRACK = "table", "per_base"  # names of the streams of shards
 TOTALS: dict[str, Json] = {"nats": 0.0, "variance": 0.0, "counted": 0.0}
 log = logging.getLogger("dnadiff")
@@ -70,7 +71,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         check_denoiser(model.denoiser)
     source = open_input(config["input"], config["genome"], config["regions"], config["feature"])
     scores, track_work = work_of_table(config, model, source), None if track is None else work_of_track(config, model, source, track)
-    tasks = {TABLE: Task(scores, settings_of(config, model, source, ("num_draws", "seed")))}
+    columns: dict[str, Json] = {} if source.region_names is None else {"columns": [*COLUMNS, REGION_NAME]}
+    tasks = {TABLE: Task(scores, settings_of(config, model, source, ("num_draws", "seed")) | columns)}
     if track_work is not None:
         tasks[TRACK] = Task(track_work, settings_of(config, model, source, ("spacing", "stranded")))
     if (folder := assignment.compute(output, tasks)) is not None:
@@ -168,12 +170,13 @@ def write_table(
     log.info(f"model: {model.path}; {len(source.names):,} records in {work.num_windows:,} windows of at most {config['window']} bases")
     bar = Progress(work.num_windows, "score", sums.pieces)
     work.report = bar.update
-    header = "\t".join(COLUMNS) + "\n"
+    region_names = source.region_names
+    header = "\t".join(COLUMNS if region_names is None else (*COLUMNS, REGION_NAME)) + "\n"
     try:
         for result in assignment.results(TABLE, work, sums.pieces):
             text, completed = "" if stream.bytes else header, sums.add(result)
             for number, found in enumerate(completed, stream.done):
-                text += row(source.names[number], lengths[number], found)
+                text += row(source.names[number], lengths[number], found, None if region_names is None else region_names[number])
                 totals = {key: value + getattr(found, key) for key, value in totals.items()}
             stream.append(text.encode(), len(completed), state=sums.state(), totals=totals)
     finally:
@@ -193,12 +196,13 @@ def write_table(
     print(table(rows))
 
 
-def row(name: str, length: int, score: RecordScore) -> str:
+def row(name: str, length: int, score: RecordScore, region_name: str | None = None) -> str:
     """A line of the table; nan for a record without a countable base."""
     per_base = score.nats / score.counted if score.counted else math.nan
     se = math.sqrt(score.variance) / score.counted if score.counted else math.nan
     numbers = (per_base, per_base / math.log(2), se, score.nats / math.log(2))
-    return "\t".join([name, str(length), f"{score.counted:.0f}", *(f"{x:.6f}" for x in numbers)]) + "\n"
+    last = [] if region_name is None else [region_name]
+    return "\t".join([name, str(length), f"{score.counted:.0f}", *(f"{x:.6f}" for x in numbers), *last]) + "\n"
 
 
 def write_track(config: Config, stream: ResumableOutput, work: TrackWork, assignment: Assignment) -> None:

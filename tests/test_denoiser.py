@@ -70,8 +70,8 @@ def test_features_are_read_as_the_model_reads_whole_sequences(denoiser):
     assert torch.equal(causal.features(ids), causal.backbone.features(ids))
     assert torch.equal(blocks.features(ids), blocks.backbone.block_features(ids, ids, 4)[0])
     assert torch.equal(Guided(blocks, 2.0).features(ids), blocks.features(ids))
-    with pytest.raises(ValueError, match="Labelled has no network with features"):
-        Labelled().features(ids)
+    with pytest.raises(ValueError, match="Labeled has no network with features"):
+        Labeled().features(ids)
 
 
 def test_one_block_needs_no_clean_stream(denoiser):
@@ -84,7 +84,7 @@ def test_one_block_needs_no_clean_stream(denoiser):
     torch.testing.assert_close(found, torch.stack([expected[0, 1, 1], expected[0, 3, 3]]))
 
 
-class Labelled(BaseDenoiser):
+class Labeled(BaseDenoiser):
     """p = (.7, .3) with a label and (.5, .5) without, at every position; the mask is id 2."""
 
     def __init__(self):
@@ -101,7 +101,7 @@ class Labelled(BaseDenoiser):
 @pytest.mark.parametrize(("weight", "expected", "rows"), [(2, [0.844828, 0.155172], 4), (1, [0.7, 0.3], 2), (0, [0.5, 0.5], 2)])
 def test_guidance_raises_the_label_to_a_power(weight, expected, rows):
     # facts 21
-    inside, xt = Labelled(), torch.tensor([[2, 2, 0], [2, 0, 2]])
+    inside, xt = Labeled(), torch.tensor([[2, 2, 0], [2, 0, 2]])
     guided = Guided(inside, weight)
     probs = guided.log_probs(xt, torch.ones(2), torch.ones(2, 1), xt == 2).exp()
     assert probs.shape == (4, 3) and torch.allclose(probs, torch.tensor([*expected, 0.0]), atol=1e-6)
@@ -110,8 +110,8 @@ def test_guidance_raises_the_label_to_a_power(weight, expected, rows):
 
 def test_guidance_needs_a_label_and_a_model_that_unmasks():
     with pytest.raises(ValueError, match="guidance needs a label"):
-        Guided(Labelled(), 2).log_probs(torch.tensor([[2]]))
+        Guided(Labeled(), 2).log_probs(torch.tensor([[2]]))
     with pytest.raises(ValueError, match="guidance is for models that unmask"):
         Guided(CausalDenoiser(Transformer(DNA, 16, 1, 2)), 2)
     with pytest.raises(ValueError, match="guidance -1 must be 0 or more"):
-        Guided(Labelled(), -1)
+        Guided(Labeled(), -1)

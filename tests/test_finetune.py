@@ -142,7 +142,7 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
         "kmer=2",
         *BASELINES,
         "probe=true",
-        "neighbours=true",
+        "neighbors=true",
         "fine_tune=false",
         "scratch=false",
         f"results={tmp_path / 'kept'}",
@@ -245,7 +245,10 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
     flat = (
         "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
     )
-    result = json.loads((call(tmp_path, *suite, f"+baselines.flat={flat}") / "finetune.json").read_text())
+    run_dir = call(tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"')
+    result = json.loads((run_dir / "finetune.json").read_text())
+    with np.load(next((run_dir / "results").rglob("*.npz"))) as stored:
+        assert "https://server/x.fa?..." in json.loads(str(stored["about"]))["command"]
     assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
     assert result["left_out"]["demo_human_or_worm"] == "no data"
     assert "letter 'X' at position 3" in result["left_out"]["human_enhancers_cohn"]

@@ -131,7 +131,7 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
         "boosting": "dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]",
     }
     baselines = [f"+baselines.{name}={{_target_: {target}}}" for name, target in classes.items()]
-    result = run_finetune(world, tmp_path / "labels", world / "table.csv", *settings, *baselines, "neighbours=true")
+    result = run_finetune(world, tmp_path / "labels", world / "table.csv", *settings, *baselines, "neighbors=true")
     assert "2-mer logistic regression" in result["models"] and result["task"]["tested"] == 40 and result["task"]["chance"] == 0.5
     gc = result["models"]["GCAlone"]
     assert gc["auroc"] > 0.95 and set(gc["metrics"]) == {"auroc", "auprc"} | {

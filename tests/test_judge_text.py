@@ -61,7 +61,7 @@ def test_texts_from_a_file(cli, runs, tmp_path):
     (tmp_path / "x.txt").write_text("judge my vow\n\nblack quartz, black quartz\n\n")
     found = []
     for name in ("x.jsonl", "x.txt"):
-        status, _, err = cli("judge_text", f"samples={name}", f"judge={runs / 'ar'}", "words=3", f"output={name}.json")
+        status, _, err = cli("judge_text", f"samples={name}", f"judge={runs / 'ar'}", "ngram_size=3", f"output={name}.json")
         assert status == 0, err
         found.append(json.loads((tmp_path / f"{name}.json").read_text()))
     assert found[0]["rows"] == found[1]["rows"] and found[0]["by_position"] == []

@@ -7,7 +7,7 @@ from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.nucleotides import reverse_complement
 
 
-def test_fasta_out_is_labelled_wrapped_and_reproducible(cli, trained, tmp_path):
+def test_fasta_out_is_labeled_wrapped_and_reproducible(cli, trained, tmp_path):
     args = [f"checkpoint={trained}", "num_samples=3", "length=70", "batch_size=2", "seed=9"]
     status, out, err = cli("sample", *args, "output=a.fa")
     assert status == 0, err

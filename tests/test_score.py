@@ -124,6 +124,16 @@ def test_regions_are_scored_as_their_sequences(cli, trained, records, tmp_path):
     assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes() == (tmp_path / "c.tsv").read_bytes()
 
 
+def test_names_of_regions_are_the_last_column(cli, trained, records, tmp_path):
+    (tmp_path / "r.gtf").write_text('long\tx\tCDS\t3\t42\t.\t-\t.\tgene_id "thrA";\nrandom\tx\tCDS\t1\t9\t.\t+\t.\t\n')
+    (tmp_path / "r.bed").write_text("long\t2\t42\t.\t0\t-\nrandom\t0\t9\t.\t0\t+\n")
+    for name, regions in (("named", "r.gtf"), ("unnamed", "r.bed")):
+        status, _, err = cli("score", f"checkpoint={trained}", "genome=x.fa", f"regions={regions}", f"output={name}.tsv")
+        assert status == 0, err
+    named, unnamed = ((tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("named", "unnamed"))
+    assert named == [f"{line}\t{last}" for line, last in zip(unnamed, ("region_name", "thrA", ""))]
+
+
 def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monkeypatch):
     def killed(self):
         raise KeyboardInterrupt

@@ -110,7 +110,7 @@ class LinearProbe(FrozenModel):
 class NearestNeighbors(FrozenModel):
     """k nearest neighbors on standardized features of unit length, with k chosen on the validation items."""
 
-    kind = "NearestNeighbours"
+    kind = "NearestNeighbors"
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override
@@ -119,7 +119,7 @@ class NearestNeighbors(FrozenModel):
         from sklearn.preprocessing import Normalizer, StandardScaler
 
         return {
-            f"{number} neighbours": make_pipeline(StandardScaler(), Normalizer(), estimators.neighbors(number))
+            f"{number} neighbors": make_pipeline(StandardScaler(), Normalizer(), estimators.neighbors(number))
             for number in self.numbers
             if number <= num_items
         }

@@ -36,7 +36,7 @@ from dnadiff.draws import hash64
 
 Rates: TypeAlias = float | tuple[float, ...]
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
-PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbours"
+PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbors"
 log = logging.getLogger("dnadiff")
 
 
@@ -82,7 +82,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
         models.setdefault(row_name(name, data), built)
-    if config["neighbours"]:
+    if config["neighbors"]:
         models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)
     if config["probe"]:
         models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)

@@ -220,15 +220,15 @@ def _column(metrics: Columns, name: str) -> np.ndarray | None:
 
 
 def _label_outliers(axes: Axes, c: Composition, max_labels: int = 6) -> None:
-    labelled: list[float] = []
+    labeled: list[float] = []
     room = 0.07 * np.ptp(axes.get_ylim())
     excess = np.where(c.outside_baseline, np.abs(c.sample_frequency - c.real_frequency), 0)
     for index in np.argsort(-excess, kind="stable")[: min(max_labels, int(c.outside_baseline.sum()))]:
         x, y = 100 * c.real_frequency[index], 100 * c.sample_frequency[index]
-        if all(abs(y - other) > room for other in labelled):
+        if all(abs(y - other) > room for other in labeled):
             place, side = ((-6, 3), "right") if y > x else ((6, -3), "left")
             axes.annotate(c.kmers[index], (x, y), place, textcoords="offset points", ha=side, va="center", fontsize=7.5)
-            labelled.append(y)
+            labeled.append(y)
 
 
 def _percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -43,12 +43,12 @@ from dnadiff.sampler.grouped import Grouped
 
 ORDER = 12
 PATTERNS = ("middle", "random")
-METHODS = ("network", "designs", "two_sided", "neighbours", "one_sided", "unconditional", "most_frequent")
+METHODS = ("network", "designs", "two_sided", "neighbors", "one_sided", "unconditional", "most_frequent")
 TITLES = {
     "network": "network, one call",
     "designs": "network, designs (`infill=`)",
     "two_sided": "order 12, two-sided (Gibbs)",
-    "neighbours": "order 12, neighbors",
+    "neighbors": "order 12, neighbors",
     "one_sided": "order 12, one-sided",
     "unconditional": "unconditional network",
     "most_frequent": "most frequent base",
@@ -235,7 +235,7 @@ class Study:
             return network(model, windows, masks)
         if method == "unconditional":
             return network(model, windows, np.ones_like(masks))
-        if method == "neighbours":
+        if method == "neighbors":
             return neighbors(self.markov_of(genome), seen)
         if method == "two_sided":
             return two_sided(self.markov_of(genome), windows, masks, self.size["sweeps"], self.size["burn"])

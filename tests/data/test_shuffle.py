@@ -20,8 +20,8 @@ def test_an_image_depends_on_key_and_index_alone():
 def test_orders_are_as_random_as_they_should_be():
     first = np.concatenate([shuffled(key, np.array([0]), 6) for key in range(6000)])
     assert (abs(np.bincount(first, minlength=6) - 1000) < 150).all()  # five standard deviations
-    neighbours = np.diff(shuffled(1, np.arange(100_000), 100_000))
-    assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1] + 0.5) < 0.02  # as of independent draws
+    neighbors = np.diff(shuffled(1, np.arange(100_000), 100_000))
+    assert abs(np.corrcoef(neighbors[1:], neighbors[:-1])[0, 1] + 0.5) < 0.02  # as of independent draws
 
 
 def test_bits_are_fair_and_uniforms_fill_the_interval():

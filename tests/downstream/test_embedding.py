@@ -156,9 +156,9 @@ def test_parquet_of_regions_has_their_coordinates(cli, trained, model, inputs, t
     from pyarrow import parquet
 
     found = parquet.read_table(tmp_path / "e.parquet")
-    assert found.select(["name", "chrom", "start", "end", "strand"]).to_pylist() == [
-        {"name": "c2:1-4(-)", "chrom": "c2", "start": 0, "end": 4, "strand": "-"},
-        {"name": "c1:4-13", "chrom": "c1", "start": 3, "end": 13, "strand": "."},
+    assert found.drop_columns("embedding").to_pylist() == [
+        {"name": "c2:1-4(-)", "chrom": "c2", "start": 0, "end": 4, "strand": "-", "region_name": "first"},
+        {"name": "c1:4-13", "chrom": "c1", "start": 3, "end": 13, "strand": ".", "region_name": "second"},
     ]
     expected = model.embed(["AATC", "CGTTGACCAT"], pool="max", stranded=True)
     np.testing.assert_allclose(np.array(found["embedding"].to_pylist()), expected, atol=2e-6)
@@ -172,6 +172,7 @@ def test_h5ad_opens_in_anndata(cli, trained, model, inputs, tmp_path):
     found = anndata.read_h5ad(tmp_path / "e.h5ad")
     np.testing.assert_allclose(found.X, model.embed(["AATC", "CGTTGACCAT"]), atol=2e-6)
     assert found.obs_names.tolist() == ["c2:1-4(-)", "c1:4-13"] and found.obs["start"].tolist() == [0, 3]
+    assert found.obs["region_name"].tolist() == ["first", "second"]
     assert found.obs["chrom"].tolist() == ["c2", "c1"] and found.obs["strand"].tolist() == ["-", "."]
     assert json.loads(found.uns["dnadiff"])["pool"] == "mean"
     assert sorted(p.name for p in tmp_path.glob("*e.h5ad*")) == ["e.h5ad"]

@@ -89,4 +89,4 @@ def test_neighbors_are_counted_among_items_with_a_label(network, task):
     train = Items(task.train.ids, task.train.lengths, values)
     data = TaskData("gc", ["a", "b"], train, train, task.test, target=RegressionTarget(["a", "b"]))
     model = NearestNeighbors(lambda seed: network)
-    assert model.fit_predict(data).shape == (60, 2) and list(model.fit_info["tried"]) == [f"{k} neighbours" for k in (1, 5, 15)]
+    assert model.fit_predict(data).shape == (60, 2) and list(model.fit_info["tried"]) == [f"{k} neighbors" for k in (1, 5, 15)]

@@ -273,7 +273,7 @@ def calls(device: str) -> list[float]:
     repeated = [x[0][:, :1].expand(2, 3, 3), *x[1:]]
     for inputs in (columns, repeated):
         compare(ours, theirs, inputs, list(range(7)))
-    apart = [x[0], x[2].repeat(1, 2), torch.stack([x[5], x[6]], -1)[:, 0]]  # a bias whose entries are not neighbours
+    apart = [x[0], x[2].repeat(1, 2), torch.stack([x[5], x[6]], -1)[:, 0]]  # a bias whose entries are not neighbors
     compare(lambda *a: TRITON.short_conv(*a, False), lambda *a: PORTABLE.short_conv(*a, False), apart, [0, 1, 2])
     compare(lambda *a: checkpoint(ours, *a, use_reentrant=False), theirs, x, list(range(7)))
     for i in range(2):  # one of two directions used, and types that differ between them

@@ -325,7 +325,7 @@ def test_200_disjoint_sets_of_windows_spread_as_se_total_says(network, genome_wi
 
 
 @pytest.mark.slow
-def test_neighbouring_windows_in_default_blocks_cover_the_mean_of_the_genome(network):
+def test_neighboring_windows_in_default_blocks_cover_the_mean_of_the_genome(network):
     """60 stretches of 320 windows side by side, 16 a block: se_total and the interval as `evaluate` gives them."""
     from dnadiff.data.genome.fasta import read_fasta
 

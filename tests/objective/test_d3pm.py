@@ -101,7 +101,7 @@ def test_samplers_never_see_mass_on_the_mask():
     assert trained[0, 1, 3] > 0 and trained[0, 0, 7] < 1
     assert sampled[0, 1, 3] == 0 and sampled[0, 0, 7] == 1
     ratio = trained[0, 1, 7:11] / sampled[0, 1, 7:11]
-    torch.testing.assert_close(ratio, ratio[:1].expand(4))  # the same distribution, renormalised over the letters
+    torch.testing.assert_close(ratio, ratio[:1].expand(4))  # the same distribution, renormalized over the letters
 
 
 def test_an_empty_batch_costs_nothing():

@@ -166,7 +166,7 @@ def test_score_entropy_of_normalized_ratios_is_mdlm_and_of_others_more(toy, proc
         backbone.logits[..., :3] = torch.log_softmax(backbone.logits[..., :3], -1) + math.log(3)
     expected = chain_rule(subs)
     assert exact.continuous(partial(SEDD, process), denoiser, process.noise) == pytest.approx(expected, abs=1e-6)
-    # Ratios too large by a factor c cost c - 1 - log c more at each of the three positions; the likelihood normalises them away.
+    # Ratios too large by a factor c cost c - 1 - log c more at each of the three positions; the likelihood normalizes them away.
     with torch.no_grad():
         backbone.logits += math.log(1.3)
     time = torch.tensor([0.4], dtype=torch.float64)

@@ -43,6 +43,11 @@ class SequenceInput(ABC):
         """The number of bases of each sequence."""
         return [region.end - region.start for region in self.regions]
 
+    @property
+    def region_names(self) -> list[str] | None:
+        """The name of each region in its BED, GTF or GFF file, "" for one without; None if there are no such names."""
+        return None
+
     @abstractmethod
     def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
         """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start, and may overlap."""
@@ -107,6 +112,12 @@ class GenomeInput(SequenceInput):
     def __init__(self, genome: Genome, regions: Sequence[Region]) -> None:
         self.genome, self.regions, self.names = genome, list(regions), names_of(regions)
         self.digest = hashlib.sha256("\n".join([genome.digest, *map(str, self.regions)]).encode()).hexdigest()
+
+    @property
+    @override
+    def region_names(self) -> list[str] | None:
+        found = ["" if region.name == "." else region.name for region in self.regions]  # "." is a column without a value
+        return found if any(found) else None
 
     @override
     def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:

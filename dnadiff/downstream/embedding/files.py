@@ -35,6 +35,7 @@ class EmbeddingTable:
         width: D, the length of a vector.
         per_position: whether a sequence has a vector for each position.
         settings: how they were computed, ready for JSON.
+        region_names: of each region in its BED, GTF or GFF file; None if there are none.
     """
 
     names: Sequence[str]
@@ -43,6 +44,7 @@ class EmbeddingTable:
     dtype: np.dtype
     per_position: bool
     settings: Json
+    region_names: Sequence[str] | None = None
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -51,9 +53,10 @@ class EmbeddingTable:
         return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
 
     def columns(self) -> dict[str, list]:
-        """Name and coordinates of each sequence."""
+        """Name and coordinates of each sequence, and `region_name` if the regions have names."""
         of_regions = {key: [getattr(r, key) for r in self.regions] for key in ("chrom", "start", "end", "strand")}
-        return {"name": list(self.names), **of_regions}
+        named = {} if self.region_names is None else {"region_name": list(self.region_names)}
+        return {"name": list(self.names), **of_regions, **named}
 
 
 class EmbeddingFormat(ABC):
@@ -69,7 +72,7 @@ class EmbeddingFormat(ABC):
 
 
 class Npz(EmbeddingFormat):
-    """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` (S,) and `settings`, a JSON text.
+    """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` and, of named regions, `region_name` (S,), and `settings`, a JSON text.
 
     With a vector for each position `embeddings` has the rows of all sequences, and those of sequence i are `offsets[i]:offsets[i + 1]`.
     """
@@ -104,10 +107,10 @@ class Parquet(EmbeddingFormat):
         from pyarrow import parquet
 
         vector = pa.list_(pa.from_numpy_dtype(table.dtype), table.width)
-        kinds = {"name": pa.string(), "chrom": pa.string(), "start": pa.int64(), "end": pa.int64(), "strand": pa.string()}
+        columns, done = table.columns(), 0
+        kinds = {key: pa.int64() if key in ("start", "end") else pa.string() for key in columns}
         fields = [*kinds.items(), ("embedding", pa.list_(vector) if table.per_position else vector)]
         schema = pa.schema(fields, metadata={"dnadiff": json.dumps(table.settings)})
-        columns, done = table.columns(), 0
         with parquet.ParquetWriter(file, schema) as writer:
             for group in groups:
                 stacked = np.concatenate(group) if table.per_position else np.stack(group)

@@ -25,9 +25,9 @@ def test_blocks_of_ten_with_guards_of_two():
     parts = BlockSplit(block=10, period=4, test=3, valid=1, guard=2)(["a"], [65])
     assert parts["train"] == [Interval(0, 0, 8), Interval(0, 22, 28), Interval(0, 42, 48), Interval(0, 62, 65)]
     assert parts["valid"] == [Interval(0, 10, 20), Interval(0, 50, 60)] and parts["test"] == [Interval(0, 30, 40)]
-    neighbours = BlockSplit(block=10, period=4, test=3, valid=2, guard=2)(["a"], [50])
-    assert neighbours["valid"] == [Interval(0, 20, 28)] and neighbours["test"] == [Interval(0, 30, 40)]
-    assert neighbours["train"] == [Interval(0, 0, 18), Interval(0, 42, 50)]
+    neighbors = BlockSplit(block=10, period=4, test=3, valid=2, guard=2)(["a"], [50])
+    assert neighbors["valid"] == [Interval(0, 20, 28)] and neighbors["test"] == [Interval(0, 30, 40)]
+    assert neighbors["train"] == [Interval(0, 0, 18), Interval(0, 42, 50)]
 
 
 @given(st.integers(1, 200), st.integers(3, 12), st.integers(0, 1), st.tuples(st.integers(0, 3), st.integers(0, 3)))

@@ -105,8 +105,8 @@ def test_several_files_a_folder_and_labels(tmp_path):
         write(tmp_path, "notes.txt", b"x"),
     )
     assert Genome.open(tmp_path).lengths == {"chr1": 4, "chr2": 4}
-    labelled = Genome.open({"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]})
-    assert labelled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labelled.labels == ["human", "yeast", "yeast"]
+    labeled = Genome.open({"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]})
+    assert labeled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labeled.labels == ["human", "yeast", "yeast"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="is a folder without sequence files"):
         expand(tmp_path / "empty")
