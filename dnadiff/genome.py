@@ -117,9 +117,9 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     if "problem" in content:
         print(f"no windows: {content['problem']}")
     else:
-        counts = ("bases", "intervals", "windows", "left_out")
+        counts = ("bases", "intervals", "too_short_bases", "windows", "left_out")
         cells = [(part, *(f"{about[key]:,}" for key in counts)) for part, about in content["parts"].items()]
-        print(table(cells, (f"windows of {data.length}", "bases", "intervals", "tiles", "left out for N")))
+        print(table(cells, (f"windows of {data.length}", "bases", "intervals", "bases in too short ones", "tiles", "left out for N")))
         print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
         if content.get("leak"):
             print(f"leak: {content['leak']}")
@@ -151,9 +151,16 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
         parts: dict[str, Json] = {}
         for part, intervals in data.intervals.items():
             bases = num_tokens(intervals)
-            tiles = data.test_windows(part) if about["too_short_tokens"][part] < bases else None
+            too_short = about["too_short_tokens"][part]
+            tiles = data.test_windows(part) if too_short < bases else None
             count, left_out = (0, 0) if tiles is None else (len(tiles), tiles.left_out)
-            parts[part] = {"bases": bases, "intervals": len(intervals), "windows": count, "left_out": left_out}
+            parts[part] = {
+                "bases": bases,
+                "intervals": len(intervals),
+                "too_short_bases": too_short,
+                "windows": count,
+                "left_out": left_out,
+            }
         content = {"window": data.length, "split": about["split"], "split_hash": about["split_hash"], "parts": parts}
         return content | {"training_windows": data.train_windows().num_starts, "leak": about.get("leak")}
     except ValueError as error:

@@ -39,6 +39,7 @@ KEYS: Keys = {
     "motif": str | list[str] | None,
     "prompt": str | None,
     "infill": str | list[str] | None,
+    "feature": str | None,
     "genome": str | None,
     "write": str,
     "gc": Annotated[float, Range(above=0, below=1)] | None,
@@ -158,6 +159,8 @@ def check_options(config: Config) -> None:
             raise ValueError(f"{one} and {other} exclude each other; leave one out")
     if (config["infill"] is None) != (config["genome"] is None):
         raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
+    if config["feature"] is not None and config["infill"] is None:
+        raise ValueError("feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or leave feature out")
 
 
 def generate(config: Config, model: Model, work: SampleWork, stream: ResumableOutput, assignment: Assignment) -> None:

@@ -38,6 +38,7 @@ KEYS: Keys = {
     "vcf": str | None,
     "genome": str,
     "saturate": str | list[str] | None,
+    "feature": str | None,
     "deletions": bool,
     "on_mismatch": Literal["error", "skip", "flag"],
     "stranded": bool,
@@ -199,7 +200,7 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
 
     if config["saturate"] is None:
         return open_source(config["vcf"]), []
-    regions = read_regions(config["saturate"], genome.lengths)
+    regions = read_regions(config["saturate"], genome.lengths, config["feature"])
     if config["stranded"] and (reverse := sum(region.strand == "-" for region in regions)):
         raise ValueError(
             f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} regions of saturate have strand -; "

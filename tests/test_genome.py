@@ -21,7 +21,7 @@ def test_it_describes_lengths_composition_and_windows(cli, fasta, tmp_path):
     content = json.loads((tmp_path / "d.json").read_text())
     one = {"name": "chr1", "length": 14, "gc": round(8 / 12, 6), "n": round(2 / 14, 6), "soft_masked": round(4 / 14, 6)}
     assert content["records"][0] == one and content["all"]["length"] == 2414
-    assert content["parts"]["test"] == {"bases": 242, "intervals": 2, "windows": 15, "left_out": 0}
+    assert content["parts"]["test"] == {"bases": 242, "intervals": 2, "too_short_bases": 2, "windows": 15, "left_out": 0}
     assert "chr1" in out and "66.67" in out and content["split_hash"] in out
     assert {p.name for p in tmp_path.iterdir()} == {"g.fa", "d.json"}  # no run folder
 

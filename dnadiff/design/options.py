@@ -82,7 +82,7 @@ def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[R
     model.check_infill()
     dna_tokenizer(model.tokenizer)  # refuses a model of text
     genome = Genome.open(config["genome"])
-    regions = read_regions(config["infill"], genome.lengths)
+    regions = read_regions(config["infill"], genome.lengths, config["feature"])
     used = {region.chrom for region in regions}
     if ambiguous := [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]:
         log.warning(f"{', '.join(ambiguous[:8])}: ambiguity codes (R, Y, ...) are read and written as N")
@@ -164,6 +164,7 @@ def output_settings(config: Config, model: SamplingModel, request: Request, samp
         "model": sha256(model.path),
         **{key: config[key] for key in plain},
         **{key: files.get(key, config[key]) for key in ("template", "infill", "start") if key != "start" or config[key] is not None},
+        **({} if config["feature"] is None else {"feature": config["feature"]}),
         "genome": request.genome.digest if isinstance(request, Infill) else None,
         "lengths": list(request.lengths),
         "sampler": sampler,

@@ -18,8 +18,8 @@ def check(config: Config) -> None:
     if (config["vcf"] is None) == (config["saturate"] is None):
         raise ValueError("give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose variants are all scored)")
     if config["saturate"] is None:
-        for key, value in (("deletions", config["deletions"]), ("report", config["report"] is not None)):
-            if value:
+        for key in ("deletions", "feature", "report"):
+            if config[key]:
                 raise ValueError(f"{key} belongs to saturate=regions.bed; leave it out, or give regions")
     for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
         if config[key] is not None and not config[key].lower().endswith(suffix):

@@ -102,6 +102,15 @@ def test_the_json_file_records_how_the_samples_were_made(cli, trained, tmp_path)
     )
 
 
+def test_a_feature_chooses_the_intervals_of_a_gtf_file(cli, trained, genome, tmp_path):
+    (tmp_path / "r.gtf").write_text("c1\tx\tgene\t1\t60\t.\t+\t.\t\nc1\tx\tCDS\t31\t34\t.\t-\t0\t\n")
+    args = [f"checkpoint={trained}", "infill=r.gtf", "genome=g.fa", "num_samples=1", "length=64", "output=w.fa"]
+    assert cli("sample", *args, "feature=CDS")[0] == 0
+    assert [r.name for r in read_fasta(tmp_path / "w.fa")] == ["c1:31-34(-)_1"]
+    status, _, err = cli("sample", *args, "resume=true")
+    assert status == 1 and "w.fa" in err
+
+
 def test_infilling_keeps_the_flanks_byte_for_byte(cli, trained, genome, tmp_path):
     args = [f"checkpoint={trained}", "infill=r.bed", "genome=g.fa", "num_samples=2", "length=64"]
     assert cli("sample", *args, "output=w.fa")[0] == 0 and cli("sample", *args, "output=d.fa", "write=designed")[0] == 0
@@ -412,6 +421,8 @@ REFUSED = [
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
     (["write=designed"], "write=designed is for infill="),
+    (["feature=CDS"], "feature chooses rows of a GTF or GFF file of infill="),
+    (["infill=r.bed", "genome=g.fa", "feature=CDS"], "feature 'CDS' chooses rows of a GTF or GFF file, and r.bed is BED"),
     (["resume=true"], "resume=true needs output=, the file to resume"),
     (["output=a.jsonl"], "another kind of file"),
 ]

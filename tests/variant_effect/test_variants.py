@@ -144,6 +144,14 @@ def test_a_dependency_matrix_of_one_variant(cli, trained, inputs, tmp_path):
     assert not list(tmp_path.glob("*y2*"))
 
 
+def test_a_feature_chooses_the_rows_of_a_gtf_file(cli, trained, inputs, tmp_path):
+    (tmp_path / "r.gtf").write_text("chr1\tx\tgene\t20\t60\t.\t+\t.\t\nchr1\tx\tCDS\t31\t34\t.\t+\t0\t\n")
+    args = [f"checkpoint={trained}", "saturate=r.gtf", "feature=CDS", "genome=g.fa", "output=y.tsv"]
+    status, _, err = cli("variants", *args)
+    assert status == 0, err
+    assert sorted(set(read("y.tsv")["pos"])) == [31, 32, 33, 34]
+
+
 @pytest.mark.parametrize(
     ("variants", "key"),
     [("vcf=one.tsv dependency_span=5", "dependency=d.tsv"), pytest.param("saturate=r.bed", "report=page.html", marks=pytest.mark.slow)],
@@ -249,6 +257,7 @@ def test_a_genome_without_the_contig_and_other_wrong_use(cli, trained, inputs, t
         (["output=y.xyz"], "output y.xyz has no name of a known format"),
         (["saturate=r.bed"], "give either vcf="),
         (["deletions=true"], "deletions belongs to saturate"),
+        (["feature=CDS"], "feature belongs to saturate"),
         (["variant_method=masked"], "variant_method masked compares alleles of equal length"),
         (["variant_method=log_prob"], "cannot use a masked diffusion model"),
         (["variant_method=window", "num_draws=7"], "num_draws 7 must be even"),
