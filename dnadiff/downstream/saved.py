@@ -203,6 +203,7 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
 
     path = folder / WEIGHTS
     state = WeightsFile(path, str(about["sha256"])).read()
+    about = _with_earlier_head(about, state)
     with tensors.without_memory(len(state), path):  # a network that the file cannot fill is refused before memory is allocated
         _check_shapes(_build(about, tokenizer, trust), state, path)
     tensors.check_memory(state.values(), path)
@@ -210,6 +211,14 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
     classifier.load_state_dict(state)
     classifier.target = _target(about, trust)
     return SeedClassifier(int(about["seed"]), classifier.eval(), str(about["sha256"]), folder)
+
+
+def _with_earlier_head(about: Mapping[str, Json], state: Mapping[str, Tensor]) -> Mapping[str, Json]:
+    """The description, with the convolutional head of earlier versions if these are its weights: it was pooled in parts alone."""
+    head = about.get("head", {})
+    if head.get("_target_") != "dnadiff.downstream.head.conv.ConvHead" or "head.linear.weight" in state:
+        return about
+    return {**about, "head": head | {"global_pooling": False}}
 
 
 def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> Classifier:

@@ -78,6 +78,17 @@ def test_only_the_published_head_ignores_the_order(name):
     assert same == (name == "mean")
 
 
+def test_the_part_of_the_convolutional_head_without_positions_pools_the_whole_sequence():
+    made, x = head("conv"), torch.randn(2, 12, 8)
+    for layer in (made.output[-1], *made.convolutions):  # leaves only the first layer, of each position
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    normed = made.norm(x)
+    hidden = torch.nn.functional.gelu(made.first(normed))
+    expected = made.linear(torch.cat([normed.mean(1), hidden.mean(1), hidden.amax(1)], 1))
+    torch.testing.assert_close(made(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(made(x.flip(1)), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_positions_are_exact_near_both_ends():
     found = position_features(torch.tensor([12, 7]), 12, 4)
     torch.testing.assert_close(found[1, 0], position_features(torch.tensor([7]), 7, 4)[0, 0])
@@ -185,7 +196,7 @@ def test_settings_of_heads_are_checked(name):
     for key in settings(name):
         if key == "_target_":
             continue
-        for wrong in ("abc", -1, True, None, [1]):
+        for wrong in ("abc", -1, 1 if key == "global_pooling" else True, None, [1]):
             with pytest.raises(ValueError, match=rf"(head\.)?{key}"):
                 head(name, **{key: wrong})
 

@@ -1,4 +1,4 @@
-"""A small convolutional network on the features, pooled in parts of the sequence."""
+"""A small convolutional network on the features, pooled in parts of the sequence and as a whole."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer, lengths_o
 class ConvHead(Head):
     """Convolutions, then the mean and the maximum of each part of the sequence, and a network of one hidden layer.
 
-    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position is known to a part. Batch
-    normalization is avoided: predictions do not depend on the batch.
+    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position is known to a part. What does not
+    depend on the position has a path of its own (`global_pooling`): it is learned from few labels, and the gradients that reach a new
+    network are large from the first step. Batch normalization is avoided: predictions do not depend on the batch.
 
     Args:
         channels: of each convolution.
@@ -24,12 +25,14 @@ class ConvHead(Head):
         num_bins: parts of the sequence.
         hidden: width of the hidden layer.
         dropout: before and after the hidden layer.
+        global_pooling: whether to add a linear function of the mean over all positions, of the features and of the convolutions, and of
+            the maximum of the convolutions.
         **sizes: see `Head`.
     """
 
     def __init__(
         self, channels: PositiveInt = 64, kernel_size: PositiveInt = 7, num_convolutions: PositiveInt = 2, num_bins: PositiveInt = 16,
-        hidden: PositiveInt = 64, dropout: float = 0.2, **sizes: Unpack[HeadSizes],
+        hidden: PositiveInt = 64, dropout: float = 0.2, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
     ) -> None:  # fmt: skip
         super().__init__(**sizes)
         channels = checks.integer("head.channels", channels)
@@ -43,17 +46,26 @@ class ConvHead(Head):
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
         self.convolutions = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count))
         self.output = HiddenLayer(2 * channels * self.num_bins, hidden, self.num_outputs, dropout)
+        overall = checks.boolean("head.global_pooling", global_pooling)
+        self.linear = nn.Linear(self.width + 2 * channels, self.num_outputs) if overall else None
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        x = self.first(self.norm(features))
+        normed = self.norm(features)
+        x = self.first(normed)
         for norm, convolution in zip(self.norms, self.convolutions):
             y = nn.functional.gelu(norm(x))
             if valid is not None:
                 y = torch.where(valid[..., None], y, 0.0)
             x = x + convolution(y.transpose(1, 2)).transpose(1, 2)
-        pooled = self._pooled(nn.functional.gelu(x), lengths_of(features, valid), valid)
-        return self.output(pooled)
+        x, lengths = nn.functional.gelu(x), lengths_of(features, valid)
+        by_part = self.output(self._pooled(x, lengths, valid))
+        if self.linear is None:
+            return by_part
+        total, largest = torch.cat([normed, x], 2), x
+        if valid is not None:
+            total, largest = torch.where(valid[..., None], total, 0.0), x.masked_fill(~valid[..., None], -torch.inf)
+        return by_part + self.linear(torch.cat([total.sum(1) / lengths[:, None], largest.amax(1)], 1))
 
     def _pooled(self, x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
         """Mean and maximum of each part: (B, L, C) -> (B, 2 * bins * C). A part without a position, of a short sequence, has zeros."""
