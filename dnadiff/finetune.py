@@ -67,12 +67,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, write_json
-    from dnadiff.data.remote.address import shown
+    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.downstream import pretraining_overlap, saved, suite
     from dnadiff.downstream.results import check_results, slug
     from dnadiff.report.suite import write_suite
 
-    overrides = [shown(override) for override in overrides]  # from here on only stored: without the secrets of an address
     check_settings(config)
     output = checks.expand_user(config["output"]) if config["output"] else run_dir / "finetune.json"
     check_output(output, config["overwrite"])
@@ -105,9 +104,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
     with atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
-        file.write(yaml.safe_dump(settings if several is None else config, sort_keys=False, width=120).encode())
+        file.write(yaml.safe_dump(shown_addresses(settings if several is None else config), sort_keys=False, width=120).encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {shlex.join(overrides)}"])
+    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {shlex.join(shown_addresses(overrides))}"])
     write_json(output, result)  # last: while it does not exist, the command can be started again
     print_tables(studies, is_suite=several is not None)
     for name, why in left_out.items():
@@ -208,6 +207,7 @@ def run_task(
     kmers: KmerSet | None,
 ) -> dict[str, Json]:
     """Compare the models on one task, with `kmers` also on the items in and outside the pretraining data; save networks in `networks`."""
+    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
     from dnadiff.downstream.pretraining_overlap import overlap_subsets
@@ -221,7 +221,7 @@ def run_task(
     log_task(protocol.example(data, config["seed"]))
     subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
     seeds = seeds_of(config)
-    provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(overrides)}
+    provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(shown_addresses(overrides))}
     kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]
     if config["save_models"] and protocol.tests_all_items:
         log.info(

@@ -119,7 +119,7 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     else:
         counts = ("bases", "intervals", "too_short_bases", "windows", "left_out")
         cells = [(part, *(f"{about[key]:,}" for key in counts)) for part, about in content["parts"].items()]
-        print(table(cells, (f"windows of {data.length}", "bases", "intervals", "bases in too short ones", "tiles", "left out for N")))
+        print(table(cells, (f"windows of {data.length}", "bases", "intervals", "bases in short intervals", "tiles", "left out for N")))
         print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
         if content.get("leak"):
             print(f"leak: {content['leak']}")

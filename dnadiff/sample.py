@@ -60,8 +60,9 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
     from dnadiff import checkpoint
+    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.design.output import ResumableOutput, discard
-    from dnadiff.design.provenance import is_complete, shown_addresses
+    from dnadiff.design.provenance import is_complete
     from dnadiff.design.work import SampleWork
     from dnadiff.metrics import memorization
     from dnadiff.model import Model

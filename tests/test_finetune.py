@@ -249,6 +249,8 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
     result = json.loads((run_dir / "finetune.json").read_text())
     with np.load(next((run_dir / "results").rglob("*.npz"))) as stored:
         assert "https://server/x.fa?..." in json.loads(str(stored["about"]))["command"]
+    assert "https://server/x.fa?..." in (run_dir / "finetune.yaml").read_text()
+    assert not [path for path in run_dir.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
     assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
     assert result["left_out"]["demo_human_or_worm"] == "no data"
     assert "letter 'X' at position 3" in result["left_out"]["human_enhancers_cohn"]

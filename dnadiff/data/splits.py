@@ -17,7 +17,8 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.data.genome.regions import Region, check_names, read_bed
+from dnadiff.data.genome.record_names import check_names
+from dnadiff.data.genome.regions import Region, read_bed
 from dnadiff.data.intervals import Interval, Intervals
 
 PARTS = ("train", "valid", "test")

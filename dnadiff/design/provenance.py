@@ -16,7 +16,7 @@ from dnadiff import __version__
 from dnadiff.checks import is_number
 from dnadiff.config import Config, Json
 from dnadiff.data.files import atomic_write, write_json
-from dnadiff.data.remote.address import shown
+from dnadiff.data.remote.address import shown_addresses
 from dnadiff.data.structured import json_object, read_json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import is_compressed, open_bytes, sha256
@@ -27,7 +27,10 @@ from dnadiff.sampler.base import Configurable, Sampler
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 _BARE = re.compile(r"[^\s\"'=]+")
-_VALUES, _FILES = ("motif", "prompt", "label"), ("template", "infill", "genome", "start")  # keys of what samples are conditioned on
+_VALUES, _FILES = (
+    ("motif", "prompt", "label", "feature"),
+    ("template", "infill", "genome", "start"),
+)  # keys of what samples are conditioned on
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix "sampler.".
 _RESERVED = {"name", "sequence", "sampler", "calls", "label", "guidance", "gc", "seed", "window", "designed", "region", "log_weight"}
 
@@ -161,15 +164,6 @@ def inputs(config: Config) -> dict[str, Json]:
     """What the samples are conditioned on, for the JSON file: values, and the names of files."""
     found = {key: config[key] for key in (*_VALUES, *_FILES) if config[key] is not None}
     return {key: shown_addresses(value) if key in _FILES else value for key, value in found.items()}
-
-
-def shown_addresses(value: Json) -> Json:
-    """A value of a configuration, or a list or mapping of such, with addresses as files show them (`dnadiff.data.remote.address.shown`)."""
-    if isinstance(value, Mapping):
-        return {key: shown_addresses(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [shown_addresses(each) for each in value]
-    return shown(value) if isinstance(value, str) else value
 
 
 def write(output: Path, content: Mapping[str, object]) -> Path:

@@ -77,8 +77,8 @@ def make_designer(
     Raises:
         ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler, the request or the size of a batch.
     """
+    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.design.designer import Designer
-    from dnadiff.design.provenance import shown_addresses
     from dnadiff.design.reward import Reward, as_reward
 
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
@@ -127,7 +127,7 @@ def summary(config: Config, totals: Mapping[str, Json], generated: int, output: 
 
     With `resample=true` the mean and the best reward are those of the records written.
     """
-    from dnadiff.design.provenance import shown_addresses
+    from dnadiff.data.remote.address import shown_addresses
 
     mean, best = totals["reward_sum"] / generated, totals["reward_best"]
     proposals: dict[str, Json] = {}

@@ -110,7 +110,7 @@ class LinearProbe(FrozenModel):
 class NearestNeighbors(FrozenModel):
     """k nearest neighbors on standardized features of unit length, with k chosen on the validation items."""
 
-    kind = "NearestNeighbors"
+    kind = "NearestNeighbours"  # as in the digests of earlier versions
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override

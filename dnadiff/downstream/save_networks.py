@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dnadiff.checkpoint import resolved
 from dnadiff.config import PACKAGE, Config, Json
+from dnadiff.data.remote.address import shown_addresses
 from dnadiff.downstream import saved
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import TaskData
@@ -62,7 +63,12 @@ def save_networks(
             own = {
                 "name": name,
                 "target": trained.target.fit(trained.train.labels).settings(),
-                "task": {"name": data.name, "longest": data.max_length, "items": trained.counts(), "settings": config["task"]},
+                "task": {
+                    "name": data.name,
+                    "longest": data.max_length,
+                    "items": trained.counts(),
+                    "settings": shown_addresses(config["task"]),
+                },
                 "seeds": sorted(seeds),
                 "settings": settings[name],
                 "found": found,

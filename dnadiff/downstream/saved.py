@@ -216,7 +216,8 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
 def _with_earlier_head(about: Mapping[str, Json], state: Mapping[str, Tensor]) -> Mapping[str, Json]:
     """The description, with the convolutional head of earlier versions if these are its weights: it was pooled in parts alone."""
     head = about.get("head", {})
-    if head.get("_target_") != "dnadiff.downstream.head.conv.ConvHead" or "head.linear.weight" in state:
+    is_conv = head.get("_target_") == "dnadiff.downstream.head.conv.ConvHead"
+    if not is_conv or "global_pooling" in head or "head.linear.weight" in state:
         return about
     return {**about, "head": head | {"global_pooling": False}}
 

@@ -15,7 +15,6 @@ from dnadiff.checkpoint import Loaded
 from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.data.files import check_output
-from dnadiff.data.remote.address import shown
 from dnadiff.data.structured import read_json
 from dnadiff.design import provenance
 from dnadiff.design.designer import Designer, start_of
@@ -126,7 +125,7 @@ class DesignPage:
             sections.composition(self._comparison(table, real), real) if real is not None else "",
             sections.logo_of(table),
             sections.configuration(content),
-            footer([f"python -m dnadiff.sample {shlex.join(map(shown, given))}"]),
+            footer([f"python -m dnadiff.sample {shlex.join(given)}"]),
         ]
         write(self.path, title, body)
         print(f"the page is {self.path}")

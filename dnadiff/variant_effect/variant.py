@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.genome.regions import check_names
+from dnadiff.data.genome.record_names import check_names
 from dnadiff.data.nucleotides import ids_of
 from dnadiff.data.tokenizer import DNATokenizer
 

@@ -107,6 +107,7 @@ def test_a_feature_chooses_the_intervals_of_a_gtf_file(cli, trained, genome, tmp
     args = [f"checkpoint={trained}", "infill=r.gtf", "genome=g.fa", "num_samples=1", "length=64", "output=w.fa"]
     assert cli("sample", *args, "feature=CDS")[0] == 0
     assert [r.name for r in read_fasta(tmp_path / "w.fa")] == ["c1:31-34(-)_1"]
+    assert json.loads((tmp_path / "w.fa.json").read_text())["inputs"]["feature"] == "CDS"
     status, _, err = cli("sample", *args, "resume=true")
     assert status == 1 and "w.fa" in err
 

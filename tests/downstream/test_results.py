@@ -224,7 +224,7 @@ def test_digests_use_the_class_names_of_earlier_versions():
     settings = {"lr": 1e-3, "weight_decay": 0.1, "warmup": 0.05, "epochs": 1, "batch_size": 32, "patience": None}
     assert model.describe() == {"kind": "Network", "step": 7, **settings}
     assert GridSearch([({"lr": 1e-3}, model)]).describe() == {"kind": "Grid", "candidates": [model.describe()]}
-    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {"kind": "NearestNeighbors", "step": 7}
+    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {"kind": "NearestNeighbours", "step": 7}
     assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {"kind": "KmerLogistic", "k": 3, "strengths": (1.0,)}
     about = {"model": "m", "seed": 1, "version": "1", "protocol": "fixed", "settings": model.describe()}
     assert compute_digest(data(), about) == "2632d6ba7b60"

@@ -81,13 +81,20 @@ def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
 
 
 @pytest.mark.parametrize("global_pooling", [False, True])
-def test_a_convolutional_head_of_an_earlier_version_has_no_global_pooling(tmp_path, global_pooling):
+def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(tmp_path, global_pooling):
     head = {"_target_": "dnadiff.downstream.head.conv.ConvHead", "channels": 2, "hidden": 4, "num_bins": 2}
     made = classifier(head=head | {"global_pooling": global_pooling})
     put(tmp_path, made, head=head)  # whose description does not say which
     (member,) = saved.load(tmp_path).members
     assert (member.classifier.head.linear is not None) == global_pooling
     assert all(torch.equal(tensor, member.classifier.state_dict()[name]) for name, tensor in made.state_dict().items())
+
+
+def test_weights_without_the_global_pooling_that_their_description_names_are_refused(tmp_path):
+    head = {"_target_": "dnadiff.downstream.head.conv.ConvHead", "channels": 2, "hidden": 4, "num_bins": 2}
+    put(tmp_path, classifier(head=head | {"global_pooling": False}), head=head | {"global_pooling": True})
+    with pytest.raises(ValueError, match=r"do not fit the network of model\.json"):
+        saved.load(tmp_path)
 
 
 def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():

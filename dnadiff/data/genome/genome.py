@@ -19,8 +19,8 @@ from dnadiff.data.genome.packed import PackedFile
 from dnadiff.data.genome.packer import SOFT_MASKED, TOKEN
 from dnadiff.data.genome.parallel import pack_all
 from dnadiff.data.genome.paths import SequencePath, Source, expand
+from dnadiff.data.genome.record_names import check_names
 from dnadiff.data.genome.records import GenomeRecords, by_file
-from dnadiff.data.genome.regions import check_names
 from dnadiff.data.n_runs import NRuns
 from dnadiff.data.tokenizer import DNATokenizer
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from dnadiff.data.files import is_file, open_text
+from dnadiff.data.genome.record_names import check_names, listing
 from dnadiff.data.remote.address import file_name
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
@@ -64,7 +65,7 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
     Raises:
         ValueError: as `read_bed`.
     """
-    known, circular, skipped = lengths or {}, set[str](), list[Region]()
+    known, circular, skipped, others = lengths or {}, set[str](), list[Region](), dict[str, None]()
 
     def region(columns: list[str]) -> Region | None:
         if len(columns) < 8:
@@ -72,6 +73,7 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
         if len(columns) > 8 and _CIRCULAR.search(columns[8]):
             circular.add(columns[0])
         if feature is not None and columns[2] != feature:
+            others[columns[2]] = None
             return None
         first, last = _integers(columns[3:5])
         match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
@@ -83,7 +85,12 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
             return None
         return found
 
-    regions = _read(path, _gff_rows, region, lengths, first=1)
+    try:
+        regions = _read(path, _gff_rows, region, lengths, first=1)
+    except _NoRegionError as error:
+        if not others or skipped:
+            raise
+        raise ValueError(f"{path} has no row with the feature {feature!r} in its third column; it has {listing(list(others))}") from error
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(
@@ -176,36 +183,6 @@ def zero_based(first: int, last: int) -> tuple[int, int]:
     return first - 1, last
 
 
-def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False) -> None:
-    """Refuse names that no record has; the message lists both sets and points out `chr1` next to `1`.
-
-    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor may `chr1` next to `1`.
-
-    Raises:
-        ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
-    """
-    wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
-    found, unknown = [name for name in wanted if name in among], [name for name in wanted if name not in among]
-    if not unknown:
-        return
-    known = list(known)
-    message = f"{where}: no record is called {listing(unknown)}; the records are {listing(known)}"
-    bare = {name.removeprefix("chr") for name in known}
-    if any(name.removeprefix("chr") in bare for name in unknown):
-        message += " (one side writes 'chr1' where the other writes '1': rename one)"
-    elif found:
-        message += f"; found were {listing(found)}"
-        if skip_unknown:
-            log.warning(f"{message}; rows of other records are left out")
-            return
-    raise ValueError(message)
-
-
-def listing(names: list[str], maximum: int = 8) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:maximum]) + (f" and {len(names) - maximum} more" if len(names) > maximum else "")
-
-
 def _integers(columns: list[str]) -> list[int]:
     if not all(_INTEGER.fullmatch(c.strip()) for c in columns):  # int() also reads +1, 1_000 and digits of other scripts
         raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers")
@@ -220,6 +197,10 @@ def _bed_region(columns: list[str]) -> Region:
 
 
 class _TooManyBlankError(ValueError):
+    pass
+
+
+class _NoRegionError(ValueError):
     pass
 
 
@@ -279,7 +260,7 @@ def _read(
     except _TooManyBlankError as error:
         raise ValueError(f"{path} {error}") from None
     if not regions:
-        raise ValueError(f"{path} contains no region; give a file with at least one row")
+        raise _NoRegionError(f"{path} contains no region; give a file with at least one row")
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)

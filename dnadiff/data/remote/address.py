@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from dnadiff.config import CACHED, is_remote
+from dnadiff.config import CACHED, Json, is_remote
 
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
@@ -82,6 +83,15 @@ def shown(text: object) -> str:
         'https://server/genomes/x.fa?...'
     """
     return _QUERY.sub(r"\1?...", _USER.sub(r"\1", str(text)))
+
+
+def shown_addresses(value: Json) -> Json:
+    """A value of a configuration, or a list or mapping of such, with addresses as files show them (`shown`)."""
+    if isinstance(value, Mapping):
+        return {key: shown_addresses(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown_addresses(each) for each in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 def file_name(path: object) -> str:

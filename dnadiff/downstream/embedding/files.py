@@ -124,7 +124,7 @@ class Parquet(EmbeddingFormat):
 
 
 class H5ad(EmbeddingFormat):
-    """AnnData: `X` (S, D), names in `obs_names`, coordinates in `obs`, the settings in `uns["dnadiff"]`."""
+    """AnnData: `X` (S, D), names in `obs_names`, coordinates and `region_name` in `obs`, the settings in `uns["dnadiff"]`."""
 
     @classmethod
     @override

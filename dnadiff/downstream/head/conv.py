@@ -14,9 +14,9 @@ from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer, lengths_o
 class ConvHead(Head):
     """Convolutions, then the mean and the maximum of each part of the sequence, and a network of one hidden layer.
 
-    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position is known to a part. What does not
-    depend on the position has a path of its own (`global_pooling`): it is learned from few labels, and the gradients that reach a new
-    network are large from the first step. Batch normalization is avoided: predictions do not depend on the batch.
+    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position is known to a part. With
+    `global_pooling` a linear layer also reads the whole sequence, without positions: it learns from few labels, and its gradients let
+    a network without pretraining start to learn at once. Batch normalization is avoided: predictions do not depend on the batch.
 
     Args:
         channels: of each convolution.
@@ -25,8 +25,8 @@ class ConvHead(Head):
         num_bins: parts of the sequence.
         hidden: width of the hidden layer.
         dropout: before and after the hidden layer.
-        global_pooling: whether to add a linear function of the mean over all positions, of the features and of the convolutions, and of
-            the maximum of the convolutions.
+        global_pooling: whether to add a linear layer on the mean over all positions of the normalized features and of the convolutions'
+            output, and on the maximum of the latter.
         **sizes: see `Head`.
     """
 
@@ -62,10 +62,9 @@ class ConvHead(Head):
         by_part = self.output(self._pooled(x, lengths, valid))
         if self.linear is None:
             return by_part
-        total, largest = torch.cat([normed, x], 2), x
-        if valid is not None:
-            total, largest = torch.where(valid[..., None], total, 0.0), x.masked_fill(~valid[..., None], -torch.inf)
-        return by_part + self.linear(torch.cat([total.sum(1) / lengths[:, None], largest.amax(1)], 1))
+        largest = x if valid is None else x.masked_fill(~valid[..., None], -torch.inf)
+        overall = [_mean(normed, lengths, valid), _mean(x, lengths, valid), largest.amax(1)]
+        return by_part + self.linear(torch.cat(overall, 1))
 
     def _pooled(self, x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
         """Mean and maximum of each part: (B, L, C) -> (B, 2 * bins * C). A part without a position, of a short sequence, has zeros."""
@@ -80,3 +79,8 @@ class ConvHead(Head):
         largest = x.new_zeros(shape).scatter_reduce(1, where, x, "amax", include_self=False)
         mean = total / count.clamp(min=1)[..., None]
         return torch.stack([mean, largest], 1)[:, :, : self.num_bins].flatten(1)
+
+
+def _mean(x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
+    """The mean over valid positions: (B, L, C) -> (B, C)."""
+    return (x if valid is None else torch.where(valid[..., None], x, 0.0)).sum(1) / lengths[:, None]

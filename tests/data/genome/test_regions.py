@@ -8,7 +8,8 @@ import pytest
 
 from dnadiff.data.genome import regions
 from dnadiff.data.genome.genome import Genome, _kept
-from dnadiff.data.genome.regions import Region, check_names, read_bed, read_gtf, read_regions, zero_based
+from dnadiff.data.genome.record_names import check_names
+from dnadiff.data.genome.regions import Region, read_bed, read_gtf, read_regions, zero_based
 
 formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
 spec.loader.exec_module(formats)
@@ -247,6 +248,12 @@ def test_millions_of_blank_lines_are_refused(tmp_path, monkeypatch):
     assert len(regions.read_bed(few)) == 2
     with pytest.raises(ValueError, match=r"many\.bed has more than 5 blank lines up to line 7; remove them"):
         regions.read_bed(many)
+
+
+def test_a_feature_that_no_row_has_is_named_with_those_that_are_there(tmp_path):
+    (tmp_path / "x.gtf").write_text("c\tx\texon\t3\t9\t.\t+\t.\t\nc\tx\tCDS\t3\t9\t.\t+\t0\t\n")
+    with pytest.raises(ValueError, match=r"x\.gtf has no row with the feature 'cds' in its third column; it has exon, CDS$"):
+        read_gtf(tmp_path / "x.gtf", feature="cds")
 
 
 def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warning(tmp_path, caplog, monkeypatch):
