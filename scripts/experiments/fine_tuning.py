@@ -3,8 +3,8 @@
     python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its trials:
-with three, all pieces take about 14 hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
+share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its trials, twice
+that in `set-`, `seeds-` and `bases-`. All pieces take about nine hours with one minute on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
 items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
 
 Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
@@ -39,6 +39,7 @@ KINDS = {
     "lora": ["adapter=lora", "scratch=false"],
     "probe": ["fine_tune=false", "scratch=false", "probe=true"],
 }
+SET_BUDGET = 2  # budgets with all items, times --minutes: a head needs several epochs to read long sequences
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
 LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
 FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
@@ -56,13 +57,14 @@ class Study:
         self.tasks = {**size["tasks"], **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()})}
         six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
         several, best = f"seeds={size['seeds']}", [f"head={HEAD}", "baselines=all", "stack=true"]
-        runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
+        longer = [] if size["minutes"] is None else [f"minutes={SET_BUDGET * size['minutes']}"]
+        runs = {f"set-{t}": (t, ["seeds=1", *best, *longer]) for t in sets}
         runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
         few = [(n, t) for n in size["few"] for t in FEW if t in self.tasks and (n != MANY_ITEMS or t in LARGE)]
         runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n, t in few for k in KINDS}
         runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes]) for t in six for c, changes in ABLATION.items()}
-        runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
-        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true"]) for t in six}
+        runs |= {f"seeds-{t}": (t, [several, *best, *longer]) for t in six}
+        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true", *longer]) for t in six}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
         self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
 
