@@ -3,9 +3,10 @@
     python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its trials, twice
-that in `set-`, `seeds-` and `bases-`. All pieces take about nine hours with one minute on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The other baselines have epochs of their own. The model is that of the organism, for others `multi`. Predictions of test
-items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
+share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its
+trials, twice that in `set-`, `seeds-` and `bases-`; the other baselines have epochs of their own. With `--minutes 1` all pieces take about
+nine hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the organism, for others `multi`. Predictions of
+test items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
 
 Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
 `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is full, lora or probe),
