@@ -60,7 +60,6 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.design.output import ResumableOutput, discard
     from dnadiff.design.provenance import is_complete
     from dnadiff.design.work import SampleWork
@@ -108,7 +107,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         discard(output)  # of a process that was stopped while it removed them
         print(f"{output} is complete already" + (" (python -m dnadiff.copies looks for copies in it)" if config["copies"] else ""))
         if page is not None:
-            page.write(output, shown_addresses(overrides))
+            page.write(output, overrides)
         return output
     if config["resume"] and not _is_begun(config, output):
         log.info(f"{output}: nothing to resume; starting a new file")
@@ -116,7 +115,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     generate(config, model, work, stream, assignment)
     finish(config, model, request, generator.sampler, stream, index)
     if page is not None:
-        page.write(output, shown_addresses(overrides))
+        page.write(output, overrides)
     return output
 
 

@@ -15,6 +15,7 @@ from dnadiff.checkpoint import Loaded
 from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.data.files import check_output
+from dnadiff.data.remote.address import shown_addresses
 from dnadiff.data.structured import read_json
 from dnadiff.design import provenance
 from dnadiff.design.designer import Designer, start_of
@@ -116,7 +117,7 @@ class DesignPage:
         log_prob = table.columns["log_prob"] / self._num_counted(len(table))
         real = self.real or RealSequences.held_out(self.model, self.trust, self.length)
         scored = self._scored(real) if np.isfinite(log_prob).any() else None
-        given = [one for one in overrides if one.partition("=")[0] not in _RESTARTS]
+        given = [one for one in shown_addresses(overrides) if one.partition("=")[0] not in _RESTARTS]
         title = f"{len(table):,} designs for {sections.reward_name(content['design'])}"
         body = [
             sections.masthead(title, content, table),
