@@ -1,4 +1,4 @@
-"""Names of records in files of regions and of variants, held against those of a genome."""
+"""Names of records in files of regions and of variants, checked against those of a genome."""
 
 from __future__ import annotations
 
