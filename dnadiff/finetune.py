@@ -54,7 +54,7 @@ KEYS: Keys = {
     "layer": checks.PositiveInt | None,
     "train_items": checks.PositiveInt | None,
     "inputs.layers": list[checks.PositiveInt],
-    "inputs.one_hot": bool,
+    "inputs.one_hot": bool | Literal["auto"],
     "inputs.length": bool,
     "pretraining_overlap": bool,
     "results": str | None,
@@ -87,7 +87,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     for name, task in tasks.items():
         try:
             data, protocol = read_task(task, loaded, config)
-            settings = config | {"task": task, "head": head_of(config["head"], protocol, overrides)}
+            settings = config | {"task": task} | head_settings(config, protocol, overrides)
             models = checked_models(settings, loaded, data, protocol)
             if not is_training:  # only now: a command that trains nothing keeps the classifiers of an earlier run
                 saved.remove_all(run_dir / saved.FOLDER)
@@ -176,12 +176,15 @@ def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, F
     return data, protocol
 
 
-def head_of(head: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
-    """The head of the configuration; the published one if the protocol is the published one and no override names a head."""
+def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
+    """`head` and `inputs` of the configuration; those of the published protocol are the published ones unless an override names others."""
     from dnadiff.downstream.classifier import MEAN_HEAD
+    from dnadiff.downstream.recipe import resolve
 
+    published = protocol.epochs is not None
     named = any(override.lstrip("+").partition("=")[0].partition(".")[0] == "head" for override in overrides)
-    return MEAN_HEAD if protocol.epochs is not None and not named else head
+    inputs = config["inputs"] | {"one_hot": resolve(config["inputs"]["one_hot"], not published)}
+    return {"head": MEAN_HEAD if published and not named else config["head"], "inputs": inputs}
 
 
 def checked_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit) -> dict[str, TaskModel]:

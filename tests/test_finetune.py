@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dnadiff import commands, finetune
-from dnadiff.checkpoint import build_denoiser, load
+from dnadiff.checkpoint import Loaded, build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.downstream import study_models
@@ -67,10 +67,16 @@ def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
     return run_dir
 
 
-def test_the_published_protocol_has_the_published_head_unless_one_is_named():
+def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_are_named():
     conv, paper, fixed = {"_target_": "conv"}, build_protocol("paper", 4), build_protocol("fixed", 4)
-    assert finetune.head_of(conv, fixed, []) == conv and finetune.head_of(conv, paper, ["task=tf_0", "lr=1e-3"]) == MEAN_HEAD
-    assert finetune.head_of(conv, paper, ["head=conv"]) == conv and finetune.head_of(conv, paper, ["head.dropout=0.3"]) == conv
+
+    def found(protocol, overrides, one_hot="auto"):
+        settings = finetune.head_settings({"head": conv, "inputs": {"layers": [], "one_hot": one_hot}}, protocol, overrides)
+        return settings["head"], settings["inputs"]["one_hot"]
+
+    assert found(fixed, []) == (conv, True) and found(paper, ["task=tf_0", "lr=1e-3"]) == (MEAN_HEAD, False)
+    assert found(paper, ["head=conv"]) == found(paper, ["head.dropout=0.3"]) == (conv, False)
+    assert found(fixed, [], False) == (conv, False) and found(paper, ["inputs.one_hot=true"], True) == (MEAN_HEAD, True)
 
 
 def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
@@ -89,13 +95,14 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     ]
     run_dir = call(tmp_path, *overrides)
     result = json.loads((run_dir / "finetune.json").read_text())
-    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "scratch"]
-    assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2]
+    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "scratch", "same head on one-hot"]
+    assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
     assert result["models"]["3-mer logistic regression"]["accuracy"] > 0.8
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
         ("fine-tuned", "scratch"),
         ("fine-tuned", "3-mer logistic regression"),
+        ("fine-tuned", "same head on one-hot"),
     ]
     assert result["task"]["name"] == "table"
     assert result["step"] == 7
@@ -266,9 +273,7 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
 
 def test_trained_baselines_use_the_accelerator_of_the_command(tmp_path):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
-    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "baselines=all", "accelerator=cpu"])
-    finetune.check_settings(config)
-    models = study_models.build_models(config, loaded, DATA, build_protocol("fixed", 4), "cpu")
+    models = models_of_network(loaded, "baselines=all", "accelerator=cpu")
     assert models["CNN"].trainer == {"devices": 1, "accelerator": "cpu"}
 
 
@@ -294,11 +299,9 @@ def test_the_result_names_the_published_counterpart(tmp_path, table):
 
 
 def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
-    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", "probe=true"])
-    finetune.check_settings(config)
     for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-        models = study_models.build_models(config, loaded, DATA, build_protocol("fixed", 4), "cpu")
+        models = models_of_network(loaded, "probe=true")
         for name in (study_models.FINE_TUNED, study_models.SCRATCH, study_models.PROBE, study_models.RANDOM_PROBE):
             assert ("strands" in models[name].describe()) == merges
 
@@ -322,10 +325,14 @@ def study_of(tmp_path: Path, table: str, *overrides: str, report: bool = False) 
 
 
 def models_of(tmp_path: Path, *overrides: str) -> dict:
-    loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS))
+    return models_of_network(load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)), *overrides)
+
+
+def models_of_network(loaded: Loaded, *overrides: str) -> dict:
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", *overrides])
     finetune.check_settings(config)
-    return study_models.build_models(config, loaded, DATA, build_protocol(config["task"]["protocol"], 4), "cpu")
+    protocol = build_protocol(config["task"]["protocol"], 4)
+    return study_models.build_models(config | finetune.head_settings(config, protocol, overrides), loaded, DATA, protocol, "cpu")
 
 
 def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
@@ -367,12 +374,14 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
 
 
 def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
-    models = models_of(tmp_path, "inputs.one_hot=true", "head=conv", "batch_size=[8,16]", "lr_scratch=[1e-3,2e-3]", "epochs=4")
+    models = models_of(tmp_path, "batch_size=[8,16]", "lr_scratch=[1e-3,2e-3]", "epochs=4")
     control, scratch = (models[name].describe()["candidates"] for name in ("same head on one-hot", "scratch"))
     same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup")
     assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in scratch]
     assert all("ConvHead" in one["head"] for one in control)
-    assert "same head on one-hot" not in models_of(tmp_path)
+    for without in ("inputs.one_hot=false", "task.protocol=paper"):
+        assert "same head on one-hot" not in models_of(tmp_path, without)
+    assert "same head on one-hot" not in models_of(tmp_path, "fine_tune=false", "scratch=false")
 
 
 def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, monkeypatch):
@@ -394,7 +403,7 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
 
 
 def test_averaged_seeds_and_a_stack_are_rows_with_intervals(tmp_path, table, capsys):
-    result = study_of(tmp_path, table, "seeds=2", "stack=true", "scratch=false", "adapter=lora", "adapter.rank=2")
+    result = study_of(tmp_path, table, "seeds=2", "stack=true", "scratch=false", "adapter=lora", "adapter.rank=2", "inputs.one_hot=false")
     names = ["2-mer logistic regression", "fine-tuned", "fine-tuned, 2 seeds averaged", "fine-tuned + 2-mers, stacked"]
     assert list(result["models"]) == names and [len(result["models"][name]["per_seed"]) for name in names] == [1, 2, 1, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())

@@ -55,7 +55,14 @@ def world(tmp_path_factory) -> Path:
     header = ["sequence", "a", "b", "rich", "poor", "split"]
     write(folder / "table.csv", header, rows)
     write(folder / "test.csv", header, [row for row in rows if row[-1] == "test"])
-    settings = ("task.kind=regression", "task.label_column=[a,b]", "task.split_column=split", "scratch=false", "seeds=2")
+    settings = (
+        "task.kind=regression",
+        "task.label_column=[a,b]",
+        "task.split_column=split",
+        "scratch=false",
+        "seeds=2",
+        "inputs.one_hot=false",
+    )
     run_finetune(folder, folder / "run", folder / "table.csv", *settings, "probe=true", "task.transform=log2", "task.loss=huber")
     return folder
 

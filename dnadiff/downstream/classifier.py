@@ -13,6 +13,7 @@ from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.downstream.head.base import Head
+from dnadiff.downstream.head.with_bases import HeadWithBases
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.downstream.target.base import TaskTarget
@@ -132,7 +133,7 @@ def build_classifier(
     stranded: bool,
     trust: Sequence[str] | None = (PACKAGE,),
 ) -> Classifier:
-    """A classifier with a new head.
+    """A classifier with a new head; with `inputs.one_hot`, with two of them (`HeadWithBases`).
 
     Args:
         head: a configuration as in `configs/head`.
@@ -140,10 +141,13 @@ def build_classifier(
         trust: packages whose classes `head` may name; None is any.
     """
     inputs.check(backbone)
-    made = build(head, width=inputs.width(backbone, backbone.vocab, stranded), num_outputs=num_classes, max_length=max_length, trust=trust)
-    if not isinstance(made, Head):
-        raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
-    return Classifier(backbone, made, stranded, inputs)
+    bases = inputs.bases_width(backbone.vocab)
+    widths = [inputs.width(backbone, backbone.vocab, stranded) - bases, *([bases] if bases else [])]
+    heads = [build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust) for width in widths]
+    for made in heads:
+        if not isinstance(made, Head):
+            raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
+    return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
 
 
 def check_head(head: Config, data: TaskData) -> None:

@@ -36,7 +36,7 @@ def limits_of(classifiers: Sequence[Classifier]) -> LengthLimits:
     fixed = [one.head for one in classifiers if one.head.fixed_length is not None]
     if not fixed:
         return LengthLimits(min(longest, default=None))
-    return LengthLimits(min(longest), fixed[0].fixed_length, type(fixed[0]).__name__)
+    return LengthLimits(min(longest), fixed[0].fixed_length, fixed[0].name)
 
 
 class ClassifierEnsemble:

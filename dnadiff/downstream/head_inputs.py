@@ -26,7 +26,7 @@ class HeadInputs:
 
     Args:
         layers: also the outputs of these layers (1 is the first), each normalized to zero mean and unit variance over its channels.
-        one_hot: also the token itself, as one channel for each id that samples may contain.
+        one_hot: also the token itself, as one channel for each id that samples may contain; the last channels.
         length: also the logarithm of the number of bases. It can reveal the class where the parts of a data set differ in length.
     """
 
@@ -63,7 +63,11 @@ class HeadInputs:
         if backbone is not None:
             own = backbone.d_model // 2 if backbone.reads_both_strands and not stranded else backbone.d_model
             own += len(self.layers) * backbone.d_model
-        return own + (len(vocab.emitted) if self.one_hot else 0) + int(self.length)
+        return own + int(self.length) + self.bases_width(vocab)
+
+    def bases_width(self, vocab: Vocab) -> int:
+        """The number of last channels that are the bases."""
+        return len(vocab.emitted) if self.one_hot else 0
 
     def read(self, backbone: Backbone | None, vocab: Vocab, ids: Tensor, valid: Tensor | None, stranded: bool) -> list[Tensor]:
         """Features (B, L, D) float32, of the given strand; of a network that reads both, one for each strand as it is read there.
@@ -85,12 +89,13 @@ class HeadInputs:
         return [self._with_tokens([first], vocab, ids, valid), self._with_tokens([second], vocab, other, valid)]
 
     def _with_tokens(self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None) -> Tensor:
-        if self.one_hot:
-            emitted = torch.tensor(vocab.emitted, device=ids.device)
-            parts.append((ids[..., None] == emitted).float())
         if self.length:
             count = ids.new_full((len(ids),), ids.shape[1]) if valid is None else valid.sum(1)
             parts.append((count / _LENGTHS).log()[:, None, None].expand(-1, ids.shape[1], 1))
+        if self.one_hot:
+            tokens = torch.arange(vocab.size, device=ids.device)
+            # An embedding, so that gradients with respect to the bases are found as those of a network (`dnadiff.reward.predicted`).
+            parts.append(nn.functional.embedding(ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     @contextmanager

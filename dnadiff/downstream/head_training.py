@@ -26,7 +26,7 @@ from dnadiff.training.optim import parameter_groups
 
 STEPS, MIN_EPOCHS, MAX_EPOCHS, PATIENCE = 1000, 4, 30, 3
 LR, WARMUP, BATCH_SIZE = 1e-3, 0.1, 32
-MAX_SEQUENCES, MAX_VALID = 10_000, 1000  # of which features are stored
+MAX_SEQUENCES, MAX_VALID = 40_000, 1000  # of which features are stored
 MAX_BYTES = 2**30  # of the features of the training part, and again of the validation part
 READ_SHARE, TRAIN_SHARE = 0.25, 0.3  # of what is left of a wall-clock budget
 log = logging.getLogger("dnadiff")

@@ -100,7 +100,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     if config["scratch"]:
         make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None, 0, device)
         models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
-    if config["inputs"]["one_hot"]:
+    if config["inputs"]["one_hot"] and (config["fine_tune"] or config["scratch"]):
         models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, partial(_one_hot, tokenizer))
     return models
 

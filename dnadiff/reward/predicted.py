@@ -76,7 +76,7 @@ class PredictedReward(Reward):
     @property
     @override
     def has_gradient(self) -> bool:
-        return not self._model.head_inputs.one_hot
+        return True
 
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:

@@ -3,17 +3,17 @@
     python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. Each fine-tuned network, and each from scratch, has `--minutes` with its
-trials, twice that in `set-`, `seeds-` and `bases-`; the other baselines have epochs of their own. With `--minutes 1` all pieces take about
-nine hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the organism, for others `multi`. Predictions of
-test items are made by every piece, but the head is chosen on validation, in `head-TASK`, before any table of test scores is printed.
+share one folder of predictions, so that nothing is trained twice. With all items, networks are trained as the command does by default, without
+a limit; in `few-` and `ablation-` each fine-tuned network, and each from scratch, has `--minutes` with its trials. The baselines without a
+network have epochs of their own. With `--minutes 1` all pieces take about 14 hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU.
+The model is that of the organism, for others `multi`. Predictions of test items are made by every piece, but settings are chosen on validation.
 
-Pieces: `head-TASK` on six sets (`head=auto`; only validation scores are kept), `set-TASK` on all sets (one seed, all baselines, a stack),
-`values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is full, lora or probe),
-`ablation-TASK-CHANGE` on six sets, `seeds-TASK` (three seeds on six sets), `bases-TASK` on six sets (heads that also read the bases, with the
-same head on the bases alone as control).
+Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
+that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
+full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept).
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from downstream import TASKS
 
 from dnadiff.commands import configure_logging
 
-HEAD = "conv"  # chosen by the validation scores of `head-TASK`
+FEATURES = "inputs.one_hot=false"  # the head reads the features of the network alone
 SIX = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "tf_0")
 VALUES = {"ecoli_tss": "expression/ecoli_tss_lb", "ecoli_sigma70": "expression/ecoli_sigma70_minimal"}
 FEW = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "ecoli_tss")
@@ -34,13 +34,18 @@ ORGANISMS = {
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
 PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "head_epochs=0"]  # one fixed rate, as published
-ABLATION = {"plain": ["head=mean", *PLAIN], "head": [f"head={HEAD}", *PLAIN], "recipe": ["head=mean"], "both": [f"head={HEAD}"]}
+ABLATION = {
+    "plain": ["head=mean", FEATURES, *PLAIN],
+    "head": [FEATURES, *PLAIN],
+    "recipe": ["head=mean", FEATURES],
+    "both": [FEATURES],
+    "default": [],  # with a second head on the bases
+}
 KINDS = {
     "full": ["baselines=all"],
     "lora": ["adapter=lora", "scratch=false"],
     "probe": ["fine_tune=false", "scratch=false", "probe=true"],
 }
-SET_BUDGET = 2  # budgets with all items, times --minutes: a head needs several epochs to read long sequences
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
 LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
 FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
@@ -57,22 +62,22 @@ class Study:
         self.kept, self.size, self.folder, self.data = study.Kept(folder, size), size, folder, data
         self.tasks = {**size["tasks"], **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()})}
         six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
-        several, best = f"seeds={size['seeds']}", [f"head={HEAD}", "baselines=all", "stack=true"]
-        longer = [] if size["minutes"] is None else [f"minutes={SET_BUDGET * size['minutes']}"]
-        runs = {f"set-{t}": (t, ["seeds=1", *best, *longer]) for t in sets}
+        several, best = f"seeds={size['seeds']}", ["baselines=all", "stack=true"]
+        limit = [] if size["minutes"] is None else [f"minutes={size['minutes']}"]
+        runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
         runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
+        runs |= {f"features-{t}": (t, ["seeds=1", FEATURES]) for t in six}
         few = [(n, t) for n in size["few"] for t in FEW if t in self.tasks and (n != MANY_ITEMS or t in LARGE)]
-        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, self.few(t, n, k)) for n, t in few for k in KINDS}
-        runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes]) for t in six for c, changes in ABLATION.items()}
-        runs |= {f"seeds-{t}": (t, [several, *best, *longer]) for t in six}
-        runs |= {f"bases-{t}": (t, ["seeds=1", f"head={HEAD}", "inputs.one_hot=true", *longer]) for t in six}
+        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, [*self.few(t, n, k), *limit]) for n, t in few for k in KINDS}
+        runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes, *limit]) for t in six for c, changes in ABLATION.items()}
+        runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
         self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
 
     def few(self, task: str, number: int | None, kind: str) -> list[str]:
         """The arguments for a number of training items."""
         seeds = 1 if number is None or number >= MANY_ITEMS else self.size["seeds"]
-        return [f"seeds={seeds}", f"train_items={number or 'null'}", f"head={HEAD}", *KINDS[kind]]
+        return [f"seeds={seeds}", f"train_items={number or 'null'}", *KINDS[kind]]
 
     def model(self, task: str) -> str:
         """The bundled model to start from."""
@@ -83,9 +88,8 @@ class Study:
         reader, file, overrides = self.tasks[task]
         output = self.folder / "runs" / piece / "finetune.json"
         path = [] if file is None else [f"task.path={self.data / file}.csv.gz"]
-        minutes = [] if self.size["minutes"] is None else [f"minutes={self.size['minutes']}"]
         fixed = ["task.protocol=fixed"]  # also of tasks whose default is cross-validation, which would train ten networks for each row
-        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *minutes, *more, *self.size["more"]]
+        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *more, *self.size["more"]]
         arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
         where = [f"results={self.folder / 'results'}", f"hydra.run.dir={output.parent}", "save_models=[]", "overwrite=true"]
         study.command("finetune", *arguments, *where)
@@ -94,7 +98,7 @@ class Study:
     def head(self, task: str) -> dict[str, Any]:
         """The validation scores of every head that fits."""
         minutes = [] if self.size["minutes"] is None else [f"minutes={4 * self.size['minutes']}"]  # the heads share them
-        result = self.command(f"head-{task}", task, ["seeds=1", "head=auto", "scratch=false", *minutes])
+        result = self.command(f"head-{task}", task, ["seeds=1", "head=auto", FEATURES, "scratch=false", *minutes])
         return {"tried": result["models"]["fine-tuned"]["found"][0][0]["tried"], "arguments": result["arguments"]}
 
     def run(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +115,7 @@ class Study:
         """The tables of the finished pieces."""
         parts = [
             self.head_table(),
-            *(self.comparison(kind) for kind in ("set", "seeds", "bases", "values")),
+            *(self.comparison(kind) for kind in ("set", "seeds", "features", "values")),
             self.few_table(),
             self.ablation(),
         ]
@@ -137,11 +141,13 @@ class Study:
         names = list(dict.fromkeys(name for row in found.values() for name in row["models"]))
         rows = []
         for task, row in found.items():
-            best, difference = against_best(row)
+            found_best = [against_best(row, controls) for controls in (False, True)]
             cells = [f"{row['models'][name]['value']:.3f}" if name in row["models"] else "" for name in names]
             size = f"{sum(row['task']['items']['train'].values()):,} / {row['task']['tested']:,}"
-            rows.append([f"{task} ({row['task']['metric']})", size, *cells, best, shown(difference)])
-        header = [kind, "train / test", *names, "best baseline", "fine-tuned minus best (95 %)"]
+            best = itertools.chain.from_iterable((name, shown(difference)) for name, difference in found_best)
+            rows.append([f"{task} ({row['task']['metric']})", size, *cells, *best])
+        minus = "fine-tuned minus it (95 %)"
+        header = [kind, "train / test", *names, "best baseline", minus, "best with heads on the bases alone", minus]
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
 
     def few_table(self) -> str:
@@ -167,9 +173,13 @@ class Study:
         return study.markdown(["set", "network", *ABLATION], rows) if rows else ""
 
 
-def against_best(row: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
-    """The baseline with the best score, and the difference of the fine-tuned network from it."""
-    others = {d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"] and "scratch" not in d["b"]}
+def against_best(row: Mapping[str, Any], controls: bool = False) -> tuple[str, Mapping[str, Any] | None]:
+    """The baseline with the best score, and the difference of the fine-tuned network from it.
+
+    With `controls`, the heads on the bases alone are baselines as well.
+    """
+    known = {d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]}
+    others = {name: d for name, d in known.items() if controls or "one-hot" not in name}
     if not others:
         return "", None
     best = max(others, key=lambda name: row["models"][name]["value"])
@@ -183,9 +193,13 @@ def shown(difference: Mapping[str, Any] | None) -> str:
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
     """How often the fine-tuned network is better, and how often it is more than .005 worse, than the best baseline."""
-    differences = [difference for row in found.values() if (difference := against_best(row)[1])]
-    better, behind = sum(d["low"] > 0 for d in differences), sum(d["difference"] < -0.005 for d in differences)
-    return f"Of {len(differences)}: better with an interval on {better}, more than .005 below the best baseline on {behind}."
+    lines = []
+    for controls in (False, True):
+        differences = [difference for row in found.values() if (difference := against_best(row, controls)[1])]
+        better, behind = sum(d["low"] > 0 for d in differences), sum(d["difference"] < -0.005 for d in differences)
+        which = "the best baseline, heads on the bases alone included" if controls else "the best baseline"
+        lines.append(f"Of {len(differences)}: better with an interval on {better}, more than .005 below {which} on {behind}.")
+    return " ".join(lines)
 
 
 def main() -> None:

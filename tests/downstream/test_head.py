@@ -1,5 +1,6 @@
 """Heads: padding, strands and positions, for every yaml under configs/head."""
 
+import math
 from functools import cache
 
 import numpy as np
@@ -131,8 +132,25 @@ def test_inputs_have_the_layers_the_bases_and_the_length():
     torch.testing.assert_close(found[..., 16:32].mean(-1), torch.zeros(found.shape[:2]), atol=1e-5, rtol=0)
     emitted = torch.tensor(DNA.vocab.emitted)
     real = torch.ones_like(batch.ids, dtype=torch.bool) if batch.valid is None else batch.valid
-    assert torch.equal(emitted[found[..., 48:-1].argmax(-1)][real], batch.ids[real])
+    assert torch.equal(emitted[found[..., 49:].argmax(-1)][real], batch.ids[real])
+    torch.testing.assert_close(found[1, :, 48], torch.full((found.shape[1],), math.log(int(real[1].sum()) / 1000)))
     assert not backbone.layers[0]._forward_hooks  # nothing stays behind
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["caduceus", "caduceus_ps"])
+def test_the_bases_have_a_head_of_their_own_whose_outputs_are_added(name, kind):
+    backbone, inputs = network(kind), HeadInputs((1,) if kind == "caduceus" else (), one_hot=True, length=True)
+    made = build_classifier(backbone, settings(name), inputs, 3, 12, stranded=False).eval()
+    batch = make_batch(items(4, 12, 12), torch.arange(4), DNA.vocab)
+    total = made(batch.ids, batch.valid)
+    count = len(DNA.vocab.emitted)
+    assert made.head.bases.width == count and type(made.head.bases) is type(made.head.features) and made.head.name != "HeadWithBases"
+    parts = made.read(batch.ids, batch.valid)
+    each = [made.head.features(part[..., :-count], batch.valid) + made.head.bases(part[..., -count:], batch.valid) for part in parts]
+    torch.testing.assert_close(total, torch.stack(each).mean(0))
+    assert torch.equal(parts[0][..., -count:].argmax(-1), batch.ids - min(DNA.vocab.emitted))
+    assert made.max_length == (12 if name == "flatten" else None)
 
 
 @pytest.mark.parametrize("kind", ["caduceus", "dit"])

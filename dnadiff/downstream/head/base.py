@@ -42,6 +42,11 @@ class Head(nn.Module, ABC):
         """The only length of sequences that it takes; None if it takes any."""
         return None
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
     @classmethod
     def check_lengths(cls, shortest: int, longest: int) -> None:
         """Raise ValueError if it does not take sequences of these lengths."""
