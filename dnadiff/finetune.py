@@ -177,13 +177,14 @@ def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, F
 
 
 def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
-    """`head` and `inputs` of the configuration; those of the published protocol are the published ones unless an override names others."""
+    """`head` and `inputs` of the configuration; with the published protocol the published ones, unless an override names others."""
     from dnadiff.downstream.classifier import MEAN_HEAD
     from dnadiff.downstream.recipe import resolve
 
     published = protocol.epochs is not None
     named = any(override.lstrip("+").partition("=")[0].partition(".")[0] == "head" for override in overrides)
-    inputs = config["inputs"] | {"one_hot": resolve(config["inputs"]["one_hot"], not published)}
+    trains = config["fine_tune"] or config["scratch"]
+    inputs = config["inputs"] | {"one_hot": resolve(config["inputs"]["one_hot"], trains and not published)}
     return {"head": MEAN_HEAD if published and not named else config["head"], "inputs": inputs}
 
 

@@ -217,7 +217,7 @@ def _with_earlier_head(about: Mapping[str, Json], state: Mapping[str, Tensor]) -
     """The description, with the convolutional head of earlier versions if these are its weights: it was pooled in parts alone."""
     head = about.get("head", {})
     is_conv = head.get("_target_") == "dnadiff.downstream.head.conv.ConvHead"
-    if not is_conv or "global_pooling" in head or "head.linear.weight" in state:
+    if not is_conv or "global_pooling" in head or any(name.endswith("linear.weight") and name.startswith("head.") for name in state):
         return about
     return {**about, "head": head | {"global_pooling": False}}
 

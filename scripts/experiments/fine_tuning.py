@@ -3,9 +3,9 @@
     python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. With all items, networks are trained as the command does by default, without
-a limit; in `few-` and `ablation-` each fine-tuned network, and each from scratch, has `--minutes` with its trials. The baselines without a
-network have epochs of their own. With `--minutes 1` all pieces take about 14 hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU.
+share one folder of predictions, so that nothing is trained twice. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the command does by
+default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials. The baselines without a network have epochs of
+their own. With `--minutes 1` all pieces take about 14 hours on one core. scripts/gpu/fine_tuning.sh runs them on a GPU.
 The model is that of the organism, for others `multi`. Predictions of test items are made by every piece, but settings are chosen on validation.
 
 Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
@@ -48,8 +48,10 @@ KINDS = {
 }
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
 LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
-FULL = {"tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
+VERSION = 2  # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
+FULL = {"version": VERSION, "tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
 QUICK = {
+    "version": VERSION,
     "tasks": {name: ("ecoli_coding", None, ("task.max_train=60",)) for name in SIX[:1]},
     **{"seeds": 2, "few": (40,), "model": "ecoli", "minutes": None, "more": ("epochs=1", "patience=null", "lr=1e-3", "lr_scratch=1e-3")},
 }
@@ -59,7 +61,7 @@ class Study:
     """The pieces and their tables."""
 
     def __init__(self, folder: Path, size: dict, data: Path) -> None:
-        self.kept, self.size, self.folder, self.data = study.Kept(folder, size), size, folder, data
+        self.kept, self.size, self.folder, self.data = study.Kept(folder, size, strict=True), size, folder, data
         self.tasks = {**size["tasks"], **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()})}
         six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
         several, best = f"seeds={size['seeds']}", ["baselines=all", "stack=true"]

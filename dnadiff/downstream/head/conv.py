@@ -32,7 +32,7 @@ class ConvHead(Head):
 
     def __init__(
         self, channels: PositiveInt = 64, kernel_size: PositiveInt = 7, num_convolutions: PositiveInt = 2, num_bins: PositiveInt = 16,
-        hidden: PositiveInt = 64, dropout: float = 0.5, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
+        hidden: PositiveInt = 64, dropout: float = 0.2, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
     ) -> None:  # fmt: skip
         super().__init__(**sizes)
         channels = checks.integer("head.channels", channels)

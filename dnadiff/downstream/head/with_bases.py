@@ -11,8 +11,7 @@ from dnadiff.downstream.head.base import Head
 class HeadWithBases(Head):
     """The sum of a head on the features and a head on the bases.
 
-    One head on all channels overfits to the features where the exact sequence decides: on promoters with a TATA box it reached .866 on
-    validation, this one .884, and the head on the bases alone .884 (docs/results/fine_tuning.md).
+    One head on all channels overfits to the features where the exact sequence decides (docs/results/fine_tuning.md, What was tried).
 
     Args:
         features: reads the first channels.
