@@ -41,6 +41,7 @@ RESERVE = 0.05  # of the remaining time, for what the predictions miss
 RECIPE = (
     "scratch=false",
     "head=mean",
+    "inputs.one_hot=false",
     "epochs=1",
     "head_epochs=0",
     "lr=5e-4",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -93,50 +94,75 @@ class PredictedReward(Reward):
     def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
         """The reward (B,) by one seed, and its gradient (B, L, 4)."""
         both = not (self._model.stranded or classifier.invariant)
+        # A further row shows which strand is embedded, also if all others are their own reverse complements.
+        ids = torch.cat([ids, _asymmetric(ids[:1], bases)])
         strands = [ids, classifier.vocab.reverse_complement(ids)] if both else [ids]
         with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
             predictions = classifier.target.predictions([classifier(strand) for strand in strands])
             value = self._model.target.contrast(predictions.double())[..., self._number]
-            return value.detach(), read.gradient(value.sum(), bases)
+            return value.detach()[:-1], read.gradient(value.sum(), bases)[:-1]
 
     def _check(self, sequences: Sequence[str]) -> None:
         for text in sequences:
             self._model.limits.check("the design", len(text), len(text))
 
 
+def _asymmetric(ids: Tensor, bases: Tensor) -> Tensor:
+    """Ids of the same shape (1, L) that are neither their reverse, nor their complement, nor their reverse complement, from two tokens on."""
+    row = torch.full_like(ids, int(bases[0]))
+    row[:, -1] = bases[1]
+    return row
+
+
+class _Read(NamedTuple):
+    """Rows of an embedding that are one of the strands."""
+
+    embedded: Tensor
+    rows: slice
+    weight: Tensor
+    reverse: bool
+    tokens: Tensor
+
+
 class _Embeddings(TorchFunctionMode):
     """Records how a network embeds token ids, so that a value can be differentiated with respect to the one-hot sequence.
 
     An embedding is linear in the one-hot sequence: the gradient of token v at a position is the product of the gradient of what was embedded
-    there and the embedding of v. Networks also embed the other strand; its positions are mapped back.
+    there and the embedding of v. Networks also embed the other strand, alone or in one batch with the first; its positions are mapped back.
     """
 
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
         super().__init__()
         complement = torch.tensor(vocab.complement, device=ids.device)
         self.ids, self.identity, self.complement = ids, torch.arange(vocab.size, device=ids.device), complement
-        self.read: list[tuple[Tensor, Tensor, bool, Tensor]] = []  # embeddings, weight, reversed, map of tokens
+        self.read: list[_Read] = []
 
     @override
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         found = func(*args, **(kwargs or {}))
-        if func is functional.embedding and args[0].shape == self.ids.shape:
+        number = len(self.ids)
+        if func is functional.embedding and args[0].shape[1:] == self.ids.shape[1:] and len(args[0]) % number == 0:
             embedded = found.detach().requires_grad_()
-            for reverse in (False, True):
-                for tokens in (self.identity, self.complement):
-                    expected = tokens[self.ids.flip(-1) if reverse else self.ids]
-                    if torch.equal(args[0], expected):
-                        self.read.append((embedded, args[1].detach(), reverse, tokens))
-                        return embedded
-            raise ValueError("this network reads the sequence in an order whose gradient is not known; set method.gradient=false")
+            for start in range(0, len(args[0]), number):
+                rows = slice(start, start + number)
+                self.read.append(_Read(embedded, rows, args[1].detach(), *self._strand(args[0][rows])))
+            return embedded
         return found
+
+    def _strand(self, ids: Tensor) -> tuple[bool, Tensor]:
+        """Whether ids are in reverse order, and the map of tokens that they went through."""
+        for reverse in (False, True):
+            for tokens in (self.identity, self.complement):
+                if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
+                    return reverse, tokens
+        raise ValueError("this network reads the sequence in an order whose gradient is not known; set method.gradient=false")
 
     def gradient(self, value: Tensor, bases: Tensor) -> Tensor:
         """The gradient (B, L, 4) of a value with respect to the one-hot bases."""
         total = torch.zeros(*self.ids.shape, len(bases), device=self.ids.device)
-        slopes = torch.autograd.grad(value, [embedded for embedded, *_ in self.read], allow_unused=True)
-        for slope, (_, weight, reverse, tokens) in zip(slopes, self.read):
+        slopes = torch.autograd.grad(value, [one.embedded for one in self.read], allow_unused=True)
+        for slope, one in zip(slopes, self.read):
             if slope is not None:
-                change = slope @ weight[tokens[bases]].T.to(slope)
-                total += change.flip(1) if reverse else change
+                change = slope[one.rows] @ one.weight[one.tokens[bases]].T.to(slope)
+                total += change.flip(1) if one.reverse else change
         return total

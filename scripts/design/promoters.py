@@ -47,7 +47,7 @@ FULL = {
     "tuned": 40,  # designs of each setting of a grid
     "calls": 128,  # reward calls per design
     "draws": 8,  # of the bound on the likelihood
-    "finetune": ["head=attention", "seeds=1"],
+    "finetune": ["head=attention", "inputs.one_hot=false", "seeds=1"],  # unlike the judges, it does not read the bases themselves
     "judge_seeds": 3,
     "judge_epochs": 10,
     "throughput": [100, 1000],  # designs

@@ -4,7 +4,7 @@
 #   scripts/gpu/fine_tuning.sh DATA OUTPUT [SECONDS] [PROCESSES] [MINUTES]
 #
 # DATA holds benchmarks/ and expression/. OUTPUT/fine_tuning.json gets the finished pieces; a file of an earlier call is restored first, so that
-# the study continues. MINUTES (0.5) is the time of each network.
+# the study continues. MINUTES (0.5) is the time of each network in the pieces that have a limit (few-, ablation-).
 set -u
 data=$(realpath -e "${1:?usage: scripts/gpu/fine_tuning.sh DATA OUTPUT [SECONDS] [PROCESSES] [MINUTES]}") || exit 1
 : "${2:?usage: scripts/gpu/fine_tuning.sh DATA OUTPUT [SECONDS] [PROCESSES] [MINUTES]}"

@@ -36,18 +36,19 @@ def task(stranded: bool = False, low: int = 20) -> TaskData:
     return TaskData("gc", ["poor", "rich"], items(160, 0, low), items(40, 1, low), items(60, 2, low), stranded)
 
 
-def classifier_of(kind: type = Caduceus, stranded: bool = True) -> Classifier:
+def classifier_of(kind: type = Caduceus, stranded: bool = True, one_hot: bool = False) -> Classifier:
     torch.manual_seed(0)
-    return build_classifier(kind(DNA.vocab, d_model=16, n_layers=2, d_state=4), CONV, HeadInputs(), 2, 30, stranded)
+    return build_classifier(kind(DNA.vocab, d_model=16, n_layers=2, d_state=4), CONV, HeadInputs(one_hot=one_hot), 2, 30, stranded)
 
 
 def trained(classifier: Classifier, data: TaskData, epochs: int | None = None, seed: int = 0, budget: Budget | None = None) -> dict:
     return train_head(classifier, data, epochs, 16, 0.1, seed, budget or Budget(None), no_report)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("kind, stranded", [(Caduceus, True), (CaduceusPS, True), (CaduceusPS, False)])
-def test_a_head_has_the_same_outputs_on_stored_features(kind, stranded):
-    classifier, data = classifier_of(kind, stranded).eval(), task(stranded)
+def test_a_head_has_the_same_outputs_on_stored_features(kind, stranded, one_hot):
+    classifier, data = classifier_of(kind, stranded, one_hot).eval(), task(stranded)
     batches = list(ShuffledBatches(data.train, 7, DNA.vocab, 0, 0, both_strands=False))
     stored = read_features(classifier, iter(batches), 33, data.max_length, math.inf, no_report)
     assert len(stored) == 33 and len(stored.strands) == (2 if classifier.invariant else 1)

@@ -46,10 +46,10 @@ def about(kind="dit", **changes):
     }
 
 
-def classifier(kind="dit", seed=1, stranded=False, layer=None, head=MEAN_HEAD, longest=40):
+def classifier(kind="dit", seed=1, stranded=False, layer=None, head=MEAN_HEAD, longest=40, inputs=None):
     torch.manual_seed(seed)
     network, settings = NETWORKS[kind]
-    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), head, HeadInputs(), 3, longest, stranded)
+    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), head, inputs or HeadInputs(), 3, longest, stranded)
     if head is MEAN_HEAD:
         torch.nn.init.normal_(made.head.bias)
     return made.eval()
@@ -80,13 +80,15 @@ def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
         assert np.allclose(found.probs, other.probs, atol=1e-6)
 
 
+@pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("global_pooling", [False, True])
-def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(tmp_path, global_pooling):
+def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(tmp_path, global_pooling, one_hot):
     head = {"_target_": "dnadiff.downstream.head.conv.ConvHead", "channels": 2, "hidden": 4, "num_bins": 2}
-    made = classifier(head=head | {"global_pooling": global_pooling})
-    put(tmp_path, made, head=head)  # whose description does not say which
+    made = classifier(head=head | {"global_pooling": global_pooling}, inputs=HeadInputs(one_hot=one_hot))
+    put(tmp_path, made, head=head, inputs={"one_hot": one_hot})  # a description that does not say which
     (member,) = saved.load(tmp_path).members
-    assert (member.classifier.head.linear is not None) == global_pooling
+    found = member.classifier.head.features if one_hot else member.classifier.head
+    assert (found.linear is not None) == global_pooling
     assert all(torch.equal(tensor, member.classifier.state_dict()[name]) for name, tensor in made.state_dict().items())
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import commands, finetune
+from dnadiff import commands, finetune, train
+from dnadiff.config import compose
 from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.downstream import saved
 from dnadiff.metrics.designs import header_facts
@@ -21,7 +22,18 @@ RUNS = {
     "first strand": ["task.label_column=label", "task.stranded=true", "seeds=1"],
     "one length": ["task.label_column=label", "head=flatten", "seeds=1"],
     "features alone": ["task.label_column=label", "inputs.one_hot=false", "seeds=1"],
+    "both strands in one batch": ["task.label_column=label", "seeds=1"],  # Caduceus-PS
+    "both strands and stranded": ["task.label_column=label", "task.stranded=true", "seeds=1", "head=flatten"],  # Caduceus-PS
 }
+
+
+def trained_ps(folder):
+    """The run folder of a small Caduceus-PS."""
+    if not (folder / "ps").exists():
+        args = ["backbone=caduceus_ps", "backbone.d_model=16", "backbone.n_layers=1", "trainer.max_steps=2", "trainer.accelerator=cpu"]
+        args += ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=64", "data.batch_size=4", "data.max_valid_windows=4"]
+        train.run(compose("train", args), folder / "ps", args)
+    return folder / "ps"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +50,8 @@ def runs(trained, tmp_path_factory):
         patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
         for name, more in RUNS.items():
             task = ["task=csv", f"task.path={folder / 't.csv'}", *FEW, *more]
-            arguments = [f"checkpoint={trained}", f"hydra.run.dir={folder / name}", *task]
+            network = trained_ps(trained.parent) if name.startswith("both strands") else trained
+            arguments = [f"checkpoint={network}", f"hydra.run.dir={folder / name}", *task]
             commands.run("finetune", finetune.run, finetune.KEYS, arguments)
     return {name: folder / name for name in RUNS}
 
@@ -85,6 +98,18 @@ def test_the_gradient_is_that_of_the_network(runs, name, monkeypatch):
         monkeypatch.setattr(torch.nn.functional, "embedding", lambda i, weight, *more, s=sign: embedding(i, mix(weight, s), *more))
         found.append(PredictedReward(str(runs[name]))(SEQUENCES))
     assert (found[0] - found[1]) / (2 * step) == pytest.approx(expected, rel=0.03, abs=0.003)
+
+
+@pytest.mark.parametrize("name", ["classes", "both strands in one batch"])
+def test_the_gradient_of_sequences_that_are_their_own_reverse_complements_is_that_among_others(runs, name):
+    reward, half = PredictedReward(str(runs[name])), "CCCGAGTTTA"
+    palindrome = half + half[::-1].translate(str.maketrans("ACGT", "TGCA"))
+    value, slope = reward.gradient([palindrome])
+    among, slopes = reward.gradient([SEQUENCES[0], palindrome])
+    assert value[0] == pytest.approx(among[1], abs=1e-6) and slope[0] == pytest.approx(slopes[1], abs=1e-6)
+    assert np.abs(slope).max() > 1e-4
+    # The prediction is the same for both strands, so the gradient is that of the reverse complement, read backwards.
+    assert slope[0] == pytest.approx(slope[0][::-1, ::-1], abs=1e-5)
 
 
 def test_the_difference_of_two_predictions(cli, trained, runs, tmp_path):
