@@ -70,13 +70,15 @@ def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
 def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_are_named():
     conv, paper, fixed = {"_target_": "conv"}, build_protocol("paper", 4), build_protocol("fixed", 4)
 
-    def found(protocol, overrides, one_hot="auto"):
-        settings = finetune.head_settings({"head": conv, "inputs": {"layers": [], "one_hot": one_hot}}, protocol, overrides)
+    def found(protocol, overrides, one_hot="auto", trains=True):
+        config = {"head": conv, "inputs": {"layers": [], "one_hot": one_hot}, "fine_tune": trains, "scratch": False}
+        settings = finetune.head_settings(config, protocol, overrides)
         return settings["head"], settings["inputs"]["one_hot"]
 
     assert found(fixed, []) == (conv, True) and found(paper, ["task=tf_0", "lr=1e-3"]) == (MEAN_HEAD, False)
     assert found(paper, ["head=conv"]) == found(paper, ["head.dropout=0.3"]) == (conv, False)
     assert found(fixed, [], False) == (conv, False) and found(paper, ["inputs.one_hot=true"], True) == (MEAN_HEAD, True)
+    assert found(fixed, [], trains=False) == (conv, False)  # no head is trained, and none is reported
 
 
 def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):

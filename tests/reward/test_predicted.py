@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_the_network(runs, name, monkeypatch):
         for at, letter in enumerate(text):
             if letter in "AT":
                 expected[row] += slope[row, at, "ACGT".index({"A": "C", "T": "G"}[letter])] - slope[row, at, "ACGT".index(letter)]
-    step, found, embedding = 2e-3, [], torch.nn.functional.embedding
+    step, found, embedding = 4e-4, [], torch.nn.functional.embedding
 
     def mix(weight, sign):
         """The embeddings between those of the bases and those that they move to."""
@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_the_network(runs, name, monkeypatch):
     for sign in (1, -1):  # every embedding: that of the network, and the one-hot bases of the second head
         monkeypatch.setattr(torch.nn.functional, "embedding", lambda i, weight, *more, s=sign: embedding(i, mix(weight, s), *more))
         found.append(PredictedReward(str(runs[name]))(SEQUENCES))
-    assert (found[0] - found[1]) / (2 * step) == pytest.approx(expected, rel=0.03, abs=0.003)
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(expected, rel=0.03, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["classes", "both strands in one batch"])
