@@ -11,7 +11,8 @@ from dnadiff.downstream.head.base import Head
 class HeadWithBases(Head):
     """The sum of a head on the features and a head on the bases.
 
-    One head on all channels overfits to the features where the exact sequence decides (docs/results/fine_tuning.md, What was tried).
+    Without the head on the features it is the control of a study (`dnadiff.downstream.one_hot`): the difference is due to the network alone.
+    On validation it is about as accurate as one head on all channels (docs/results/fine_tuning.md, What was tried).
 
     Args:
         features: reads the first channels.
