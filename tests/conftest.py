@@ -63,10 +63,13 @@ def cache_folder(request, tmp_path_factory) -> Path:
     """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start.
 
     The C++ kernels, ten seconds of compilation, are kept in pytest's cache: all processes of pytest-xdist and later runs find them there.
+    With `-p no:cacheprovider` there is no such cache, and each process compiles them.
     """
-    folder, kernels = tmp_path_factory.mktemp("cache"), request.config.cache.mkdir("kernels")
-    kernels.chmod(0o700)  # a folder that others can write is not trusted
-    (folder / "kernels").symlink_to(kernels)
+    folder, cache = tmp_path_factory.mktemp("cache"), getattr(request.config, "cache", None)
+    if cache is not None:
+        kernels = cache.mkdir("kernels")
+        kernels.chmod(0o700)  # a folder that others can write is not trusted
+        (folder / "kernels").symlink_to(kernels)
     os.environ["DNADIFF_CACHE"] = str(folder)
     return folder
 

@@ -277,6 +277,15 @@ class NetworkDenoiser(BaseDenoiser):
         return -emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab).gather(-1, ids)[:, 0]
 
 
-def at(x: Tensor, positions: OptTensor) -> Tensor:
-    """The rows of x (B, L, ...) at `positions (B, L)` bool; x itself for None."""
+def at(x: Tensor, positions: Tensor | tuple[Tensor, ...] | None) -> Tensor:
+    """The rows of x (B, L, ...) at `positions (B, L)` bool, or at their `indices`; x itself for None."""
     return x if positions is None else x[positions]
+
+
+def indices(positions: OptTensor) -> tuple[Tensor, ...] | None:
+    """Row and column of each True in `positions (B, L)`, (M,) each.
+
+    M determines the shape of what follows, so on a GPU the process waits until M is computed. Called before the network, this takes
+    microseconds; after it, the GPU would finish all of its work first and then wait for the process.
+    """
+    return None if positions is None else positions.nonzero(as_tuple=True)

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.backbone.base import Backbone, BlockBackbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
 from dnadiff.parameterization import SUBS
 
 
@@ -59,7 +59,8 @@ class BlockDenoiser(NetworkDenoiser):
 
     @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
-        return at(self._both(xt, xt, cond, valid)[0], positions)
+        index = indices(positions)
+        return at(self._both(xt, xt, cond, valid)[0], index)
 
     def _both(self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False) -> tuple[Tensor, OptTensor]:
         size = min(self.block_size, xt.shape[1])
@@ -71,14 +72,16 @@ class BlockDenoiser(NetworkDenoiser):
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        return self.parameterization.log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        return self.parameterization.log_probs(logits, tokens)
 
     @override
     def nll(
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        features = self._both(xt, x0, cond, valid)[0]
-        return self._nll_of(at(features, positions).flatten(0, -2), at(x0, positions).flatten())
+        index = indices(positions)
+        ids, features = at(x0, index).flatten(), self._both(xt, x0, cond, valid)[0]
+        return self._nll_of(at(features, index).flatten(0, -2), ids)
 
     def nll_with_next(
         self, x0: Tensor, xt: Tensor, cond: OptTensor, positions: Tensor, next_positions: Tensor, valid: OptTensor
@@ -94,10 +97,11 @@ class BlockDenoiser(NetworkDenoiser):
         """
         if next_positions[:, 0].any():
             raise ValueError("next_positions includes position 0, which has no token before it")
+        index, following = indices(positions), indices(next_positions)
+        before = indices(next_positions.roll(-1, 1))  # row l - 1 predicts token l
         noised, clean = self._both(xt, x0, cond, valid, clean=True)
         assert clean is not None
-        before = next_positions.roll(-1, 1)  # row l - 1 predicts token l
-        return self._nll_of(noised[positions], x0[positions]), self._nll_of(clean[before], x0[next_positions])
+        return self._nll_of(at(noised, index), at(x0, index)), self._nll_of(at(clean, before), at(x0, following))
 
     @override
     def step_block(

@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import CausalBackbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
 from dnadiff.parameterization import emitted_log_probs
 
 
@@ -24,7 +24,8 @@ class CausalDenoiser(NetworkDenoiser):
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         context = self.backbone.context
         before, valid = context.shifted(xt, self.vocab.mask_id), None if valid is None else context.shifted(valid, True)
-        return at(self.backbone.features(before.long(), None, cond, valid), positions)  # row l predicts token l
+        index = indices(positions)
+        return at(self.backbone.features(before.long(), None, cond, valid), index)  # row l predicts token l
 
     @override
     def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
@@ -34,8 +35,8 @@ class CausalDenoiser(NetworkDenoiser):
     def nll(
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        features = self._features(x0, None, cond, positions, valid)
-        return self._nll_of(features.flatten(0, -2), at(x0, positions).flatten())
+        ids, features = at(x0, positions).flatten(), self._features(x0, None, cond, positions, valid)
+        return self._nll_of(features.flatten(0, -2), ids)
 
     @override
     def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import AttentionCacheBackbone, Backbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
 from dnadiff.noise import NoiseSchedule
 from dnadiff.parameterization import SUBS, Parameterization
 
@@ -55,7 +55,8 @@ class Denoiser(NetworkDenoiser):
     @override
     def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
         sigma = self._sigma(t) if self.time_conditioning else None
-        return at(self.backbone.features(xt.long(), sigma, cond, valid), positions)
+        index = indices(positions)
+        return at(self.backbone.features(xt.long(), sigma, cond, valid), index)
 
     def _sigma(self, t: OptTensor) -> Tensor:
         if self.noise is None:
@@ -68,13 +69,15 @@ class Denoiser(NetworkDenoiser):
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        return self.parameterization.log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        return self.parameterization.log_probs(logits, tokens)
 
     @override
     def x0_log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        return self.parameterization.x0_log_probs(self.logits(xt, t, cond, positions, valid), at(xt, positions))
+        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        return self.parameterization.x0_log_probs(logits, tokens)
 
     @override
     def step_block(
@@ -101,6 +104,6 @@ class Denoiser(NetworkDenoiser):
 
     @override
     def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
-        sigma = self._sigma(t)[:, None].expand(xt.shape)
-        logits = self.logits(xt, t, cond, positions, valid)
-        return self.parameterization.log_score(logits, at(xt, positions), at(sigma, positions))
+        index = indices(positions)
+        tokens, sigma = at(xt, index), at(self._sigma(t)[:, None].expand(xt.shape), index)
+        return self.parameterization.log_score(self.logits(xt, t, cond, positions, valid), tokens, sigma)

@@ -36,5 +36,6 @@ class AR(Objective):
             )  # infinite for a token that is not emitted
             loss = mean_over(nll * weight.flatten(), weight.sum())
         else:
-            loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * weight[counted], weight.sum())
+            token_weight = weight[counted]  # before the network, see `denoiser.base.indices`
+            loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * token_weight, weight.sum())
         return Loss(loss, loss.detach(), weight.sum())

@@ -175,7 +175,8 @@ class MaskedObjective(Objective):
             # Of other tokens the first may be infinite, if they are never emitted, and the second 0/0, in rows without masks.
             nll, factor = (torch.where(positions.flatten(), value, 0.0) for value in (nll, factor))
             return self._reduced(nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum())
-        return self.weighted(self.token_nll(denoiser, x0, masked, positions, cond, valid), masked, positions, weight)
+        factor, counted = self.token_weights(masked, positions, weight)
+        return self._reduced(self.token_nll(denoiser, x0, masked, positions, cond, valid), factor, counted, weight.sum())
 
     def masked_positions(self, x0: Tensor, weight: Tensor, draws: Draws) -> tuple[MaskedBatch, Tensor]:
         """The corrupted batch, and which positions (B, L) are masked and counted."""
@@ -183,10 +184,11 @@ class MaskedObjective(Objective):
         masked = self.corrupt(x0, torch.ones_like(counted) if self.masks_padding else counted, draws)
         return masked, (masked.xt == self.process.vocab.mask_id) & counted
 
-    def weighted(self, nll: Tensor, masked: MaskedBatch, positions: Tensor, weight: Tensor) -> Loss:
-        """The loss from the cost of each masked token (M,)."""
-        factor = masked.weight[positions.nonzero()[:, 0]] if masked.weight.ndim == 1 else masked.weight[positions]
-        return self._reduced(nll, factor, weight[positions], weight.sum())
+    @staticmethod
+    def token_weights(masked: MaskedBatch, positions: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight of its row, and its own, of each masked token, (M,) each. Call it before the network (`denoiser.base.indices`)."""
+        index = positions.nonzero(as_tuple=True)
+        return masked.weight[index[: masked.weight.ndim]], weight[index]
 
     def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
         """The loss from the cost, the row's weight and the token's weight of each token (M,)."""

@@ -93,8 +93,9 @@ class BlockMDLM(MDLM):
         masked, positions = self.masked_positions(x0, weight, draws)
         following = weight > 0
         following[:, 0] = False  # no token before it
+        (factor, masked_weight), counted = self.token_weights(masked, positions, weight), weight[following]
         nll, next_nll = denoiser.nll_with_next(x0, masked.xt, cond, positions, following, None if self.masks_padding else valid)
-        bound, counted = self.weighted(nll, masked, positions, weight), weight[following]
+        bound = self._reduced(nll, factor, masked_weight, weight.sum())
         return bound._replace(loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum()))
 
     @override

@@ -59,7 +59,7 @@ class D3PM(MaskedObjective):
     ) -> Tensor:
         # The KL divided by `unmask`.
         assert positions is not None
-        mask_id = self.process.vocab.mask_id
+        mask_id, index = self.process.vocab.mask_id, positions.nonzero(as_tuple=True)  # before the network, see `denoiser.base.indices`
         cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
         if self.zero_masking:
             return cross_entropy
@@ -69,7 +69,7 @@ class D3PM(MaskedObjective):
         odds_t = alpha_t / (1 - alpha_t)
         odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
         rows = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
-        odds, gain, unmask = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[positions].unbind(-1)
+        odds, gain, unmask = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[index].unbind(-1)
         # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting almost equal logarithms.
         return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
 
@@ -84,9 +84,9 @@ class D3PM(MaskedObjective):
     def reconstruction(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         """-log p(x0 | x0) at t = 0, nats per token."""
         counted = weight > 0
-        t = torch.zeros(len(x0), device=x0.device)
+        t, token_weight = torch.zeros(len(x0), device=x0.device), weight[counted]
         nll = x0_nll(denoiser, x0, x0, t, cond, counted, valid, self.process.vocab.mask_id)[0]
-        return mean_over(nll * weight[counted], weight.sum())
+        return mean_over(nll * token_weight, weight.sum())
 
     @override
     def evaluation(self) -> D3PM:

@@ -58,7 +58,7 @@ class MLM(Objective):
         xt, chosen = self.corrupt(x0, weight > 0, draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
-        nll = x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight[chosen]  # (M,)
-        tokens = weight[chosen].sum()
+        weight = weight[chosen]  # (M,); before the network, see `denoiser.base.indices`
+        tokens, nll = weight.sum(), x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight
         loss = mean_over(nll, tokens)
         return Loss(loss, loss.detach(), tokens)

@@ -196,7 +196,9 @@ class Steps:
         steps = max(100, round(60 * size["minutes"] / per_step))
         study.command("train", *given, f"trainer.max_steps={steps}", f"trainer.val_check_interval={max(100, steps // 4)}")
         study.command(
-            "evaluate", f"checkpoint={run}", "num_draws=2", f"accelerator={self.accelerator}", f"hydra.run.dir={run}", "overwrite=true"
+            *("evaluate", f"checkpoint={run}", "num_draws=2", "batch_size=128", f"accelerator={self.accelerator}"),
+            *(f"hydra.run.dir={run}", "overwrite=true"),
+            "orders=[0]",  # Markov models of higher order take minutes of CPU time, which a GPU machine need not wait for
         )
         found = study.read_json(run / "evaluate.json")
         bits = {group: row["bits"] for group, row in found["groups"].items()}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.backbone.dit import DiT
@@ -11,6 +12,7 @@ from dnadiff.draws import Draws
 from dnadiff.likelihood import WindowBatch, estimate
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
+from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.mlm import MLM
@@ -54,6 +56,42 @@ def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
         results[large] = [loss.loss.detach(), loss.nll, *(p.grad for p in denoiser.parameters() if p.grad is not None)]
     for ours, theirs in zip(results[1], results[1024], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Waits(TorchDispatchMode):
+    """Lists the operators for whose result a process waits on a GPU, since `armed`."""
+
+    def __init__(self):
+        super().__init__()
+        self.armed, self.found = False, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, masks = str(function), [] if len(args) < 2 or not isinstance(args[1], (list, tuple)) else args[1]
+        by_mask = "index" in name and any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in masks)
+        if self.armed and (by_mask or "nonzero" in name or "local_scalar" in name):
+            self.found.append(name)
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("name", ["mdlm", "sedd", "mlm", "ar", "d3pm both", "block_mdlm", "block_mdlm with next tokens"])
+def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
+    monkeypatch.setattr(module, "LARGE", 1)
+    process = AbsorbingProcess(VOCAB, LogLinear())
+    if name.startswith("block"):
+        objective, backbone = BlockMDLM(process, 4, next_token_weight=0.1 if "next" in name else 0.0), network()
+        monkeypatch.setattr(type(backbone), "clean_is_causal", True)  # as in a Caduceus, which has no fused head
+    else:
+        objective = OBJECTIVES[name](process)
+        backbone = network(objective.reads)
+    denoiser, waits = objective.denoiser(backbone), Waits()
+    backbone.blocks[0].register_forward_hook(lambda *_: setattr(waits, "armed", True))
+    x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
+    weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
+    with waits:
+        loss = objective(denoiser, x0, weight, Draws.for_batch(3, 4)).loss
+        loss.backward()
+    assert waits.armed
+    assert waits.found == []
 
 
 @pytest.mark.parametrize("kind", [MDLM, AR])
