@@ -68,6 +68,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     resumed = config["resume"] and temporary_path(output, "journal").is_file()
+    if config["resume"] and not resumed and is_finished(config, output, assignment.settings(ROWS, settings)):
+        log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
+        return output
     if config["track"]:
         check_output(config["track"], config["overwrite"] or resumed)
     check_output(output, config["overwrite"] or resumed)
@@ -84,6 +87,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     classify(work, stream, count, assignment)
     if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
+    seal(output)
     discard(output)
     print(f"files are in {output}" + (f" and {config['track']}" if config["track"] else ""))
     return output
@@ -157,6 +161,23 @@ def check_queries(source: SequenceFile, has_track: bool, first: int = 0, last: i
 def summary_path(output: Path) -> Path:
     """The JSON file next to a table."""
     return output.with_name(f"{output.name}.json")
+
+
+def is_finished(config: Config, output: Path, settings: Mapping[str, Json]) -> bool:
+    """Whether a run with these settings has written the table, which is unchanged since, and the track."""
+    from dnadiff.design.provenance import is_complete
+
+    return is_complete(output, settings) and (config["track"] is None or expand_user(config["track"]).is_file())
+
+
+def seal(output: Path) -> None:
+    """Add the hash of the finished table to its JSON file, which is written before the table has its name."""
+    from dnadiff.data.files import write_json
+    from dnadiff.data.structured import read_json
+    from dnadiff.design.output import sha256
+
+    content = read_json(summary_path(output), ("settings",))
+    write_json(summary_path(output), {"file": output.name, **content, "sha256": sha256(output)})
 
 
 def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:

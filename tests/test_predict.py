@@ -3,6 +3,7 @@
 import csv
 import functools
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -215,7 +216,28 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert status == 0 and "resuming after" in err
     assert [(tmp_path / file).read_bytes() for file in files] == expected
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    assert predict(*args, "resume=true")[0] == 1 and predict(*args, "overwrite=true")[0] == 0
+    status, _, err = predict(*args, "resume=true")
+    assert status == 0 and "is complete already" in err and [(tmp_path / file).read_bytes() for file in files] == expected
+    assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
+    (tmp_path / "t.bedgraph").unlink()
+    assert predict(*args, "resume=true")[0] == 1  # the track is missing
+    (tmp_path / name).write_bytes(expected[0] + b" ")
+    (tmp_path / "t.bedgraph").write_bytes(expected[2])
+    assert predict(*args, "resume=true")[0] == 1  # changed since
+    assert predict(*args, "overwrite=true")[0] == 0
+
+
+def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(predict, world, tmp_path, monkeypatch):
+    args = (f"input={world / 'test.csv'}", "output=p.tsv")
+    assert predict(*args)[0] == 0
+    expected = (tmp_path / "p.tsv.json").read_bytes()
+    assert json.loads(expected)["sha256"] == hashlib.sha256((tmp_path / "p.tsv").read_bytes()).hexdigest()
+    with monkeypatch.context() as patch:
+        patch.setattr("dnadiff.predict.seal", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert predict(*args, "overwrite=true")[0] == 130
+    assert "sha256" not in json.loads((tmp_path / "p.tsv.json").read_bytes())
+    assert predict(*args, "resume=true")[0] == 0
+    assert (tmp_path / "p.tsv.json").read_bytes() == expected
 
 
 @pytest.mark.parametrize(
