@@ -285,7 +285,7 @@ def at(x: Tensor, positions: Tensor | tuple[Tensor, ...] | None) -> Tensor:
 def indices(positions: OptTensor) -> tuple[Tensor, ...] | None:
     """Row and column of each True in `positions (B, L)`, (M,) each.
 
-    M determines the shape of what follows, so on a GPU the process waits until M is computed. Called before the network, this takes
-    microseconds; after it, the GPU would finish all of its work first and then wait for the process.
+    M determines the shape of what follows, so on a GPU the process waits until the work queued so far is done. Call this before the
+    network: after it, the GPU would be idle while the process queues the loss and the backward pass.
     """
     return None if positions is None else positions.nonzero(as_tuple=True)

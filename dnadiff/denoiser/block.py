@@ -72,7 +72,8 @@ class BlockDenoiser(NetworkDenoiser):
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        tokens = at(xt, positions)  # before the network, see `indices`
+        logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.log_probs(logits, tokens)
 
     @override
@@ -80,8 +81,8 @@ class BlockDenoiser(NetworkDenoiser):
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         index = indices(positions)
-        ids, features = at(x0, index).flatten(), self._both(xt, x0, cond, valid)[0]
-        return self._nll_of(at(features, index).flatten(0, -2), ids)
+        features = self._both(xt, x0, cond, valid)[0]
+        return self._nll_of(at(features, index).flatten(0, -2), at(x0, index).flatten())
 
     def nll_with_next(
         self, x0: Tensor, xt: Tensor, cond: OptTensor, positions: Tensor, next_positions: Tensor, valid: OptTensor

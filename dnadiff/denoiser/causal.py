@@ -35,7 +35,8 @@ class CausalDenoiser(NetworkDenoiser):
     def nll(
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        ids, features = at(x0, positions).flatten(), self._features(x0, None, cond, positions, valid)
+        ids = at(x0, positions).flatten()  # before the network, see `indices`
+        features = self._features(x0, None, cond, positions, valid)
         return self._nll_of(features.flatten(0, -2), ids)
 
     @override

@@ -69,14 +69,16 @@ class Denoiser(NetworkDenoiser):
     def log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        tokens = at(xt, positions)  # before the network, see `indices`
+        logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.log_probs(logits, tokens)
 
     @override
     def x0_log_probs(
         self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        tokens, logits = at(xt, positions), self.logits(xt, t, cond, positions, valid)
+        tokens = at(xt, positions)  # before the network, see `indices`
+        logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.x0_log_probs(logits, tokens)
 
     @override

@@ -38,8 +38,9 @@ class PiecewiseDenoiser(DenoiserWrapper):
         self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+        places = self._places(positions)
         found = self.denoiser.nll(self._own(x0), self._own(xt), t, cond, self._own(positions), self._own_valid(valid))
-        return self._joined(found, positions)
+        return self._joined(found, places)
 
     @override
     def log_probs(
@@ -61,17 +62,20 @@ class PiecewiseDenoiser(DenoiserWrapper):
     def log_sum_and_logits(
         self, ids: Tensor, banned: Sequence[int], xt: Tensor, t: OptTensor, cond: OptTensor, positions: Tensor, valid: OptTensor
     ) -> tuple[Tensor, Tensor]:
-        own = self._own(positions)
-        ids = ids[self._own(_numbers(positions))[own]]
-        log_sum, logits = self.denoiser.log_sum_and_logits(ids, banned, self._own(xt), t, cond, own, self._own_valid(valid))
-        return self._joined(log_sum, positions), self._joined(logits, positions)
+        places = self._places(positions)
+        ids = ids[places[self.peers.rank]]
+        log_sum, logits = self.denoiser.log_sum_and_logits(
+            ids, banned, self._own(xt), t, cond, self._own(positions), self._own_valid(valid)
+        )
+        return self._joined(log_sum, places), self._joined(logits, places)
 
     def _predicted(
         self, predict: Callable[..., Tensor], xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
     ) -> Tensor:
         requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
+        places = self._places(requested)
         found = predict(self._own(xt), t, cond, self._own(requested), self._own_valid(valid))
-        joined = self._joined(found, requested)
+        joined = self._joined(found, places)
         return joined if positions is not None else joined.view(*xt.shape, -1)
 
     def _own(self, x: Tensor) -> Tensor:
@@ -81,30 +85,28 @@ class PiecewiseDenoiser(DenoiserWrapper):
     def _own_valid(self, valid: OptTensor) -> OptTensor:
         return None if valid is None else self._own(valid)
 
-    def _joined(self, found: Tensor, positions: Tensor) -> Tensor:
-        """What all processes found (m, ...) at their positions, in row-major order of all `positions` (B, L): (M, ...)."""
-        return _Join.apply(found, positions, self.peers)
+    def _places(self, positions: Tensor) -> list[Tensor]:
+        """For each process, the places of its positions in the row-major order of all `positions` (B, L); call it before the network."""
+        size = self.peers.size
+        numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
+        return [number[own] for number, own in zip(numbers.chunk(size, 1), positions.chunk(size, 1), strict=True)]
+
+    def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
+        """What all processes found (m, ...) at their positions, in row-major order of all positions: (M, ...)."""
+        return _Join.apply(found, places, self.peers)
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, found: Tensor, positions: Tensor, peers: Peers) -> Tensor:
-        numbers = [
-            number[own] for number, own in zip(_numbers(positions).chunk(peers.size, 1), positions.chunk(peers.size, 1), strict=True)
-        ]
-        ctx.save_for_backward(numbers[peers.rank])
-        sent = found.new_zeros(max(len(number) for number in numbers), *found.shape[1:])
+    def forward(ctx, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
+        ctx.save_for_backward(places[peers.rank])
+        sent = found.new_zeros(max(len(place) for place in places), *found.shape[1:])
         sent[: len(found)] = found
-        joined = found.new_empty(sum(len(number) for number in numbers), *found.shape[1:])
-        for number, received in zip(numbers, peers.gather(sent), strict=True):
-            joined[number] = received[: len(number)]
+        joined = found.new_empty(sum(len(place) for place in places), *found.shape[1:])
+        for place, received in zip(places, peers.gather(sent), strict=True):
+            joined[place] = received[: len(place)]
         return joined
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient[ctx.saved_tensors[0]], None, None
-
-
-def _numbers(positions: Tensor) -> Tensor:
-    """The number of each requested position in row-major order, (B, L)."""
-    return (positions.flatten().cumsum(0) - 1).view(positions.shape)

@@ -59,7 +59,8 @@ class D3PM(MaskedObjective):
     ) -> Tensor:
         # The KL divided by `unmask`.
         assert positions is not None
-        mask_id, index = self.process.vocab.mask_id, positions.nonzero(as_tuple=True)  # before the network, see `denoiser.base.indices`
+        mask_id = self.process.vocab.mask_id
+        rows = positions.nonzero()[:, 0]  # before the network, see `denoiser.base.indices`
         cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
         if self.zero_masking:
             return cross_entropy
@@ -68,8 +69,8 @@ class D3PM(MaskedObjective):
         # The first step unmasks everything (stay = 0); with the odds of t in place of those of s the difference below is 0 there.
         odds_t = alpha_t / (1 - alpha_t)
         odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
-        rows = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
-        odds, gain, unmask = rows.to(on_mask)[:, None].expand(*x0.shape, 3)[index].unbind(-1)
+        each = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
+        odds, gain, unmask = each.to(on_mask)[rows].unbind(-1)
         # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting almost equal logarithms.
         return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
 

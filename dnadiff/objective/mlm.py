@@ -59,6 +59,6 @@ class MLM(Objective):
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
         weight = weight[chosen]  # (M,); before the network, see `denoiser.base.indices`
-        tokens, nll = weight.sum(), x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight
+        nll, tokens = x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight, weight.sum()
         loss = mean_over(nll, tokens)
         return Loss(loss, loss.detach(), tokens)

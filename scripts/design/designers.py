@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import peers
+import peer_methods as peers
 import torch
 from typing_extensions import override
 

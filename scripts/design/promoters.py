@@ -31,7 +31,7 @@ import comparison
 import designers
 import halves
 import judging
-import peers
+import peer_methods as peers
 import scoring
 import study
 from designers import BASELINE, METHODS, POOL, Settings

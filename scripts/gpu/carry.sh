@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Collect in one folder what a GPU machine with PyTorch but without a network lacks: wheels, genomes, mamba-ssm's extensions (45 MB, the
-# checkout has 22). Delete what a command does not need from genomes/ and prebuilt/ if both must be small.
+# Collect in one folder what a GPU machine with PyTorch but without a network lacks: wheels, genomes, mamba-ssm's extensions 
+# (45 MB). Where checkout (22 MB) and folder may have 64 MB together, delete what a command does not need from genomes/ and prebuilt/.
 #
 #   scripts/gpu/carry.sh GENOMES PREBUILT OUTPUT [PYTHON]      # here; GENOMES and PREBUILT hold *.fa.gz and *.so.xz, PYTHON is 3.12
 #   export PYTHONPATH=$(scripts/gpu/carry.sh unpack OUTPUT FOLDER)      # on that machine, in the checkout: FOLDER gets the packages
 set -euo pipefail
 if [ "${1:-}" = unpack ]; then
   for wheel in "$2"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$3"; done
+  mkdir -p "$2/prebuilt" # may be left out
   find "$2/prebuilt" -name '*.so.xz' | while read -r archive; do xz -dkc "$archive" > "$3/$(basename "${archive%.xz}")"; done
   echo "$PWD:$3"
   exit

@@ -179,7 +179,7 @@ class Steps:
         return {"variants": 3 * sites, "seconds": seconds, "per_second": 3 * sites / seconds}
 
     def science(self, name: str) -> dict[str, Any]:
-        """A network trained for minutes, then evaluated on the test part with Markov models.
+        """A network trained for minutes, then evaluated on the test part.
 
         The number of steps follows from the speed of the second half of a short run, so that the learning rate decays to its end.
         """
@@ -196,8 +196,13 @@ class Steps:
         steps = max(100, round(60 * size["minutes"] / per_step))
         study.command("train", *given, f"trainer.max_steps={steps}", f"trainer.val_check_interval={max(100, steps // 4)}")
         study.command(
-            *("evaluate", f"checkpoint={run}", "num_draws=2", "batch_size=128", f"accelerator={self.accelerator}"),
-            *(f"hydra.run.dir={run}", "overwrite=true"),
+            "evaluate",
+            f"checkpoint={run}",
+            "num_draws=2",
+            "batch_size=128",
+            f"accelerator={self.accelerator}",
+            f"hydra.run.dir={run}",
+            "overwrite=true",
             "orders=[0]",  # Markov models of higher order take minutes of CPU time, which a GPU machine need not wait for
         )
         found = study.read_json(run / "evaluate.json")

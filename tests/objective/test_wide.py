@@ -68,13 +68,16 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name, masks = str(function), [] if len(args) < 2 or not isinstance(args[1], (list, tuple)) else args[1]
         by_mask = "index" in name and any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in masks)
-        if self.armed and (by_mask or "nonzero" in name or "local_scalar" in name):
+        if self.armed and (
+            by_mask or any(word in name for word in ("nonzero", "local_scalar", "masked_select", "unique", "equal.default"))
+        ):
             self.found.append(name)
         return function(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("name", ["mdlm", "sedd", "mlm", "ar", "d3pm both", "block_mdlm", "block_mdlm with next tokens"])
 def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
+    # By the operators of a step on the CPU. D3PM without carry-over has two network calls, and waits before the second.
     monkeypatch.setattr(module, "LARGE", 1)
     process = AbsorbingProcess(VOCAB, LogLinear())
     if name.startswith("block"):
@@ -88,8 +91,7 @@ def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
     x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
     weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
     with waits:
-        loss = objective(denoiser, x0, weight, Draws.for_batch(3, 4)).loss
-        loss.backward()
+        objective(denoiser, x0, weight, Draws.for_batch(3, 4), valid=weight > 0).loss.backward()
     assert waits.armed
     assert waits.found == []
 

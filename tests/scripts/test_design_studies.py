@@ -17,7 +17,7 @@ import designers
 import halves
 import judging
 import measures
-import peers
+import peer_methods as peers
 import study
 
 from dnadiff import commands, finetune
