@@ -259,10 +259,9 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
-    from dnadiff.downstream.head_inputs import HeadInputs
     from dnadiff.downstream.metrics import title
     from dnadiff.downstream.published_results import suite_header, suite_rows
-    from dnadiff.downstream.study import header, primary_metric, subset_rows, table_rows
+    from dnadiff.downstream.study import header, primary_metric, remarks, subset_rows, table_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)
@@ -274,8 +273,8 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
             f"chance {task['chance']:.3f}; {duration(result['seconds'])} in total"
         )
         print(table(models, header(result)))
-        if reads := HeadInputs.of(**result.get("inputs", {})).describe():  # results of earlier versions have none
-            print(f"the heads of the networks also read {reads}")
+        for line in remarks(result):
+            print(line)
         if differences:
             print()
             print(table(differences, ("difference", metric, "95 % interval", "first is")))

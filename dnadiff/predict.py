@@ -87,6 +87,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     classify(work, stream, count, assignment)
     if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
+    elif not has_track(config, output):
+        raise ValueError(f"{output} is complete, but its run wrote another track or none: start over with overwrite=true, without resume")
     seal(output)
     discard(output)
     print(f"files are in {output}" + (f" and {config['track']}" if config["track"] else ""))
@@ -167,7 +169,17 @@ def is_finished(config: Config, output: Path, settings: Mapping[str, Json]) -> b
     """Whether a run with these settings has written the table, which is unchanged since, and the track."""
     from dnadiff.design.provenance import is_complete
 
-    return is_complete(output, settings) and (config["track"] is None or expand_user(config["track"]).is_file())
+    return is_complete(output, settings) and has_track(config, output)
+
+
+def has_track(config: Config, output: Path) -> bool:
+    """Whether the run that wrote the JSON file of the table also wrote the track that this one is to write, if any."""
+    from dnadiff.data.structured import read_json
+
+    if config["track"] is None:
+        return True
+    known = read_json(summary_path(output), ("inputs",))["inputs"]
+    return all(known.get(key) == config[key] for key in ("track", "track_class")) and expand_user(config["track"]).is_file()
 
 
 def seal(output: Path) -> None:

@@ -26,7 +26,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
 from dnadiff.likelihood import code_length
 
-pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
+pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")
 
 PLAIN = ">one a description\n" + "ACGTTGA" * 8 + "\n" + "ACGTTGA" * 3 + "\n"
 FASTAS = {
@@ -356,4 +356,4 @@ def test_without_the_coder_the_error_names_the_extra(cli, small, tmp_path, monke
     (tmp_path / "x.fa").write_text(PLAIN)
     monkeypatch.setitem(__import__("sys").modules, "constriction", None)
     status, _, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
-    assert status == 1 and "pip install 'dnadiff[compress]'" in err
+    assert status == 1 and "pip install -e '.[compress]'" in err

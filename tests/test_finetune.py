@@ -381,6 +381,11 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
     same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup")
     assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in scratch]
     assert all("ConvHead" in one["head"] for one in control)
+    assert control[0]["head_epochs"] is None and "head_epochs" not in scratch[0]
+    for setting, stage in (("head_epochs=3", 3), ("head_epochs=0", 0), ("fine_tune=false", 0)):  # that of the fine-tuned network
+        models = models_of(tmp_path, setting)
+        tuned = models.get("fine-tuned")
+        assert models["same head on one-hot"].head_epochs == stage and (tuned is None or tuned.head_epochs == stage)
     for without in ("inputs.one_hot=false", "task.protocol=paper"):
         assert "same head on one-hot" not in models_of(tmp_path, without)
     assert "same head on one-hot" not in models_of(tmp_path, "fine_tune=false", "scratch=false")

@@ -236,6 +236,7 @@ def test_networks_of_few_items_predict_on_the_scale_of_their_own_items(world, cl
     about = [json.loads((tmp_path / "few" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
     assert about[0]["target"]["mean"] != about[1]["target"]["mean"]
     assert [one["task"]["items"]["train"] for one in about] == [{"sequences": 12}] * 2
+    assert not any("averaged" in name for name in result["models"])  # two seeds together have seen up to 24 items
     status, _, err = cli("predict", f"checkpoint={tmp_path / 'few'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=a")
     assert status == 0, err
     (table,) = tmp_path.glob("runs/predict/*/predictions.tsv.json")

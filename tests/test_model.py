@@ -171,5 +171,5 @@ def test_results_become_data_frames(model):
 
 def test_anndata_missing_is_one_line(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "anndata", None)
-    with pytest.raises(ValueError, match=r"pip install 'dnadiff\[anndata\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[anndata\]'"):
         model.embed(["ACGTTGA"]).to_anndata()

@@ -219,6 +219,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     status, _, err = predict(*args, "resume=true")
     assert status == 0 and "is complete already" in err and [(tmp_path / file).read_bytes() for file in files] == expected
     assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
+    assert predict(*args, "track_class=rich", "resume=true")[0] == 1  # the track is of another class
     (tmp_path / "t.bedgraph").unlink()
     assert predict(*args, "resume=true")[0] == 1  # the track is missing
     (tmp_path / name).write_bytes(expected[0] + b" ")
@@ -236,6 +237,8 @@ def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(predict
         patch.setattr("dnadiff.predict.seal", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert predict(*args, "overwrite=true")[0] == 130
     assert "sha256" not in json.loads((tmp_path / "p.tsv.json").read_bytes())
+    status, _, err = predict(*args, "track=t.bdg", "track_class=poor", "resume=true")
+    assert status == 1 and "p.tsv is complete, but its run wrote another track or none" in err and not (tmp_path / "t.bdg").exists()
     assert predict(*args, "resume=true")[0] == 0
     assert (tmp_path / "p.tsv.json").read_bytes() == expected
 

@@ -163,7 +163,7 @@ def test_an_unknown_extension_and_a_missing_package_are_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"per_base x.wig has an unknown extension; known are .bedgraph"):
         files.format_of("x.wig")
     monkeypatch.setitem(__import__("sys").modules, "pyBigWig", None)
-    with pytest.raises(ValueError, match=r"pip install 'dnadiff\[tracks\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[tracks\]'"):
         files.format_of("x.bw")
 
 

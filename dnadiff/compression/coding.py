@@ -87,7 +87,7 @@ def library() -> ModuleType:
     try:
         return importlib.import_module("constriction")
     except ImportError as error:
-        raise ValueError("arithmetic coding needs the package constriction: pip install 'dnadiff[compress]'") from error
+        raise ValueError("arithmetic coding needs the package constriction: pip install -e '.[compress]' in the checkout") from error
 
 
 def frequencies(log_probs: Tensor) -> np.ndarray:

@@ -38,8 +38,7 @@ def code_version(network: type | None = None) -> dict[str, str]:
         "dnadiff": __version__,
         "code": digest.hexdigest()[:12],
         "torch": torch.__version__,
-        "scikit-learn": importlib.metadata.version("scikit-learn"),
-        "numpy": importlib.metadata.version("numpy"),
+        **{name: importlib.metadata.version(name) for name in ("lightning", "scikit-learn", "numpy", "scipy")},
     }
 
 

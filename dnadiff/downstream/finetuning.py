@@ -47,7 +47,7 @@ class TrainingSettings(TypedDict, total=False):
     mixup: float
 
 
-_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0}
+_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0, "head_epochs": 0}
 
 
 class NetworkModel(TaskModel):
@@ -60,8 +60,13 @@ class NetworkModel(TaskModel):
         minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
 
     Attributes:
+        head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number, 0 is none.
+        device: where the head alone is trained.
         valid_score: of the last fit.
     """
+
+    head_epochs: int | None = 0
+    device: str = "cpu"
 
     def __init__(
         self,
@@ -98,8 +103,12 @@ class NetworkModel(TaskModel):
         """The classifier before training; ValueError if the task does not fit it."""
 
     def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
-        """Train a part of a new classifier before all of it; returns what was done, for `fit_info`. Empty by default: nothing."""
-        return {}
+        """Train the head of a new classifier alone; returns what was done, for `fit_info`, and nothing where `head_epochs` is 0."""
+        if self.head_epochs == 0:
+            return {}
+        assert isinstance(classifier, Classifier)
+        classifier.to(self.device)
+        return train_head(classifier, data, self.head_epochs, self.batch_size, self.optimization["weight_decay"], seed, budget, report)
 
     @override
     def check(self, data: TaskData) -> None:
@@ -110,7 +119,7 @@ class NetworkModel(TaskModel):
     def describe(self) -> dict[str, Json]:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
         settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
-        changes = {**self.changes, "balanced": self.balanced}
+        changes = {**self.changes, "balanced": self.balanced, "head_epochs": self.head_epochs}
         changed = {name: value for name, value in changes.items() if value != _OFF[name]}
         return super().describe() | settings | changed | ({} if self.minutes is None else {"minutes": self.minutes})
 
@@ -206,8 +215,7 @@ class FineTunedModel(NetworkModel):
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
-        head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number.
-        device: where the head alone is trained.
+        head_epochs, device: as in `NetworkModel`.
     """
 
     kind = "Network"
@@ -240,17 +248,7 @@ class FineTunedModel(NetworkModel):
             described["inputs"] = asdict(self.inputs)
         if self.frozen != Frozen():
             described["frozen"] = self.frozen._asdict()
-        if self.head_epochs != 0:
-            described["head_epochs"] = self.head_epochs
         return described if self.adapter is None else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
-
-    @override
-    def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
-        if self.head_epochs == 0:
-            return {}
-        assert isinstance(classifier, Classifier)
-        classifier.to(self.device)
-        return train_head(classifier, data, self.head_epochs, self.batch_size, self.optimization["weight_decay"], seed, budget, report)
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from typing_extensions import Unpack, override
 
-from dnadiff.checks import Positive
+from dnadiff.checks import Positive, optional_integer
 from dnadiff.config import Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.classifier import Classifier
@@ -24,7 +24,7 @@ class OneHotModel(NetworkModel):
 
     Args:
         head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a configuration).
-        lr, **settings: as in `NetworkModel`.
+        head_epochs, device, lr, **settings: as in `NetworkModel`. As the control of a fine-tuned network it has the same two stages.
     """
 
     def __init__(
@@ -32,9 +32,12 @@ class OneHotModel(NetworkModel):
         tokenizer: DNATokenizer,
         head: Callable[..., Head],
         lr: Positive | Sequence[float] = 2e-3,
+        head_epochs: int | None = 0,
+        device: str = "cpu",
         **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
+        self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
         self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True)
 
     @override

@@ -16,6 +16,7 @@ from torch import Tensor
 from dnadiff.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.config import Json
 from dnadiff.downstream.combine import Combination
+from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics, title
 from dnadiff.downstream.model import Report, TaskModel, no_report
@@ -70,6 +71,7 @@ def run_study(
         "shown": list(data.target.shown),
         "target": data.target.summary,
         "p_value_test": data.target.p_value_test,
+        "resampled": resampled_units(tested),
     }
     compared = compare(predictions, tested, pairs, subsets, data.target)
     return {"task": task, **compared, "notes": data.notes, "seconds": round(time.monotonic() - start, 1)}
@@ -102,16 +104,39 @@ def compare(
     return {"models": reports, "differences": [_difference(target, a, b, scored, groups) for a, b in pairs]}
 
 
+def resampled_units(tested: Items) -> str:
+    """What the intervals draw again: items, groups of items, or items of groups that are too few to draw."""
+    if tested.groups is None:
+        return "items"
+    groups = tested.groups.numpy()
+    return f"items of {len(np.unique(groups))} groups" if _are_few(groups) else f"{len(np.unique(groups))} groups"
+
+
+def remarks(result: Mapping[str, Json]) -> list[str]:
+    """Lines below the table of a task: what heads read besides features, and intervals that are for the groups of the test part only."""
+    found, units = [], result["task"].get("resampled", "")  # results of earlier versions have neither
+    if reads := HeadInputs.of(**result.get("inputs", {})).describe():
+        found.append(f"the heads of the networks also read {reads}")
+    if units.startswith("items of"):
+        found.append(f"intervals are over the {units} of the test part: for other groups they would be wider")
+    return found
+
+
 def resampled_groups(tested: Items) -> np.ndarray | None:
     """The groups of items that a bootstrap draws together; None draws single items, also where there are too few groups to draw from."""
     if tested.groups is None:
         return None
     groups = tested.groups.numpy()
-    count = len(np.unique(groups))
-    if count < MIN_BLOCKS < len(groups):
-        log.warning(f"the tested items are of {count} groups, too few to resample: intervals are over items of these groups")
+    if _are_few(groups):
+        log.warning(
+            f"the tested items are of {len(np.unique(groups))} groups, too few to resample: intervals are over items of these groups"
+        )
         return None
     return groups
+
+
+def _are_few(groups: np.ndarray) -> bool:
+    return len(np.unique(groups)) < MIN_BLOCKS < len(groups)
 
 
 def _predictions(

@@ -87,12 +87,12 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     if config["probe"]:
         models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
         models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
+    head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
         only_new = frozen.backbone or adapter is not None
         automatic = 1.0 if only_new or protocol.epochs is not None else LAYER_DECAY
         special: TrainingSettings = {"layer_decay": resolve(config["layer_decay"], automatic)}
-        head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
         make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, head_epochs, device)
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
@@ -101,7 +101,8 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None, 0, device)
         models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
     if config["inputs"]["one_hot"] and (config["fine_tune"] or config["scratch"]):
-        models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, partial(_one_hot, tokenizer))
+        make = partial(_one_hot, tokenizer, head_epochs if config["fine_tune"] else 0, device)
+        models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, make)
     return models
 
 
@@ -110,7 +111,7 @@ def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData
     if FINE_TUNED not in models:
         return []
     found: list[Combination] = []
-    if config["average"] and config["seeds"] > 1:
+    if config["average"] and config["seeds"] > 1 and config["train_items"] is None:  # seeds with other items would add up to more
         found.append(SeedAverage(FINE_TUNED, config["seeds"]))
     if config["stack"]:
         found.append(Stack(FINE_TUNED, kmer_row(config["kmer"], data), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
@@ -143,8 +144,10 @@ def _fine_tuned(
     return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, head_epochs, device, **settings)
 
 
-def _one_hot(tokenizer: DNATokenizer, lr: Rates, head: Config, settings: TrainingSettings) -> NetworkModel:
-    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, **settings)
+def _one_hot(
+    tokenizer: DNATokenizer, head_epochs: int | None, device: str, lr: Rates, head: Config, settings: TrainingSettings
+) -> NetworkModel:
+    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, **settings)
 
 
 def grid_search(

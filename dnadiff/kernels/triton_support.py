@@ -21,7 +21,7 @@ def load_kernels(name: str) -> ModuleType:
     try:
         import triton
     except ImportError as error:
-        raise RuntimeError(f"Triton is not installed ({error}); pip install 'dnadiff[triton]' adds it (Linux)") from error
+        raise RuntimeError(f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds it (Linux)") from error
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON:
         raise RuntimeError(f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is needed")
     return import_module(f"dnadiff.kernels.{name}")

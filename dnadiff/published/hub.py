@@ -90,5 +90,7 @@ def _package(repository: str, remedy: str) -> ModuleType:
     try:
         import huggingface_hub
     except ImportError:
-        raise ValueError(f"{PREFIX}{repository} needs huggingface_hub (pip install 'dnadiff[hub]'); without it {remedy}") from None
+        raise ValueError(
+            f"{PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the checkout); without it {remedy}"
+        ) from None
     return huggingface_hub

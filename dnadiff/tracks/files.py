@@ -136,7 +136,9 @@ def library() -> ModuleType:
     try:
         return importlib.import_module("pyBigWig")
     except ImportError as error:
-        raise ValueError("per_base: bigWig needs the package pyBigWig: pip install 'dnadiff[tracks]'; or write a .bedgraph") from error
+        raise ValueError(
+            "per_base: bigWig needs the package pyBigWig: pip install -e '.[tracks]' in the checkout; or write a .bedgraph"
+        ) from error
 
 
 FORMATS: dict[str, type[TrackFormat]] = {

@@ -53,7 +53,7 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
 
 def _missing(name: str, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())
-    return ValueError(f"logger={name} needs a package that is not installed ({reason}): pip install 'dnadiff[{name}]'")
+    return ValueError(f"logger={name} needs a package that is not installed ({reason}): pip install -e '.[{name}]' in the checkout")
 
 
 class TensorBoard(loggers.TensorBoardLogger):

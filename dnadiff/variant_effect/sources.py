@@ -138,7 +138,7 @@ class BcfSource(VcfSource):
             import pysam
         except ImportError:
             raise ValueError(
-                f"{self.name} is BCF, which is read by pysam; install it: pip install 'dnadiff[vcf]', or convert to VCF"
+                f"{self.name} is BCF, which is read by pysam; install it: pip install -e '.[vcf]' in the checkout, or convert to VCF"
             ) from None
         path = resolve(self.name)
         with path.open("rb") as raw:

@@ -94,7 +94,7 @@ class Study:
         fixed = ["task.protocol=fixed"]  # also of tasks whose default is cross-validation, which would train ten networks for each row
         arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *more, *self.size["more"]]
         arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
-        where = [f"results={self.folder / 'results'}", f"hydra.run.dir={output.parent}", "save_models=[]", "overwrite=true"]
+        where = [f"results={self.folder / 'results'}", f"hydra.run.dir='{output.parent}'", "save_models=[]", "overwrite=true"]
         study.command("finetune", *arguments, *where)
         return study.read_json(output) | {"arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]}
 
@@ -159,7 +159,7 @@ class Study:
         for name, row in self.finished("few").items():
             task, number, kind = name.rsplit("-", 2)
             for model, m in row["models"].items():
-                title = f"{model}, LoRA" if kind == "lora" and model == "fine-tuned" else model
+                title = f"{model}, LoRA" if kind == "lora" and model.startswith("fine-tuned") else model
                 spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
                 merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
         numbers = [str(n or "all") for n in self.size["few"]]

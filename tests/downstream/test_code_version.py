@@ -18,7 +18,7 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
     shutil.copytree(PACKAGE, tmp_path / "a", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(module.importlib.resources, "files", lambda name: tmp_path / "a")
     before = code_version()
-    assert set(before) == {"dnadiff", "code", "torch", "scikit-learn", "numpy"}
+    assert set(before) == {"dnadiff", "code", "torch", "lightning", "scikit-learn", "numpy", "scipy"}
     (tmp_path / "a" / "report" / "html.py").write_text("changed = True\n")
     (tmp_path / "a" / "kernels" / "built.so").write_bytes(b"not a source")
     assert code_version() == before

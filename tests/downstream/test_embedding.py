@@ -222,7 +222,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, inputs, tmp_pa
 def test_a_missing_package_is_named(cli, trained, inputs, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "anndata", None)
     status, _, err = cli("embed", f"checkpoint={trained}", "input=x.fa", "output=e.h5ad")
-    assert status == 1 and "pip install 'dnadiff[anndata]'" in err
+    assert status == 1 and "pip install -e '.[anndata]'" in err
 
 
 def test_a_sequence_longer_than_the_network_takes_is_named(tmp_path):

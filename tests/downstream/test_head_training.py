@@ -1,6 +1,7 @@
 import copy
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from dnadiff.downstream import head_training
 from dnadiff.downstream.budget import Budget
 from dnadiff.downstream.classifier import Classifier, build_classifier
 from dnadiff.downstream.finetuning import FineTunedModel
+from dnadiff.downstream.head.conv import ConvHead
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.head_training import Clock, read_features, train_head
 from dnadiff.downstream.items import Items, ShuffledBatches, TaskData, make_batch, reverse_complement_rows
 from dnadiff.downstream.model import no_report
+from dnadiff.downstream.one_hot import OneHotModel
 from dnadiff.downstream.target.multilabel import MultiLabelTarget
 from dnadiff.downstream.target.regression import RegressionTarget
 
@@ -39,6 +42,18 @@ def task(stranded: bool = False, low: int = 20) -> TaskData:
 def classifier_of(kind: type = Caduceus, stranded: bool = True, one_hot: bool = False) -> Classifier:
     torch.manual_seed(0)
     return build_classifier(kind(DNA.vocab, d_model=16, n_layers=2, d_state=4), CONV, HeadInputs(one_hot=one_hot), 2, 30, stranded)
+
+
+def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
+    data, made = task(), {}
+    for head_epochs in (0, 2):
+        head = partial(ConvHead, channels=8, hidden=8, num_bins=4)
+        model = OneHotModel(DNA, head, 1e-3, head_epochs, epochs=1, batch_size=16, trainer={"accelerator": "cpu"})
+        made[head_epochs] = model.fit_predict(data, 1)
+        found = {key: value for key, value in model.fit_info.items() if key.startswith("head")}
+        assert (found.keys() == {"head_sequences", "head_epochs", "head_best_epoch", "head_valid_loss"}) == (head_epochs > 0)
+    assert found["head_sequences"] == 2 * len(data.train) and found["head_epochs"] == 2  # both strands
+    assert not torch.equal(made[0], made[2])
 
 
 def trained(classifier: Classifier, data: TaskData, epochs: int | None = None, seed: int = 0, budget: Budget | None = None) -> dict:

@@ -9,7 +9,7 @@ from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.model import TaskModel
 from dnadiff.downstream.results import Prediction
-from dnadiff.downstream.study import compare, run_study, table_rows
+from dnadiff.downstream.study import compare, remarks, run_study, table_rows
 
 
 def data(number: int = 100) -> TaskData:
@@ -126,6 +126,21 @@ def test_overlapping_items_widen_the_interval_of_a_difference():
         (d,) = run_study(task, {"x": Blocks(0, False), "y": Blocks(1, False)}, [1], [("x", "y")])["differences"]
         widths.append(d["high"] - d["low"])
     assert widths[1] > 3 * widths[0]
+
+
+@pytest.mark.parametrize("size, units", [(None, "items"), (6, "10 groups"), (20, "items of 3 groups")])
+def test_a_study_says_what_its_intervals_are_over(size, units):
+    groups = None if size is None else torch.arange(60) // size
+    items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), torch.arange(60) % 2, groups)
+
+    class Constant(TaskModel):
+        def fit_predict(self, data, seed=0, report=None):
+            return torch.tensor([[0.0, -1.0]]).repeat(len(data.test), 1)
+
+    result = run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [])
+    assert result["task"]["resampled"] == units
+    few = ["intervals are over the items of 3 groups of the test part: for other groups they would be wider"]
+    assert remarks(result) == (few if units.startswith("items of") else [])
 
 
 def test_a_subset_of_a_few_groups_has_no_interval():

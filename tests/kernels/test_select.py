@@ -301,7 +301,7 @@ def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatc
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)
     monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
     assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
-    with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install 'dnadiff\[cuda\]'"):
+    with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install -e '\.\[cuda\]'"):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")
 
 

@@ -162,7 +162,7 @@ def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
 def test_a_missing_or_old_triton_or_gpu_is_the_reason(monkeypatch, clear_caches):
     triton_support.load_kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(RuntimeError, match=r"Triton is not installed .*pip install 'dnadiff\[triton\]'"):
+    with pytest.raises(RuntimeError, match=r"Triton is not installed .*pip install -e '\.\[triton\]'"):
         triton_support.load_kernels("triton_kernels")
     old = ModuleType("triton")
     old.__version__ = "2.1.0"

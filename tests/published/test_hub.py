@@ -212,7 +212,7 @@ def test_an_exported_model_on_the_hub_without_its_description_is_refused(server,
 
 def test_without_the_package_the_error_says_which_files_to_put_where(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=rf"pip install 'dnadiff\[hub\]'\); without it {FILES}"):
+    with pytest.raises(ValueError, match=rf"pip install -e '\.\[hub\]' in the checkout\); without it {FILES}"):
         checkpoint.load(f"hf:{NAME}")
 
 

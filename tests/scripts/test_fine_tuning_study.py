@@ -1,5 +1,6 @@
 import fine_tuning
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 
 def row(**values):
@@ -53,3 +54,28 @@ def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path, m
     assert limited == {piece for piece in commands if piece.startswith(("few-", "ablation-"))}
     features = {piece for piece, arguments in commands.items() if fine_tuning.FEATURES in arguments}
     assert features == {p for p in commands if p.startswith("features-") or (p.startswith("ablation-") and not p.endswith("-default"))}
+
+
+def test_the_command_line_of_every_piece_has_one_value_for_each_key(tmp_path, monkeypatch):
+    commands = {}
+    monkeypatch.setattr(fine_tuning.study, "command", lambda name, *arguments: commands.setdefault(piece, arguments))
+    result = {"task": {"metric": "accuracy"}, "models": {}, "differences": [], "warning": None}
+    monkeypatch.setattr(fine_tuning.study, "read_json", lambda path: result)
+    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
+    for piece, work in made.pieces.items():
+        if not piece.startswith("head-"):
+            work()
+    assert any(", " in piece for piece in commands)  # names with commas
+    for piece, arguments in commands.items():
+        overrides = {one.key_or_group: one for one in OverridesParser.create().parse_overrides(list(arguments))}
+        assert not any(one.is_sweep_override() for one in overrides.values()), piece
+        assert overrides["hydra.run.dir"].value() == str(tmp_path / "runs" / piece)
+
+
+def test_averaged_seeds_with_lora_have_a_row_of_their_own(tmp_path):
+    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
+    for kind, value in (("full", 0.5), ("lora", 0.25)):
+        models = {name: {"value": value, "per_seed": [value]} for name in ("fine-tuned", "fine-tuned, 3 seeds averaged", "CNN")}
+        made.kept.keep(f"few-mouse_2-100-{kind}", {"models": models})
+    table = made.few_table()
+    assert "| fine-tuned, 3 seeds averaged | 0.500 |" in table and "| fine-tuned, 3 seeds averaged, LoRA | 0.250 |" in table

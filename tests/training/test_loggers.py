@@ -55,7 +55,7 @@ def test_a_missing_package_is_named_with_its_extra(cli, train_args, tmp_path, mo
             monkeypatch.setattr(module, flag, False)
     status, _, err = cli("train", *train_args("caduceus", 2, f"logger={name}"))
     assert status == 1 and err.count("error:") == 1
-    assert f"logger={name} needs a package that is not installed" in err and f"pip install 'dnadiff[{name}]'" in err
+    assert f"logger={name} needs a package that is not installed" in err and f"pip install -e '.[{name}]'" in err
     assert not (tmp_path / "run").exists()
 
 

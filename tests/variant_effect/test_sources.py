@@ -83,7 +83,7 @@ def test_a_table_needs_four_columns(tmp_path):
 
 def test_bcf_needs_pysam(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pysam", None)
-    with pytest.raises(ValueError, match=r"pip install 'dnadiff\[vcf\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):
         BcfSource(tmp_path / "x.bcf")
 
 

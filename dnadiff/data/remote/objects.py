@@ -34,7 +34,9 @@ class ObjectStore(Store):
             self._files = fsspec.filesystem(address.scheme)
         except ImportError as error:
             extra = _EXTRA[address.scheme]
-            raise ValueError(f"{address.text} needs a package that is not installed: pip install 'dnadiff[{extra}]' ({error})") from None
+            raise ValueError(
+                f"{address.text} needs a package that is not installed: pip install -e '.[{extra}]' in the checkout ({error})"
+            ) from None
         except Exception as error:
             raise _explained(address, error) from error
 

@@ -167,7 +167,9 @@ def library(path: str | Path) -> ModuleType:
     try:
         return importlib.import_module("anndata")
     except ImportError as error:
-        raise ValueError(f"output {path} needs the package anndata: pip install 'dnadiff[anndata]'; or write .npz or .parquet") from error
+        raise ValueError(
+            f"output {path} needs the package anndata: pip install -e '.[anndata]' in the checkout; or write .npz or .parquet"
+        ) from error
 
 
 FORMATS: dict[str, type[EmbeddingFormat]] = {".npz": Npz, ".parquet": Parquet, ".h5ad": H5ad}

@@ -46,7 +46,7 @@ class Embeddings(np.ndarray):
         try:
             package = importlib.import_module("anndata")
         except ImportError as error:
-            raise ValueError("to_anndata needs the package anndata: pip install 'dnadiff[anndata]'") from error
+            raise ValueError("to_anndata needs the package anndata: pip install -e '.[anndata]' in the checkout") from error
         table = self.to_frame()
         return package.AnnData(np.asarray(self), obs=table[[]].rename(str), var=table.T[[]])
 

@@ -11,7 +11,7 @@ from dnadiff.downstream.head.base import Head
 class HeadWithBases(Head):
     """The sum of a head on the features and a head on the bases.
 
-    Without the head on the features it is the control of a study (`dnadiff.downstream.one_hot`): the difference is due to the network alone.
+    Without the head on the features it is the control of a study (`dnadiff.downstream.one_hot`), trained in the same two stages.
     On validation it is about as accurate as one head on all channels (docs/results/fine_tuning.md, What was tried).
 
     Args:

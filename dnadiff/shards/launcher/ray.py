@@ -72,4 +72,6 @@ def library() -> ModuleType:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise ValueError("launcher=ray needs the package ray: pip install 'dnadiff[ray]'; or use launcher=processes") from error
+        raise ValueError(
+            "launcher=ray needs the package ray: pip install -e '.[ray]' in the checkout; or use launcher=processes"
+        ) from error

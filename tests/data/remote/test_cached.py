@@ -245,7 +245,7 @@ def test_a_path_has_the_address_that_was_written():
 @pytest.mark.parametrize(("address", "extra"), [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")])
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address, extra):
     monkeypatch.setattr("fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed"))
-    with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install 'dnadiff\[{extra}\]'"):
+    with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install -e '\.\[{extra}\]'"):
         resolve(address)
 
 

@@ -150,7 +150,7 @@ def test_only_the_users_own_configuration_may_fetch(server):
 
 
 def test_a_compressed_file_is_decompressed_from_a_server(server, cli, trained, tmp_path):
-    pytest.importorskip("constriction", reason="needs the extra: pip install 'dnadiff[compress]'")
+    pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")
     (tmp_path / "x.fa").write_text(">a\nACGTTGACG\n")
     status, _, err = cli(
         "compress", f"checkpoint={trained}", "batch_size=4", "num_groups=2", "window=32", "threads=1", "input=x.fa", "output=x.dnd"
