@@ -14,7 +14,6 @@ that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-
 full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept).
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,22 @@ KINDS = {
 }
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
 LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
+COLUMNS = {  # of tables: the models and their titles
+    "6-mer logistic regression": "6-mers",
+    "6-mer ridge regression": "6-mers",
+    "4-mer gradient boosting": "boosting",
+    "CNN": "CNN",
+    "-10/-35 weight matrix": "weight matrix",
+    "conv head on one-hot": "conv on bases",
+    "same head on one-hot": "same head",
+    "frozen + logistic regression": "frozen",
+    "frozen + ridge regression": "frozen",
+    "scratch": "scratch",
+    "fine-tuned": "fine-tuned",
+    "fine-tuned, 3 seeds averaged": "3 seeds averaged",
+    "fine-tuned + 6-mers, stacked": "stacked with 6-mers",
+}
+GROUPS = ("best baseline", "scratch", "best head on the bases")  # that the fine-tuned network is compared with
 VERSION = 2  # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
 FULL = {"version": VERSION, "tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
 QUICK = {
@@ -139,32 +154,32 @@ class Study:
         return study.markdown(["validation accuracy (loss)", *heads], rows) if rows else ""
 
     def comparison(self, kind: str) -> str:
-        """One row for each set: every model, and the fine-tuned network minus the best baseline."""
+        """One row for each set: the models, and the fine-tuned network minus the best of each group of others."""
         found = self.finished(kind)
-        names = list(dict.fromkeys(name for row in found.values() for name in row["models"]))
+        names = [name for name in COLUMNS if any(name in row["models"] for row in found.values())]
         rows = []
         for task, row in found.items():
-            found_best = [against_best(row, controls) for controls in (False, True)]
             cells = [f"{row['models'][name]['value']:.3f}" if name in row["models"] else "" for name in names]
             size = f"{sum(row['task']['items']['train'].values()):,} / {row['task']['tested']:,}"
-            best = itertools.chain.from_iterable((name, shown(difference)) for name, difference in found_best)
-            rows.append([f"{task} ({row['task']['metric']})", size, *cells, *best])
-        minus = "fine-tuned minus it (95 %)"
-        header = [kind, "train / test", *names, "best baseline", minus, "best with heads on the bases alone", minus]
+            rows.append([f"`{task}`", size, *cells, *(best_of_group(row, group) for group in GROUPS)])
+        header = [kind, "train / test", *(COLUMNS[name] for name in names), *(f"minus {group}" for group in GROUPS)]
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
 
     def few_table(self) -> str:
-        """Every model by the number of training items."""
+        """The models by the number of training items."""
         merged: dict[tuple[str, str], dict[str, str]] = {}
         for name, row in self.finished("few").items():
             task, number, kind = name.rsplit("-", 2)
             for model, m in row["models"].items():
-                title = f"{model}, LoRA" if kind == "lora" and model.startswith("fine-tuned") else model
-                spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
-                merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
+                title = "LoRA" if kind == "lora" and model == "fine-tuned" else COLUMNS.get(model)
+                if title is not None:
+                    spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
+                    merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
         numbers = [str(n or "all") for n in self.size["few"]]
-        rows = [[task, title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]
-        return study.markdown(["set", "model", *(f"{n} items" for n in numbers)], sorted(rows)) if rows else ""
+        titles = ["fine-tuned", "LoRA", *dict.fromkeys(COLUMNS.values())]
+        rows = [[f"`{task}`", title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]
+        rows.sort(key=lambda row: (row[0], titles.index(row[1])))
+        return study.markdown(["set", "model", *(f"{n} items" for n in numbers)], rows) if rows else ""
 
     def ablation(self) -> str:
         """Fine-tuned and from scratch, with each change."""
@@ -176,17 +191,26 @@ class Study:
         return study.markdown(["set", "network", *ABLATION], rows) if rows else ""
 
 
-def against_best(row: Mapping[str, Any], controls: bool = False) -> tuple[str, Mapping[str, Any] | None]:
-    """The baseline with the best score, and the difference of the fine-tuned network from it.
-
-    With `controls`, the heads on the bases alone are baselines as well.
-    """
+def against_best(row: Mapping[str, Any], groups: Sequence[str]) -> tuple[str, Mapping[str, Any] | None]:
+    """The model of some groups with the best score, and the difference of the fine-tuned network from it."""
     known = {d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]}
-    others = {name: d for name, d in known.items() if controls or "one-hot" not in name}
+    others = {name: d for name, d in known.items() if group_of(name) in groups}
     if not others:
         return "", None
     best = max(others, key=lambda name: row["models"][name]["value"])
     return best, others[best]
+
+
+def group_of(model: str) -> str:
+    """What a model is compared with the fine-tuned network as."""
+    return "scratch" if model == "scratch" else "best head on the bases" if "one-hot" in model else "best baseline"
+
+
+def best_of_group(row: Mapping[str, Any], group: str) -> str:
+    """The difference from the best of a group, with its name if the group has several."""
+    name, difference = against_best(row, [group])
+    title = COLUMNS.get(name, name.replace(" logistic regression", "s").replace(" ridge regression", "s"))
+    return shown(difference) + (f", {title}" if difference and group != "scratch" else "")
 
 
 def shown(difference: Mapping[str, Any] | None) -> str:
@@ -195,14 +219,16 @@ def shown(difference: Mapping[str, Any] | None) -> str:
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """How often the fine-tuned network is better, and how often it is more than .005 worse, than the best baseline."""
+    """How often the fine-tuned network is better, worse, and more than .005 worse than the best of other models."""
     lines = []
-    for controls in (False, True):
-        differences = [difference for row in found.values() if (difference := against_best(row, controls)[1])]
-        better, behind = sum(d["low"] > 0 for d in differences), sum(d["difference"] < -0.005 for d in differences)
-        which = "the best baseline, heads on the bases alone included" if controls else "the best baseline"
-        lines.append(f"Of {len(differences)}: better with an interval on {better}, more than .005 below {which} on {behind}.")
-    return " ".join(lines)
+    for title, groups in {**{group: [group] for group in GROUPS}, "best baseline, scratch included": GROUPS[:2]}.items():
+        differences = [difference for row in found.values() if (difference := against_best(row, groups)[1])]
+        better, worse = sum(d["low"] > 0 for d in differences), sum(d["high"] < 0 for d in differences)
+        behind = sum(d["difference"] < -0.005 for d in differences)
+        lines.append(
+            f"{title}: of {len(differences)} better with an interval on {better}, worse on {worse}, more than .005 below on {behind}"
+        )
+    return "Fine-tuned compared with " + "; ".join(lines) + "."
 
 
 def main() -> None:

@@ -20,17 +20,28 @@ SETS = {
 }
 
 
-def test_the_best_baseline_is_a_head_on_the_bases_only_if_controls_count():
-    assert [fine_tuning.against_best(one)[0] for one in SETS.values()] == ["scratch", "scratch", "6-mer logistic regression"]
-    name, difference = fine_tuning.against_best(SETS["a"], controls=True)
-    assert name == "conv head on one-hot" and difference["difference"] == pytest.approx(-0.02)
-    assert fine_tuning.against_best({"models": {}, "differences": []}) == ("", None)
+def test_the_fine_tuned_network_is_compared_with_the_best_of_each_group():
+    best = [[fine_tuning.against_best(one, [group])[0] for group in fine_tuning.GROUPS] for one in SETS.values()]
+    assert best[0] == ["CNN", "scratch", "conv head on one-hot"]
+    assert best[1:] == [["CNN", "scratch", "conv head on one-hot"], ["6-mer logistic regression", "scratch", ""]]
+    name, difference = fine_tuning.against_best(SETS["b"], fine_tuning.GROUPS[:2])
+    assert name == "scratch" and difference["difference"] == pytest.approx(-0.02)
+    assert fine_tuning.against_best({"models": {}, "differences": []}, fine_tuning.GROUPS) == ("", None)
+    shown = [fine_tuning.best_of_group(SETS["a"], group) for group in fine_tuning.GROUPS]
+    assert shown == ["+0.100 (+0.090 to +0.110), CNN", "+0.050 (+0.040 to +0.060)", "-0.020 (-0.030 to -0.010), conv on bases"]
 
 
-def test_the_summary_counts_intervals_above_zero_and_estimates_that_are_more_than_half_a_percent_behind():
-    first, second = fine_tuning.summary(SETS).split(". ")
-    assert first == "Of 3: better with an interval on 1, more than .005 below the best baseline on 1"
-    assert second == "Of 3: better with an interval on 0, more than .005 below the best baseline, heads on the bases alone included on 2."
+def test_the_summary_counts_intervals_and_estimates_that_are_more_than_half_a_percent_behind():
+    start, rest = fine_tuning.summary(SETS).rstrip(".").split(" compared with ")
+    counts = dict(line.split(": ") for line in rest.split("; "))
+    of = "of {} better with an interval on {}, worse on {}, more than .005 below on {}"
+    assert start == "Fine-tuned"
+    assert counts == {
+        "best baseline": of.format(3, 2, 0, 0),
+        "scratch": of.format(3, 2, 1, 1),
+        "best head on the bases": of.format(2, 1, 1, 1),
+        "best baseline, scratch included": of.format(3, 1, 1, 1),
+    }
 
 
 def test_pieces_of_another_version_of_the_defaults_are_not_finished(tmp_path):
@@ -72,10 +83,13 @@ def test_the_command_line_of_every_piece_has_one_value_for_each_key(tmp_path, mo
         assert overrides["hydra.run.dir"].value() == str(tmp_path / "runs" / piece)
 
 
-def test_averaged_seeds_with_lora_have_a_row_of_their_own(tmp_path):
+def test_tables_of_few_items_have_a_row_for_each_kind_of_training(tmp_path):
     made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
     for kind, value in (("full", 0.5), ("lora", 0.25)):
-        models = {name: {"value": value, "per_seed": [value]} for name in ("fine-tuned", "fine-tuned, 3 seeds averaged", "CNN")}
-        made.kept.keep(f"few-mouse_2-100-{kind}", {"models": models})
-    table = made.few_table()
-    assert "| fine-tuned, 3 seeds averaged | 0.500 |" in table and "| fine-tuned, 3 seeds averaged, LoRA | 0.250 |" in table
+        models = {name: {"value": value, "per_seed": [value - 0.01, value + 0.01]} for name in ("fine-tuned", "GC alone", "CNN")}
+        made.kept.keep(f"few-mouse_2-100-{kind}", {"models": models if kind == "full" else {"fine-tuned": models["fine-tuned"]}})
+    lines = made.few_table().splitlines()[2:]
+    assert [line.split(" |")[1:3] for line in lines] == [[f" {name}", f" {value} ± 0.010"] for name, value in ROWS]
+
+
+ROWS = [("fine-tuned", "0.500"), ("LoRA", "0.250"), ("CNN", "0.500")]
