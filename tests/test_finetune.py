@@ -376,12 +376,13 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
 
 
 def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
-    models = models_of(tmp_path, "batch_size=[8,16]", "lr_scratch=[1e-3,2e-3]", "epochs=4")
-    control, scratch = (models[name].describe()["candidates"] for name in ("same head on one-hot", "scratch"))
-    same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup")
-    assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in scratch]
+    models = models_of(tmp_path, "batch_size=[8,16]", "lr=[1e-3,2e-3]", "epochs=4")
+    control, tuned = (models[name].describe()["candidates"] for name in ("same head on one-hot", "fine-tuned"))
+    same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup", "head_epochs")
+    assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in tuned]
     assert all("ConvHead" in one["head"] for one in control)
-    assert control[0]["head_epochs"] is None and "head_epochs" not in scratch[0]
+    classifier = models["fine-tuned"].candidates[0][1].build_classifier(DATA, 1)
+    assert control[0]["stored_width"] == classifier.head.width and control[0]["head_epochs"] is None
     for setting, stage in (("head_epochs=3", 3), ("head_epochs=0", 0), ("fine_tune=false", 0)):  # that of the fine-tuned network
         models = models_of(tmp_path, setting)
         tuned = models.get("fine-tuned")

@@ -47,7 +47,7 @@ class TrainingSettings(TypedDict, total=False):
     mixup: float
 
 
-_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0, "head_epochs": 0}
+_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0, "head_epochs": 0, "stored_width": None}
 
 
 class NetworkModel(TaskModel):
@@ -62,11 +62,13 @@ class NetworkModel(TaskModel):
     Attributes:
         head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number, 0 is none.
         device: where the head alone is trained.
+        stored_width: channels of what that stage stores, which limit its sequences; None is what the head reads.
         valid_score: of the last fit.
     """
 
     head_epochs: int | None = 0
     device: str = "cpu"
+    stored_width: int | None = None
 
     def __init__(
         self,
@@ -108,7 +110,8 @@ class NetworkModel(TaskModel):
             return {}
         assert isinstance(classifier, Classifier)
         classifier.to(self.device)
-        return train_head(classifier, data, self.head_epochs, self.batch_size, self.optimization["weight_decay"], seed, budget, report)
+        decay, width = self.optimization["weight_decay"], self.stored_width
+        return train_head(classifier, data, self.head_epochs, self.batch_size, decay, seed, budget, report, width)
 
     @override
     def check(self, data: TaskData) -> None:
@@ -119,7 +122,7 @@ class NetworkModel(TaskModel):
     def describe(self) -> dict[str, Json]:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
         settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
-        changes = {**self.changes, "balanced": self.balanced, "head_epochs": self.head_epochs}
+        changes = {**self.changes, "balanced": self.balanced, "head_epochs": self.head_epochs, "stored_width": self.stored_width}
         changed = {name: value for name, value in changes.items() if value != _OFF[name]}
         return super().describe() | settings | changed | ({} if self.minutes is None else {"minutes": self.minutes})
 

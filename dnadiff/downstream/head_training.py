@@ -101,6 +101,7 @@ def train_head(
     seed: int,
     budget: Budget,
     report: Report,
+    width: int | None = None,
 ) -> dict[str, Json]:
     """Train the head of a classifier, in place, and return what was done, empty if nothing was; the network stays as it is.
 
@@ -111,9 +112,10 @@ def train_head(
         epochs: at most, over the stored features; None is about 1,000 steps, in 4 to 30 epochs. Training stops after 3 without improvement.
         batch_size: of the training of the whole network; the head is trained with 32 or, if that is less, four times this size.
         seed: of the order, the strands and the dropout.
+        width: channels of all strands whose storage limits the number of sequences; None is what the head reads.
         budget: reading takes at most a quarter of what is left of it (but one batch of each part), and training 30 % of the rest.
     """
-    fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, data.max_length))
+    fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, data.max_length, width))
     if fitting < BATCH_SIZE:
         log.info(f"{data.name}: the head is not trained alone, because the features of only {fitting} sequences fit into memory")
         return {}
@@ -148,8 +150,8 @@ def train_head(
     return {"head_sequences": len(train), "head_epochs": epoch, "head_best_epoch": best_epoch, "head_valid_loss": best_loss}
 
 
-def _bytes_per_sequence(classifier: Classifier, length: int) -> int:
-    return 2 * length * classifier.head.width * (2 if classifier.invariant else 1)
+def _bytes_per_sequence(classifier: Classifier, length: int, width: int | None) -> int:
+    return 2 * length * ((2 if classifier.invariant else 1) * classifier.head.width if width is None else width)
 
 
 def _order(number: int, seed: int, epoch: int) -> Tensor:

@@ -24,7 +24,8 @@ class OneHotModel(NetworkModel):
 
     Args:
         head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a configuration).
-        head_epochs, device, lr, **settings: as in `NetworkModel`. As the control of a fine-tuned network it has the same two stages.
+        lr, head_epochs, device, stored_width, **settings: as in `NetworkModel`. The control of a fine-tuned network has the same two stages,
+            with as many sequences (`stored_width` of the network) and the same learning rates.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class OneHotModel(NetworkModel):
         lr: Positive | Sequence[float] = 2e-3,
         head_epochs: int | None = 0,
         device: str = "cpu",
+        stored_width: int | None = None,
         **settings: Unpack[TrainingSettings],
     ) -> None:
         super().__init__(lr, **settings)
         self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
+        self.stored_width = optional_integer("stored_width", stored_width)
         self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True)
 
     @override

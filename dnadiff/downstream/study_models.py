@@ -17,7 +17,7 @@ from dnadiff.config import Config, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.baselines import KmerLogistic
-from dnadiff.downstream.classifier import check_head, keep_first_layers
+from dnadiff.downstream.classifier import check_head, is_strand_invariant, keep_first_layers
 from dnadiff.downstream.combine import Combination, SeedAverage, Stack
 from dnadiff.downstream.finetuning import FineTunedModel, NetworkModel, TrainingSettings
 from dnadiff.downstream.freezing import Frozen
@@ -87,22 +87,26 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     if config["probe"]:
         models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
         models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
-    head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
+    inputs, from_scratch = HeadInputs.of(**config["inputs"]), candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
+    control = partial(_one_hot, tokenizer, 0, device, None), from_scratch
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
         only_new = frozen.backbone or adapter is not None
         automatic = 1.0 if only_new or protocol.epochs is not None else LAYER_DECAY
         special: TrainingSettings = {"layer_decay": resolve(config["layer_decay"], automatic)}
-        make = partial(_fine_tuned, trained, about_trained, HeadInputs.of(**config["inputs"]), frozen, adapter, head_epochs, device)
+        head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
+        make = partial(_fine_tuned, trained, about_trained, inputs, frozen, adapter, head_epochs, device)
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
-    from_scratch = candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
+        strands = 2 if is_strand_invariant(loaded.denoiser.backbone, data.stranded) else 1
+        width = strands * inputs.width(loaded.denoiser.backbone, tokenizer.vocab, data.stranded)
+        control = partial(_one_hot, tokenizer, head_epochs, device, width), rates
     if config["scratch"]:
-        make = partial(_fine_tuned, untrained, about_untrained, HeadInputs.of(**config["inputs"]), None, None, 0, device)
+        make = partial(_fine_tuned, untrained, about_untrained, inputs, None, None, 0, device)
         models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
     if config["inputs"]["one_hot"] and (config["fine_tune"] or config["scratch"]):
-        make = partial(_one_hot, tokenizer, head_epochs if config["fine_tune"] else 0, device)
-        models[SAME_HEAD] = grid_search(config, data, protocol, from_scratch, make)
+        make_control, control_rates = control
+        models[SAME_HEAD] = grid_search(config, data, protocol, control_rates, make_control)
     return models
 
 
@@ -145,9 +149,9 @@ def _fine_tuned(
 
 
 def _one_hot(
-    tokenizer: DNATokenizer, head_epochs: int | None, device: str, lr: Rates, head: Config, settings: TrainingSettings
+    tokenizer: DNATokenizer, head_epochs: int | None, device: str, width: int | None, lr: Rates, head: Config, settings: TrainingSettings
 ) -> NetworkModel:
-    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, **settings)
+    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, width, **settings)
 
 
 def grid_search(

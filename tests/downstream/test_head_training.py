@@ -44,16 +44,20 @@ def classifier_of(kind: type = Caduceus, stranded: bool = True, one_hot: bool = 
     return build_classifier(kind(DNA.vocab, d_model=16, n_layers=2, d_state=4), CONV, HeadInputs(one_hot=one_hot), 2, 30, stranded)
 
 
-def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
+def test_a_head_without_a_network_is_trained_in_the_same_two_stages(monkeypatch):
     data, made = task(), {}
     for head_epochs in (0, 2):
         head = partial(ConvHead, channels=8, hidden=8, num_bins=4)
         model = OneHotModel(DNA, head, 1e-3, head_epochs, epochs=1, batch_size=16, trainer={"accelerator": "cpu"})
         made[head_epochs] = model.fit_predict(data, 1)
         found = {key: value for key, value in model.fit_info.items() if key.startswith("head")}
-        assert (found.keys() == {"head_sequences", "head_epochs", "head_best_epoch", "head_valid_loss"}) == (head_epochs > 0)
+        assert found.keys() == ({"head_sequences", "head_epochs", "head_best_epoch", "head_valid_loss"} if head_epochs else set())
     assert found["head_sequences"] == 2 * len(data.train) and found["head_epochs"] == 2  # both strands
     assert not torch.equal(made[0], made[2])
+    monkeypatch.setattr(head_training, "MAX_BYTES", 2 * 20 * data.max_length * 50)  # 50 sequences of 20 channels, those of a network
+    model = OneHotModel(DNA, head, 1e-3, 2, stored_width=20, epochs=1, batch_size=16, trainer={"accelerator": "cpu"})
+    model.fit(data, 1)
+    assert model.fit_info["head_sequences"] == 50
 
 
 def trained(classifier: Classifier, data: TaskData, epochs: int | None = None, seed: int = 0, budget: Budget | None = None) -> dict:
