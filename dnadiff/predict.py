@@ -49,6 +49,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Predict and return the table written."""
     from dnadiff.data.files import check_output, resolve
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
+    from dnadiff.design.provenance import is_complete
     from dnadiff.downstream import saved
     from dnadiff.downstream.prediction_table import PredictionTable
     from dnadiff.downstream.work import PredictionWork
@@ -68,7 +69,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     resumed = config["resume"] and temporary_path(output, "journal").is_file()
-    if config["resume"] and not resumed and is_finished(config, output, assignment.settings(ROWS, settings)):
+    if config["resume"] and not resumed and is_complete(output, assignment.settings(ROWS, settings)):
+        check_track(config, output)
         log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
         return output
     if config["track"]:
@@ -87,8 +89,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     classify(work, stream, count, assignment)
     if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
-    elif not has_track(config, output):
-        raise ValueError(f"{output} is complete, but its run wrote another track or none: start over with overwrite=true, without resume")
+    else:
+        check_track(config, output)
     seal(output)
     discard(output)
     print(f"files are in {output}" + (f" and {config['track']}" if config["track"] else ""))
@@ -165,11 +167,13 @@ def summary_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.json")
 
 
-def is_finished(config: Config, output: Path, settings: Mapping[str, Json]) -> bool:
-    """Whether a run with these settings has written the table, which is unchanged since, and the track."""
-    from dnadiff.design.provenance import is_complete
-
-    return is_complete(output, settings) and has_track(config, output)
+def check_track(config: Config, output: Path) -> None:
+    """ValueError if the run that completed the table did not write the track of this one, or the track is missing."""
+    if not has_track(config, output):
+        raise ValueError(
+            f"{output} is complete, but the track {config['track']} is missing or of another class or run: start over with overwrite=true, "
+            "without resume"
+        )
 
 
 def has_track(config: Config, output: Path) -> bool:
@@ -178,8 +182,10 @@ def has_track(config: Config, output: Path) -> bool:
 
     if config["track"] is None:
         return True
-    known = read_json(summary_path(output), ("inputs",))["inputs"]
-    return all(known.get(key) == config[key] for key in ("track", "track_class")) and expand_user(config["track"]).is_file()
+    known, track = read_json(summary_path(output), ("inputs",))["inputs"], expand_user(config["track"])
+    if not isinstance(known, Mapping) or known.get("track") is None or known.get("track_class") != config["track_class"]:
+        return False
+    return track.is_file() and expand_user(known["track"]).resolve() == track.resolve()
 
 
 def seal(output: Path) -> None:

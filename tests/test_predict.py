@@ -220,6 +220,7 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert status == 0 and "is complete already" in err and [(tmp_path / file).read_bytes() for file in files] == expected
     assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
     assert predict(*args, "track_class=rich", "resume=true")[0] == 1  # the track is of another class
+    assert predict(*args, f"track={tmp_path / 't.bedgraph'}", "resume=true")[0] == 0  # the same file
     (tmp_path / "t.bedgraph").unlink()
     assert predict(*args, "resume=true")[0] == 1  # the track is missing
     (tmp_path / name).write_bytes(expected[0] + b" ")
@@ -238,7 +239,11 @@ def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(predict
         assert predict(*args, "overwrite=true")[0] == 130
     assert "sha256" not in json.loads((tmp_path / "p.tsv.json").read_bytes())
     status, _, err = predict(*args, "track=t.bdg", "track_class=poor", "resume=true")
-    assert status == 1 and "p.tsv is complete, but its run wrote another track or none" in err and not (tmp_path / "t.bdg").exists()
+    assert (
+        status == 1
+        and "p.tsv is complete, but the track t.bdg is missing or of another class or run" in err
+        and not (tmp_path / "t.bdg").exists()
+    )
     assert predict(*args, "resume=true")[0] == 0
     assert (tmp_path / "p.tsv.json").read_bytes() == expected
 

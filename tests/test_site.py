@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install dnadiff[docs]")
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).parents[1]
 

@@ -109,16 +109,18 @@ def resampled_units(tested: Items) -> str:
     if tested.groups is None:
         return "items"
     groups = tested.groups.numpy()
-    return f"items of {len(np.unique(groups))} groups" if _are_few(groups) else f"{len(np.unique(groups))} groups"
+    count = len(np.unique(groups))
+    shown = "1 group" if count == 1 else f"{count} groups"
+    return f"items of {shown}" if _are_few(groups) else shown
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
     """Lines below the table of a task: what heads read besides features, and intervals that are for the groups of the test part only."""
-    found, units = [], result["task"].get("resampled", "")  # results of earlier versions have neither
+    found, units = [], result["task"]["resampled"]
     if reads := HeadInputs.of(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
     if units.startswith("items of"):
-        found.append(f"intervals are over the {units} of the test part: for other groups they would be wider")
+        found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
     return found
 
 

@@ -81,6 +81,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
+            built.device = device
         models.setdefault(row_name(name, data), built)
     if config["neighbors"]:
         models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)

@@ -17,7 +17,7 @@ try:
     import nbformat
     from nbclient import NotebookClient
 except ModuleNotFoundError as error:
-    raise SystemExit(f"error: notebooks need a package that is not installed ({error}): pip install 'dnadiff[docs]'") from None
+    raise SystemExit(f"error: notebooks need a package that is not installed ({error}): pip install -e '.[docs]' in the checkout") from None
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 SECONDS = 600  # of a cell, on a slow machine

@@ -161,7 +161,8 @@ class Study:
         for task, row in found.items():
             cells = [f"{row['models'][name]['value']:.3f}" if name in row["models"] else "" for name in names]
             size = f"{sum(row['task']['items']['train'].values()):,} / {row['task']['tested']:,}"
-            rows.append([f"`{task}`", size, *cells, *(best_of_group(row, group) for group in GROUPS)])
+            metric = "" if row["task"]["metric"] == "accuracy" else f" ({row['task']['metric']})"
+            rows.append([f"`{task}`{metric}", size, *cells, *(best_of_group(row, group) for group in GROUPS)])
         header = [kind, "train / test", *(COLUMNS[name] for name in names), *(f"minus {group}" for group in GROUPS)]
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
 
@@ -176,10 +177,10 @@ class Study:
                     spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
                     merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
         numbers = [str(n or "all") for n in self.size["few"]]
-        titles = ["fine-tuned", "LoRA", *dict.fromkeys(COLUMNS.values())]
+        titles = ["fine-tuned", "LoRA", "frozen", "scratch", *dict.fromkeys(COLUMNS.values())]
         rows = [[f"`{task}`", title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]
-        rows.sort(key=lambda row: (row[0], titles.index(row[1])))
-        return study.markdown(["set", "model", *(f"{n} items" for n in numbers)], rows) if rows else ""
+        rows.sort(key=lambda row: (FEW.index(row[0].strip("`")) if row[0].strip("`") in FEW else 0, titles.index(row[1])))
+        return study.markdown(["set", "model", *("all" if n is None else f"{n:,}" for n in self.size["few"])], rows) if rows else ""
 
     def ablation(self) -> str:
         """Fine-tuned and from scratch, with each change."""
@@ -225,9 +226,8 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
         differences = [difference for row in found.values() if (difference := against_best(row, groups)[1])]
         better, worse = sum(d["low"] > 0 for d in differences), sum(d["high"] < 0 for d in differences)
         behind = sum(d["difference"] < -0.005 for d in differences)
-        lines.append(
-            f"{title}: of {len(differences)} better with an interval on {better}, worse on {worse}, more than .005 below on {behind}"
-        )
+        counts = f"better with an interval on {better}, worse on {worse}, more than .005 below on {behind}"
+        lines += [f"{title}: of {len(differences)} {counts}"] if differences else []
     return "Fine-tuned compared with " + "; ".join(lines) + "."
 
 

@@ -139,7 +139,7 @@ def test_a_study_says_what_its_intervals_are_over(size, units):
 
     result = run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [])
     assert result["task"]["resampled"] == units
-    few = ["intervals are over the items of 3 groups of the test part: for other groups they would be wider"]
+    few = ["intervals are over items of 3 groups: they do not include the variation between groups, and may be too narrow for new ones"]
     assert remarks(result) == (few if units.startswith("items of") else [])
 
 

@@ -79,6 +79,7 @@ def test_the_command_line_of_every_piece_has_one_value_for_each_key(tmp_path, mo
     assert any(", " in piece for piece in commands)  # names with commas
     for piece, arguments in commands.items():
         overrides = {one.key_or_group: one for one in OverridesParser.create().parse_overrides(list(arguments))}
+        assert len(overrides) == len(arguments), piece
         assert not any(one.is_sweep_override() for one in overrides.values()), piece
         assert overrides["hydra.run.dir"].value() == str(tmp_path / "runs" / piece)
 
@@ -89,7 +90,5 @@ def test_tables_of_few_items_have_a_row_for_each_kind_of_training(tmp_path):
         models = {name: {"value": value, "per_seed": [value - 0.01, value + 0.01]} for name in ("fine-tuned", "GC alone", "CNN")}
         made.kept.keep(f"few-mouse_2-100-{kind}", {"models": models if kind == "full" else {"fine-tuned": models["fine-tuned"]}})
     lines = made.few_table().splitlines()[2:]
-    assert [line.split(" |")[1:3] for line in lines] == [[f" {name}", f" {value} ± 0.010"] for name, value in ROWS]
-
-
-ROWS = [("fine-tuned", "0.500"), ("LoRA", "0.250"), ("CNN", "0.500")]
+    expected = [("fine-tuned", "0.500"), ("LoRA", "0.250"), ("CNN", "0.500")]
+    assert [line.split(" |")[1:3] for line in lines] == [[f" {name}", f" {value} ± 0.010"] for name, value in expected]

@@ -118,7 +118,7 @@ def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_chec
 @pytest.mark.parametrize("launcher", ["processes", "ray"])
 def test_a_killed_worker_does_not_change_a_byte(launcher, python, cli, trained, tmp_path):
     if launcher == "ray":
-        pytest.importorskip("ray", reason="Ray is not installed: pip install dnadiff[ray]")
+        pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     assert cli("sample", f"checkpoint={trained}", *SAMPLE[:-1], "num_samples=24", "output=whole.fa")[0] == 0
     arguments = [f"checkpoint={trained}", *SAMPLE, "num_samples=24", f"launcher={launcher}", "launcher.shards=6", "launcher.workers=2"]
     process = python("-m", "dnadiff.sample", *arguments, cwd=tmp_path)
