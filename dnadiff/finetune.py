@@ -242,6 +242,7 @@ def run_task(
     counterpart = published_counterpart(loaded, config["layer"])
     warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
     about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
+    about["class_weights"] = config["class_weights"]
     result = {"warning": warning, **about, **result}
     results.write_summary(data.name, result)
     described = {name: model.describe() for name, model in models.items()}

@@ -26,6 +26,7 @@ from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
 
 log = logging.getLogger("dnadiff")
+FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
 
 
@@ -115,12 +116,17 @@ def resampled_units(tested: Items) -> str:
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
-    """Lines below the table of a task: what heads read besides features, and intervals that are for the groups of the test part only."""
-    found, units = [], result["task"]["resampled"]
+    """Lines below the table of a task: what heads read besides features, intervals without variation between groups, and a frequent class."""
+    task, found = result["task"], []
     if reads := HeadInputs.of(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
-    if units.startswith("items of"):
+    if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
+    if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] >= FREQUENT:
+        balance = (
+            "" if result.get("class_weights") == "balanced" else ", and class_weights=balanced gives each class the same weight in training"
+        )
+        found.append(f"{task['chance']:.0%} of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}")
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dnadiff.checks import is_number
 from dnadiff.downstream.published_results import num_training_sequences, published_accuracies, published_model_for, suite_header, suite_rows
+from dnadiff.downstream.study import remarks
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
 from dnadiff.report.html import facts, pair, picture, section, table, write
@@ -68,7 +69,9 @@ def _task(result: Results, name: str) -> str:
         + "Lines: 95 % intervals.",
     )
     first, *others = (*_curves(result, name), *_confusions(result, name), *_scatters(result, name), "")
-    return section(task["name"], pair(bars, first) + pair(*filter(None, others)) + _differences(result, name) + _notes(result))
+    return section(
+        task["name"], pair(bars, first) + pair(*filter(None, others)) + _differences(result, name) + _remarks(result) + _notes(result)
+    )
 
 
 def _curves(result: Results, name: str) -> list[str]:
@@ -121,6 +124,10 @@ def _differences(result: Results, name: str) -> str:
         for d in result["differences"]
     ]
     return pair(drawn, table(("Difference", metric.title, "95 % interval", f"p, {test}", "First is"), rows, numbers=(1, 2, 3)))
+
+
+def _remarks(result: Results) -> str:
+    return "".join(f"<p>{escape(line[:1].upper() + line[1:])}.</p>" for line in remarks(result))
 
 
 def _notes(result: Results) -> str:

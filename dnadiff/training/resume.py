@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dnadiff.config import Config, leaves, locate
 from dnadiff.data.cache import locked
+from dnadiff.data.remote.address import shown_addresses
 from dnadiff.data.structured import read_yaml
 from dnadiff.renamed import with_current_names
 from dnadiff.training.trainer_settings import INSTEAD
@@ -144,8 +145,11 @@ def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None
 
 
 def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[str]:
-    """Dotted keys whose values differ, except those in `ignored` and below them, and those without effect. Renamed classes count as equal."""
-    ours, theirs = (dict(leaves(with_current_names(c))) for c in (config, other))
+    """Dotted keys whose values differ, except those in `ignored` and below them, and those without effect. Renamed classes count as equal.
+
+    So do addresses with another query: a signature expires, and the digest of the data shows whether the file is the same.
+    """
+    ours, theirs = (dict(leaves(shown_addresses(with_current_names(c)))) for c in (config, other))
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
     return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in (*ignored, *WITHOUT_EFFECT))]
 

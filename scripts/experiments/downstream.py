@@ -131,7 +131,7 @@ class Study:
     def task(self, name: str, protocol: str | None = None) -> tuple:
         """The task and its protocol; `protocol` replaces `fixed`."""
         task, file, overrides = self.size["tasks"][name]
-        path = [] if file is None else [f"task.path={self.data / file}.csv.gz"]
+        path = [] if file is None else [f"task.path='{self.data / file}.csv.gz'"]
         if (name, protocol) not in self.read:
             data, how = task_data([f"task={task}", *path, *overrides], self.tokenizer)
             if protocol and how.name == "fixed":

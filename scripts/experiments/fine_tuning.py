@@ -105,11 +105,11 @@ class Study:
         """Run `finetune` and return what it writes."""
         reader, file, overrides = self.tasks[task]
         output = self.folder / "runs" / piece / "finetune.json"
-        path = [] if file is None else [f"task.path={self.data / file}.csv.gz"]
+        path = [] if file is None else [f"task.path='{self.data / file}.csv.gz'"]
         fixed = ["task.protocol=fixed"]  # also of tasks whose default is cross-validation, which would train ten networks for each row
         arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *more, *self.size["more"]]
         arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
-        where = [f"results={self.folder / 'results'}", f"hydra.run.dir='{output.parent}'", "save_models=[]", "overwrite=true"]
+        where = [f"results='{output.parents[2]}/results'", f"hydra.run.dir='{output.parent}'", "save_models=[]", "overwrite=true"]
         study.command("finetune", *arguments, *where)
         return study.read_json(output) | {"arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]}
 

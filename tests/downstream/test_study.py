@@ -143,6 +143,21 @@ def test_a_study_says_what_its_intervals_are_over(size, units):
     assert remarks(result) == (few if units.startswith("items of") else [])
 
 
+@pytest.mark.parametrize("rare, weights, said", [(20, "none", 0), (10, "none", 1), (10, "balanced", 1)])
+def test_a_study_says_when_one_class_is_frequent(rare, weights, said):
+    labels = (torch.arange(60) < rare).long()
+    items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), labels)
+
+    class Constant(TaskModel):
+        def fit_predict(self, data, seed=0, report=None):
+            return torch.tensor([[0.0, -1.0]]).repeat(len(data.test), 1)
+
+    result = run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [])
+    lines = remarks({**result, "class_weights": weights})
+    assert len(lines) == said and all(line.startswith("83% of the test sequences are of one class") for line in lines)
+    assert ("class_weights=balanced" in " ".join(lines)) == (said and weights == "none")
+
+
 def test_a_subset_of_a_few_groups_has_no_interval():
     groups = torch.arange(60) // 6
     items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), torch.arange(60) % 2, groups)

@@ -130,6 +130,14 @@ def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
     assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == ["optimizer.lr"]
 
 
+def test_a_new_signature_is_the_same_file():
+    def signed(path, signature):
+        return {"data": {"fasta": [f"https://server/{path}?sig={signature}"]}}
+
+    assert resume.differences(signed("x.fa", "new"), signed("x.fa", "expired"), ()) == []
+    assert resume.differences(signed("y.fa", "new"), signed("x.fa", "expired"), ()) == ["data.fasta"]
+
+
 def test_the_folder_that_lightning_names_to_the_processes_it_starts_is_not_the_users():
     own, of_lightning = (
         "hydra.run.dir=mine",
