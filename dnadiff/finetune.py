@@ -56,7 +56,7 @@ KEYS: Keys = {
     "inputs.layers": list[checks.PositiveInt],
     "inputs.one_hot": bool | Literal["auto"],
     "inputs.length": bool,
-    "pretraining_overlap": bool,
+    "pretraining_overlap": bool | str,
     "results": str | None,
     "save_models": list[Literal["fine-tuned", "scratch"]],
     **dict.fromkeys(("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None),
@@ -80,7 +80,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
-    kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"]) if config["pretraining_overlap"] else None
+    file = config["pretraining_overlap"]  # or whether to read that of the configuration
+    kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
     found: dict[str, dict[str, Json]] = {}
     check_results(results)  # damage would end every task after its training
     is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}

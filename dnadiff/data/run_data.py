@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the configuration names.
 _FETCHED, _REPLACED = ("download", "hub"), ("tokenizer",)
-_REMEDY = "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa"
+_REMEDY = "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa, or to finetune, as in pretraining_overlap=my.fa"
 
 
 def chosen_data(given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()) -> SequenceDataModule:

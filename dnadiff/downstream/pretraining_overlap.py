@@ -5,7 +5,7 @@ This needs no coordinates, and it also finds copies elsewhere in a genome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,8 +20,14 @@ from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 MIN_OVERLAP = 0.5  # an item is inside the pretraining data if at least this fraction of its bases is in k-mers of the training part
 
 
-def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), k: int = NOVELTY) -> KmerSet:
-    """The k-mers of the training part of a run; its data is read again from the path in the configuration.
+def pretraining_kmers(
+    config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), file: str | bool = True, k: int = NOVELTY
+) -> KmerSet:
+    """The k-mers of the training part of a run; its data is read again.
+
+    Args:
+        config: of the run, which has the split of the data.
+        file: FASTA file of the data; True is the path in the configuration.
 
     Raises:
         FileNotFoundError: if the files no longer exist.
@@ -31,7 +37,10 @@ def pretraining_kmers(config: Config, tokenizer: DNATokenizer, trust: Sequence[s
         raise ValueError(
             "pretraining_overlap=true compares with the data of the pretraining, which published weights do not name; set it to false"
         )
-    data = run_data(config["data"], tokenizer, trust)
+    described = config["data"]
+    if isinstance(described, Mapping) and file is not True:
+        described = {**described, "path": file}
+    data = run_data(described, tokenizer, trust)
     data.prepare()
     size = num_tokens(data.intervals["train"])
     if size > MAX_KMERS:

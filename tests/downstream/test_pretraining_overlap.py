@@ -42,5 +42,9 @@ def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
         "batch_size": 4,
         "split": {"_target_": "dnadiff.data.splits.FractionSplit", "test": [0.8, 0.9], "valid": [0.9, 1.0]},
     }
+    with pytest.raises(ValueError, match=r"without the path of its data \(tiny\); .* to finetune, as in pretraining_overlap=my.fa"):
+        pretraining_overlap.pretraining_kmers({"data": {**data, "path": None, "name": "tiny"}}, DNA)
+    given = pretraining_overlap.pretraining_kmers({"data": {**data, "path": None}}, DNA, (), str(tmp_path / "g.fa"))
+    assert given.covered(genome[:3200]).all() and not given.covered(genome[3250:]).any()
     words = pretraining_overlap.pretraining_kmers({"data": data}, DNA)
     assert words.covered(genome[:3200]).all() and not words.covered(genome[3250:]).any()
