@@ -11,7 +11,8 @@ every piece, but settings are chosen on validation.
 
 Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
 that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
-full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept).
+full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept),
+`overlap-TASK` (the predictions of `set-TASK` inside and outside the pretraining data; needs `FOLDER/genomes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ ORGANISMS = {
     **dict.fromkeys(("emp",), "yeast"),
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
+# The genomes of the models that have only one, in FOLDER/genomes.
+GENOMES = {"ecoli": "ecoli_K12_MG1655", "yeast": "scerevisiae_R64-1-1", "human_chr20": "GRCh37_chr20"}
 PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "head_epochs=0"]  # one fixed rate, as published
 ABLATION = {
     "plain": ["head=mean", FEATURES, *PLAIN],
@@ -63,6 +66,7 @@ COLUMNS = {  # of tables: the models and their titles
     "fine-tuned, 3 seeds averaged": "3 seeds averaged",
     "fine-tuned + 6-mers, stacked": "stacked with 6-mers",
 }
+OVERLAP = ("fine-tuned", "scratch")  # whose scores inside and outside the pretraining data are compared
 GROUPS = ("best baseline", "scratch", "best head on the bases")  # that the fine-tuned network is compared with
 VERSION = 2  # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
 FULL = {"version": VERSION, "tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
@@ -89,6 +93,8 @@ class Study:
         runs |= {f"few-{t}-{n or 'all'}-{k}": (t, [*self.few(t, n, k), *limit]) for n, t in few for k in KINDS}
         runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes, *limit]) for t in six for c, changes in ABLATION.items()}
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
+        genomes = {} if size is QUICK else {t: data / "genomes" / f"{GENOMES[m]}.fa.gz" for t in sets if (m := self.model(t)) in GENOMES}
+        runs |= {f"overlap-{t}": (t, ["seeds=1", *best, f"pretraining_overlap='{genome}'"]) for t, genome in genomes.items()}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
         self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
 
@@ -127,6 +133,9 @@ class Study:
             name: {"value": m[metric], **{key: m[key] for key in ("low", "high", "per_seed", "seconds")}}
             for name, m in result["models"].items()
         }
+        if piece.startswith("overlap-"):
+            subsets = {name: m["subsets"] for name, m in result["models"].items() if name in OVERLAP}
+            return {"metric": metric, "subsets": subsets, "arguments": result["arguments"]}
         return {key: result[key] for key in ("task", "differences", "warning", "arguments")} | {"models": models}
 
     def table(self) -> str:
@@ -136,6 +145,7 @@ class Study:
             *(self.comparison(kind) for kind in ("set", "seeds", "features", "values")),
             self.few_table(),
             self.ablation(),
+            self.overlap(),
         ]
         return "\n\n".join(filter(None, parts))
 
@@ -190,6 +200,16 @@ class Study:
                 each = [found.get(f"{task}-{change}", {}).get("models", {}).get(model) for change in ABLATION]
                 rows.append([task, model, *(f"{m['value']:.3f} ({m['low']:.3f} to {m['high']:.3f})" if m else "" for m in each)])
         return study.markdown(["set", "network", *ABLATION], rows) if rows else ""
+
+    def overlap(self) -> str:
+        """Scores of test items inside and outside the pretraining data."""
+        rows = []
+        for task, row in self.finished("overlap").items():
+            parts = [[row["subsets"][name][f"{part} pretraining"] for name in OVERLAP] for part in ("inside", "outside")]
+            scores = [f"{m[row['metric']]:.3f}" if m["items"] else "-" for part in parts for m in part]
+            rows.append([f"`{task}`", " / ".join(f"{part[0]['items']:,}" for part in parts), *scores])
+        header = [f"{COLUMNS.get(name, name)}, {part}" for part in ("inside", "outside") for name in OVERLAP]
+        return study.markdown(["set", "test items inside / outside", *header], rows) if rows else ""
 
 
 def against_best(row: Mapping[str, Any], groups: Sequence[str]) -> tuple[str, Mapping[str, Any] | None]:

@@ -51,6 +51,18 @@ def test_pieces_of_another_version_of_the_defaults_are_not_finished(tmp_path):
     assert "set-tf_0" not in fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1, "version": 1}, tmp_path).kept
 
 
+def test_the_overlap_table_has_no_score_of_an_empty_part(tmp_path):
+    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
+    of = {
+        name: {"inside pretraining": {"items": 0}, "outside pretraining": {"items": 1200, "accuracy": 0.75}} for name in fine_tuning.OVERLAP
+    }
+    assert made.overlap() == ""
+    made.kept.keep("overlap-mouse_2", {"metric": "accuracy", "subsets": of})
+    assert made.overlap().splitlines()[-1] == "| `mouse_2` | 0 / 1,200 | - | - | 0.750 | 0.750 |"
+    genomes = [piece for piece in made.pieces if piece.startswith("overlap-")]
+    assert "overlap-cnnprom_bacillus" not in genomes and len(genomes) == 23  # multi reads four genomes
+
+
 def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path, monkeypatch):
     commands = {}
     monkeypatch.setattr(fine_tuning.study, "command", lambda name, *arguments: commands.setdefault(piece, arguments))
