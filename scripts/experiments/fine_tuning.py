@@ -12,6 +12,7 @@ every piece, but settings are chosen on validation.
 Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
 that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
 full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept),
+`length-TASK` where the length alone decides (heads that read it),
 `overlap-TASK` (the predictions of `set-TASK` inside and outside the pretraining data; needs `FOLDER/genomes`).
 """
 
@@ -34,6 +35,7 @@ ORGANISMS = {
     **dict.fromkeys(("emp",), "yeast"),
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
+LENGTHS = ("human_ensembl_regulatory, sample", "human_ensembl_regulatory")  # whose classes differ in length
 # The genomes of the models that have only one, in FOLDER/genomes.
 GENOMES = {"ecoli": "ecoli_K12_MG1655", "yeast": "scerevisiae_R64-1-1", "human_chr20": "GRCh37_chr20"}
 PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "head_epochs=0"]  # one fixed rate, as published
@@ -93,6 +95,7 @@ class Study:
         runs |= {f"few-{t}-{n or 'all'}-{k}": (t, [*self.few(t, n, k), *limit]) for n, t in few for k in KINDS}
         runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes, *limit]) for t in six for c, changes in ABLATION.items()}
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
+        runs |= {f"length-{t}": (t, ["seeds=1", *best, "inputs.length=true", "scratch=false"]) for t in LENGTHS if t in sets}
         genomes = {} if size is QUICK else {t: data / "genomes" / f"{GENOMES[m]}.fa.gz" for t in sets if (m := self.model(t)) in GENOMES}
         runs |= {f"overlap-{t}": (t, ["seeds=1", *best, f"pretraining_overlap='{genome}'"]) for t, genome in genomes.items()}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
@@ -142,7 +145,7 @@ class Study:
         """The tables of the finished pieces."""
         parts = [
             self.head_table(),
-            *(self.comparison(kind) for kind in ("set", "seeds", "features", "values")),
+            *(self.comparison(kind) for kind in ("set", "seeds", "features", "length", "values")),
             self.few_table(),
             self.ablation(),
             self.overlap(),
