@@ -12,8 +12,8 @@ every piece, but settings are chosen on validation.
 Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
 that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
 full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept),
-`length-TASK` where the length alone decides (heads that read it),
-`overlap-TASK` (the predictions of `set-TASK` inside and outside the pretraining data; needs `FOLDER/genomes`).
+`length-TASK` where the length alone decides (heads that read it), `overlap-TASK` (the predictions of `set-TASK` inside and outside the
+pretraining data; needs `FOLDER/genomes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,8 +97,9 @@ class Study:
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
         runs |= {f"length-{t}": (t, ["seeds=1", *best, "inputs.length=true", "scratch=false"]) for t in LENGTHS if t in sets}
         genomes = {} if size is QUICK else {t: data / "genomes" / f"{GENOMES[m]}.fa.gz" for t in sets if (m := self.model(t)) in GENOMES}
-        runs |= {f"overlap-{t}": (t, ["seeds=1", *best, f"pretraining_overlap='{genome}'"]) for t, genome in genomes.items()}
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
+        compared = {t: ["seeds=1", *best, f"pretraining_overlap='{genome}'"] for t, genome in genomes.items()}
+        self.pieces |= {f"overlap-{t}": lambda t=t, more=more: self.subsets(t, more) for t, more in compared.items()}
         self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
 
     def few(self, task: str, number: int | None, kind: str) -> list[str]:
@@ -128,6 +129,12 @@ class Study:
         result = self.command(f"head-{task}", task, ["seeds=1", "head=auto", FEATURES, "scratch=false", *minutes])
         return {"tried": result["models"]["fine-tuned"]["found"][0][0]["tried"], "arguments": result["arguments"]}
 
+    def subsets(self, task: str, more: Sequence[str]) -> dict[str, Any]:
+        """The scores inside and outside the pretraining data."""
+        result = self.command(f"overlap-{task}", task, more)
+        subsets = {name: m["subsets"] for name, m in result["models"].items() if name in OVERLAP}
+        return {"metric": result["task"]["metric"], "subsets": subsets, "arguments": result["arguments"]}
+
     def run(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
         """The scores and differences of one command."""
         result = self.command(piece, task, more)
@@ -136,9 +143,6 @@ class Study:
             name: {"value": m[metric], **{key: m[key] for key in ("low", "high", "per_seed", "seconds")}}
             for name, m in result["models"].items()
         }
-        if piece.startswith("overlap-"):
-            subsets = {name: m["subsets"] for name, m in result["models"].items() if name in OVERLAP}
-            return {"metric": metric, "subsets": subsets, "arguments": result["arguments"]}
         return {key: result[key] for key in ("task", "differences", "warning", "arguments")} | {"models": models}
 
     def table(self) -> str:
