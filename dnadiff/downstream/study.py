@@ -126,7 +126,7 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
         balance = (
             "" if result.get("class_weights") == "balanced" else ", and class_weights=balanced gives each class the same weight in training"
         )
-        found.append(f"{task['chance']:.0%} of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}")
+        found.append(f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}")
     return found
 
 

@@ -154,7 +154,7 @@ def test_a_study_says_when_one_class_is_frequent(rare, weights, said):
 
     result = run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [])
     lines = remarks({**result, "class_weights": weights})
-    assert len(lines) == said and all(line.startswith("83% of the test sequences are of one class") for line in lines)
+    assert len(lines) == said and all(line.startswith("83 % of the test sequences are of one class") for line in lines)
     assert ("class_weights=balanced" in " ".join(lines)) == (said and weights == "none")
 
 
