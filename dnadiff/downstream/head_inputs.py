@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from dnadiff import checks
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
+from dnadiff.downstream.head.base import length_features
 from dnadiff.downstream.items import reverse_complement_rows
 from dnadiff.vocab import Vocab
 
 _Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
-_LENGTHS = 1000.0  # bases per unit of the length
+_LENGTH_WAVES = 6  # wavelengths of 4 to 724 bases
+_LENGTH_WIDTH = 1 + 2 * _LENGTH_WAVES
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class HeadInputs:
     Args:
         layers: also the outputs of these layers (1 is the first), each normalized to zero mean and unit variance over its channels.
         one_hot: also the token itself, as one channel for each id that samples may contain; the last channels.
-        length: also the logarithm of the number of bases. It can reveal the class where the parts of a data set differ in length.
+        length: also the number of bases (`length_features`), the same at each position. It can reveal the class where the parts of a data set differ in length.
     """
 
     layers: tuple[int, ...] = ()
@@ -63,7 +65,7 @@ class HeadInputs:
         if backbone is not None:
             own = backbone.d_model // 2 if backbone.reads_both_strands and not stranded else backbone.d_model
             own += len(self.layers) * backbone.d_model
-        return own + int(self.length) + self.bases_width(vocab)
+        return own + self.length * _LENGTH_WIDTH + self.bases_width(vocab)
 
     def bases_width(self, vocab: Vocab) -> int:
         """The number of last channels that are the bases."""
@@ -91,7 +93,7 @@ class HeadInputs:
     def _with_tokens(self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None) -> Tensor:
         if self.length:
             count = ids.new_full((len(ids),), ids.shape[1]) if valid is None else valid.sum(1)
-            parts.append((count / _LENGTHS).log()[:, None, None].expand(-1, ids.shape[1], 1))
+            parts.append(length_features(count, _LENGTH_WAVES)[:, None].expand(-1, ids.shape[1], -1))
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
             # An embedding, so that gradients with respect to the bases are found as those of a network (`dnadiff.reward.predicted`).

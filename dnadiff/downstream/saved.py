@@ -253,6 +253,11 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
     own = classifier.state_dict()
     wrong = sorted({*own} ^ {*state}) or [name for name in own if own[name].shape != state[name].shape]
+    if wrong and classifier.inputs.length and own.keys() == state.keys() and all(name.startswith("head.") for name in wrong):
+        raise ValueError(
+            f"the weights in {path} read the length as the one number of an earlier version (inputs.length=true), which this version "
+            "replaced by several; train again with finetune"
+        )
     if wrong:
         raise ValueError(f"the weights in {path} do not fit the network of {DESCRIPTION} ({', '.join(wrong[:3])}); {_REMEDY}")
 

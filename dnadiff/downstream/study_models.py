@@ -89,7 +89,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
         models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
     inputs, from_scratch = HeadInputs.of(**config["inputs"]), candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
-    control = partial(_one_hot, tokenizer, 0, device, None), from_scratch
+    control = partial(_one_hot, tokenizer, 0, device, None, inputs.length), from_scratch
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
         only_new = frozen.backbone or adapter is not None
@@ -101,7 +101,7 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
         strands = 2 if is_strand_invariant(loaded.denoiser.backbone, data.stranded) else 1
         width = strands * inputs.width(loaded.denoiser.backbone, tokenizer.vocab, data.stranded)
-        control = partial(_one_hot, tokenizer, head_epochs, device, width), rates
+        control = partial(_one_hot, tokenizer, head_epochs, device, width, inputs.length), rates
     if config["scratch"]:
         make = partial(_fine_tuned, untrained, about_untrained, inputs, None, None, 0, device)
         models[SCRATCH] = grid_search(config, data, protocol, from_scratch, make)
@@ -150,9 +150,16 @@ def _fine_tuned(
 
 
 def _one_hot(
-    tokenizer: DNATokenizer, head_epochs: int | None, device: str, width: int | None, lr: Rates, head: Config, settings: TrainingSettings
+    tokenizer: DNATokenizer,
+    head_epochs: int | None,
+    device: str,
+    width: int | None,
+    length: bool,
+    lr: Rates,
+    head: Config,
+    settings: TrainingSettings,
 ) -> NetworkModel:
-    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, width, **settings)
+    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, width, length, **settings)
 
 
 def grid_search(

@@ -1,7 +1,7 @@
 """Heads: padding, strands and positions, for every yaml under configs/head."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -126,14 +126,18 @@ def test_inputs_have_the_layers_the_bases_and_the_length():
     backbone, inputs = network("caduceus").eval(), HeadInputs((1, 2), one_hot=True, length=True)
     batch = make_batch(items(2, 9, 12), torch.arange(2), DNA.vocab)
     (found,) = inputs.read(backbone, DNA.vocab, batch.ids, batch.valid, True)
-    assert found.shape[-1] == inputs.width(backbone, DNA.vocab, True) == 3 * 16 + len(DNA.vocab.emitted) + 1
+    assert found.shape[-1] == inputs.width(backbone, DNA.vocab, True) == 3 * 16 + 13 + len(DNA.vocab.emitted)
     torch.testing.assert_close(found[..., :16], backbone.features(batch.ids, valid=batch.valid))
     assert not torch.allclose(found[..., 16:32], found[..., 32:48], atol=1e-2)
     torch.testing.assert_close(found[..., 16:32].mean(-1), torch.zeros(found.shape[:2]), atol=1e-5, rtol=0)
     emitted = torch.tensor(DNA.vocab.emitted)
     real = torch.ones_like(batch.ids, dtype=torch.bool) if batch.valid is None else batch.valid
-    assert torch.equal(emitted[found[..., 49:].argmax(-1)][real], batch.ids[real])
-    torch.testing.assert_close(found[1, :, 48], torch.full((found.shape[1],), math.log(int(real[1].sum()) / 1000)))
+    assert torch.equal(emitted[found[..., 61:].argmax(-1)][real], batch.ids[real])
+    length = int(real[1].sum())
+    expected = [math.log(length / 1000)]
+    for wave in (math.sin, math.cos):
+        expected += [wave(2 * math.pi * length / (4 * 8 ** (k / 2))) for k in range(6)]
+    torch.testing.assert_close(found[1, :, 48:61], torch.tensor(expected).expand(found.shape[1], -1), atol=1e-5, rtol=0)
     assert not backbone.layers[0]._forward_hooks  # nothing stays behind
 
 
@@ -201,6 +205,24 @@ def test_a_head_with_positions_learns_what_the_mean_cannot(name):
         )
         scores[each] = float((model.fit_predict(data, 1).argmax(-1) == data.test.labels).float().mean())
     assert scores["mean"] < 0.65 and scores[name] > 0.8, scores
+
+
+def of_two_lengths(count, seed):
+    """Class 1 has 30 bases, class 0 has 28 or 32: the class is the length, and no monotonic function of it."""
+    random, labels = np.random.default_rng(seed), np.arange(count) % 2
+    lengths = np.where(labels, 30, random.choice([28, 32], count))
+    return Items.from_sequences([random.integers(7, 11, n).astype(np.uint8) for n in lengths], labels, DNA.vocab.pad_id)
+
+
+def test_the_control_on_the_bases_reads_the_length_only_on_request():
+    data = TaskData("length", ["a", "b"], *(of_two_lengths(n, seed) for seed, n in enumerate((200, 60, 200))), stranded=True)
+    scores = {}
+    for length in (False, True):
+        head = partial(build, settings("mean"))
+        model = OneHotModel(DNA, head, lr=0.1, epochs=4, batch_size=16, length=length, trainer={"accelerator": "cpu"})
+        scores[length] = float((model.fit_predict(data, 1).argmax(-1) == data.test.labels).float().mean())
+        assert model.describe().get("inputs", {}).get("length", False) is length
+    assert scores[False] < 0.7 and scores[True] > 0.95, scores
 
 
 def test_flatten_needs_one_length():

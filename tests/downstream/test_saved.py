@@ -99,6 +99,14 @@ def test_weights_without_the_global_pooling_that_their_description_names_are_ref
         saved.load(tmp_path)
 
 
+def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
+    made = classifier(inputs=HeadInputs(length=True))
+    made.head.weight = torch.nn.Parameter(made.head.weight[:, :-12].clone())
+    put(tmp_path, made, inputs={"length": True})
+    with pytest.raises(ValueError, match=r"read the length as the one number of an earlier version \(inputs\.length=true\).*train again"):
+        saved.load(tmp_path)
+
+
 def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():
     from dnadiff.downstream.ensemble import ClassProbabilities
 

@@ -80,6 +80,20 @@ def position_features(lengths: Tensor, length: int, count: int) -> Tensor:
     index = torch.arange(length, device=lengths.device, dtype=torch.float32)
     begin = index.expand(len(lengths), -1)
     end = lengths[:, None] - 1 - begin
-    frequency = 2 * math.pi / (4 * (2 * math.sqrt(2)) ** torch.arange(count, device=lengths.device, dtype=torch.float32))
-    angle = torch.stack([begin, end], -1)[..., None] * frequency  # (B, L, 2, count)
-    return torch.cat([angle.sin(), angle.cos()], -1).flatten(2)
+    return _waves(torch.stack([begin, end], -1), count).flatten(2)
+
+
+def length_features(lengths: Tensor, count: int) -> Tensor:
+    """Number of tokens of each sequence, as (B, 1 + 2 * count) float32: its logarithm, and the waves of `position_features`.
+
+    The logarithm alone separates long sequences from short ones. The waves also resolve single lengths, such as the 200 and 400 bases of
+    elements that were drawn in steps.
+    """
+    return torch.cat([(lengths / 1000).log()[:, None], _waves(lengths.float(), count)], -1)
+
+
+def _waves(distance: Tensor, count: int) -> Tensor:
+    """Sines and cosines (..., 2 * count) of distances in tokens."""
+    frequency = 2 * math.pi / (4 * (2 * math.sqrt(2)) ** torch.arange(count, device=distance.device, dtype=torch.float32))
+    angle = distance[..., None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)
