@@ -68,7 +68,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff import checkpoint
     from dnadiff.data.files import atomic_write, check_output, write_json
     from dnadiff.data.remote.address import shown_addresses
-    from dnadiff.downstream import pretraining_overlap, saved, suite
+    from dnadiff.downstream import overlap, saved, suite
     from dnadiff.downstream.results import check_results, slug
     from dnadiff.report.suite import write_suite
 
@@ -81,7 +81,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
     file = config["pretraining_overlap"]  # or whether to read that of the configuration
-    kmers = pretraining_overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
+    kmers = overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
     found: dict[str, dict[str, Json]] = {}
     check_results(results)  # damage would end every task after its training
     is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
@@ -211,11 +211,11 @@ def run_task(
     networks: Path,
     kmers: KmerSet | None,
 ) -> dict[str, Json]:
-    """Compare the models on one task, with `kmers` also on the items in and outside the pretraining data; save networks in `networks`."""
+    """Compare the models on one task, with the `kmers` of the pretraining data also on the items inside and outside it; save networks in `networks`."""
     from dnadiff.data.remote.address import shown_addresses
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
-    from dnadiff.downstream.pretraining_overlap import overlap_subsets
+    from dnadiff.downstream.overlap import tested_subsets
     from dnadiff.downstream.pretraining_warning import pretraining_warning
     from dnadiff.downstream.results import ResultsFolder
     from dnadiff.downstream.save_networks import save_networks
@@ -224,7 +224,7 @@ def run_task(
 
     rounds = protocol.rounds(data, config["seed"])
     log_task(protocol.example(data, config["seed"]))
-    subsets = None if kmers is None else overlap_subsets(protocol.tested(data), kmers, dna_tokenizer(loaded))
+    subsets = tested_subsets(data, protocol, dna_tokenizer(loaded), kmers)
     seeds = seeds_of(config)
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(shown_addresses(overrides))}
     kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]

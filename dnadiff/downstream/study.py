@@ -20,10 +20,12 @@ from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics, title
 from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.overlap import TRAINING
 from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.results import Computed, Job, Prediction, Results
 from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget
+from dnadiff.likelihood.held_out import NOVELTY
 
 log = logging.getLogger("dnadiff")
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
@@ -87,7 +89,7 @@ def compare(
 ) -> dict[str, Json]:
     """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
 
-    `subsets` are masks (S,) bool by name; the primary metric on each subset is reported too. `target` None is classes.
+    `subsets` are masks (S,) bool by name; the primary metric and its differences on each are reported too. `target` None is classes.
     """
     target = ClassTarget() if target is None else target
     labels, groups = tested.labels.numpy(), resampled_groups(tested)
@@ -102,7 +104,11 @@ def compare(
             "found": [run.fit_info for run in runs],
             "subsets": {subset: _subset(target, runs, labels, mask, groups) for subset, mask in (subsets or {}).items()},
         }
-    return {"models": reports, "differences": [_difference(target, a, b, scored, groups) for a, b in pairs]}
+    differences = []
+    for a, b in pairs:
+        of_subsets = {name: _subset(target, predictions[a], labels, mask, groups, predictions[b]) for name, mask in (subsets or {}).items()}
+        differences.append(_difference(target, a, b, scored, groups) | ({"subsets": of_subsets} if of_subsets else {}))
+    return {"models": reports, "differences": differences}
 
 
 def resampled_units(tested: Items) -> str:
@@ -122,6 +128,11 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
         found.append(f"the heads of the networks also read {reads}")
     if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
+    if training := next(iter(result["models"].values())).get("subsets", {}).get(f"inside {TRAINING}"):
+        found.append(
+            f"{training['items']:,} of {task['tested']:,} test sequences overlap the training part (shared {NOVELTY}-mers cover half of them): "
+            "expect the score outside it on new sequences"
+        )
     if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] >= FREQUENT:
         balance = (
             "" if result.get("class_weights") == "balanced" else ", and class_weights=balanced gives each class the same weight in training"
@@ -206,14 +217,21 @@ def _primary(target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray |
 
 
 def _subset(
-    target: TaskTarget, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray, groups: np.ndarray | None
+    target: TaskTarget,
+    runs: Sequence[Prediction],
+    labels: np.ndarray,
+    mask: np.ndarray,
+    groups: np.ndarray | None,
+    baseline: Sequence[Prediction] | None = None,
 ) -> dict[str, Json]:
-    size, chosen = int(mask.sum()), None if groups is None else groups[mask]
-    scored = [target.scored(run.predictions.numpy()[mask], labels[mask]) for run in runs] if size else []
-    found = _primary(target, scored, chosen) if size else {}
-    if chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS:  # too few to resample; single items would give too narrow an interval
-        found = {**found, "low": None, "high": None}
-    return {"items": size, **{key: found.get(key) for key in (target.primary, "low", "high")}}
+    """The primary metric on some items, or the difference from the runs of a baseline; None without items."""
+    size, chosen, key = int(mask.sum()), None if groups is None else groups[mask], target.primary if baseline is None else "difference"
+    if not size:
+        return {"items": 0, key: None, "low": None, "high": None}
+    first, second = ([target.scored(run.predictions.numpy()[mask], labels[mask]) for run in each or ()] for each in (runs, baseline))
+    found = target.interval(first, second or None, groups=chosen)
+    few = chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS  # too few to resample; single items would give too narrow an interval
+    return {"items": size, key: found.value, "low": None if few else found.low, "high": None if few else found.high}
 
 
 def _difference(

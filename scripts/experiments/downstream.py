@@ -30,7 +30,7 @@ from dnadiff import checkpoint
 from dnadiff.backbone.base import Backbone
 from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream import baselines, pretraining_overlap
+from dnadiff.downstream import baselines, overlap
 from dnadiff.downstream.cnn import PublishedCNN
 from dnadiff.downstream.finetuning import FineTunedModel
 from dnadiff.downstream.items import Items, TaskData
@@ -236,12 +236,12 @@ class Study:
 
     def inside(self, name: str) -> dict:
         """Which items of each task overlap the pretraining data of a network."""
-        kmers, rows = pretraining_overlap.pretraining_kmers(self.loaded(name).config, self.tokenizer), {}
+        kmers, rows = overlap.pretraining_kmers(self.loaded(name).config, self.tokenizer), {}
         for task in self.size["tasks"]:
             data, how = self.task(task)
-            shares = pretraining_overlap.overlap_fractions(how.tested(data), kmers, self.tokenizer)
+            shares = overlap.overlap_fractions(how.tested(data), kmers, self.tokenizer)
             rows[task] = {
-                "inside": int((shares >= pretraining_overlap.MIN_OVERLAP).sum()),
+                "inside": int((shares >= overlap.MIN_OVERLAP).sum()),
                 "tested": len(shares),
                 "shares": shares.round(4).tolist(),
             }
@@ -255,7 +255,7 @@ class Study:
         if found is None:  # written before this task was added to the study
             return {}
         shares = np.array(found["shares"])
-        return {f"inside {name}": shares >= pretraining_overlap.MIN_OVERLAP, f"outside {name}": shares < pretraining_overlap.MIN_OVERLAP}
+        return {f"inside {name}": shares >= overlap.MIN_OVERLAP, f"outside {name}": shares < overlap.MIN_OVERLAP}
 
     def compared(self, task: str, models: list[str], seeds: tuple[int, ...], protocol: str | None = None) -> tuple[TaskData, dict]:
         """The finished results of these models on a task."""

@@ -143,13 +143,17 @@ class Study:
             name: {"value": m[metric], **{key: m[key] for key in ("low", "high", "per_seed", "seconds")}}
             for name, m in result["models"].items()
         }
-        return {key: result[key] for key in ("task", "differences", "warning", "arguments")} | {"models": models}
+        outside = outside_training(result)
+        differences = [{key: value for key, value in one.items() if key != "subsets"} for one in result["differences"]]
+        kept = {key: result[key] for key in ("task", "warning", "arguments")} | {"models": models, "differences": differences}
+        return kept | ({"outside_training": outside} if outside else {})
 
     def table(self) -> str:
         """The tables of the finished pieces."""
         parts = [
             self.head_table(),
             *(self.comparison(kind) for kind in ("set", "seeds", "features", "length", "values")),
+            self.training_overlap(),
             self.few_table(),
             self.ablation(),
             self.overlap(),
@@ -182,6 +186,17 @@ class Study:
             rows.append([f"`{task}`{metric}", size, *cells, *(best_of_group(row, group) for group in GROUPS)])
         header = [kind, "train / test", *(COLUMNS[name] for name in names), *(f"minus {group}" for group in GROUPS)]
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
+
+    def training_overlap(self) -> str:
+        """Accuracies on the test items of each set that do not overlap its training part, where some do."""
+        outside = {task: row["outside_training"] for task, row in self.finished("set").items() if row.get("outside_training")}
+        rows = []
+        for task, row in outside.items():
+            inside, *scores = row["inside"], *(f"{row['models'][name]['value']:.3f}" for name in OVERLAP)
+            size = f"{inside['items']:,} / {row['items']:,}"
+            rows.append([f"`{task}`", size, f"{inside['value']:.3f}", *scores, *(best_of_group(row, group) for group in GROUPS)])
+        header = ["fine-tuned, inside", *(f"{name}, outside" for name in OVERLAP), *(f"minus {group}" for group in GROUPS)]
+        return study.markdown(["set", "test items inside / outside", *header], rows) + "\n\n" + summary(outside) if rows else ""
 
     def few_table(self) -> str:
         """The models by the number of training items."""
@@ -217,6 +232,21 @@ class Study:
             rows.append([f"`{task}`", " / ".join(f"{part[0]['items']:,}" for part in parts), *scores])
         header = [f"{COLUMNS.get(name, name)}, {part}" for part in ("inside", "outside") for name in OVERLAP]
         return study.markdown(["set", "test items inside / outside", *header], rows) if rows else ""
+
+
+def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The scores and differences on the test items that do not overlap the training part; None if all are outside."""
+    metric, name = result["task"]["metric"], "outside training"
+    models = {model: m["subsets"] for model, m in result["models"].items() if m.get("subsets", {}).get(name, {}).get("items")}
+    if "fine-tuned" not in models:
+        return None
+    inside = models["fine-tuned"]["inside training"]
+    return {
+        "items": models["fine-tuned"][name]["items"],
+        "inside": {"items": inside["items"], "value": inside[metric]},  # of the fine-tuned network
+        "models": {model: {"value": m[name][metric]} for model, m in models.items()},
+        "differences": [{"a": d["a"], "b": d["b"], **d["subsets"][name]} for d in result["differences"]],
+    }
 
 
 def against_best(row: Mapping[str, Any], groups: Sequence[str]) -> tuple[str, Mapping[str, Any] | None]:

@@ -8,7 +8,7 @@ import pytest
 from dnadiff import checkpoint, judge_text
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.downstream.pretraining_overlap import pretraining_kmers
+from dnadiff.downstream.overlap import pretraining_kmers
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
 from dnadiff.metrics.text_quality import JudgeModel

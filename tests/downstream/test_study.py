@@ -166,3 +166,32 @@ def test_a_subset_of_a_few_groups_has_no_interval():
     found = compare({"zero": [prediction]}, items, subsets=subsets)["models"]["zero"]["subsets"]
     assert found["one"] == {"items": 6, "accuracy": 0.5, "low": None, "high": None}
     assert found["five"]["low"] == found["five"]["high"] == 0.5  # each group has as many of both
+
+
+def test_differences_on_a_subset_are_those_of_its_items_alone():
+    labels = torch.arange(80) % 2
+    items = Items(torch.full((80, 4), 7, dtype=torch.uint8), torch.full((80,), 4), labels)
+    right = torch.nn.functional.one_hot(labels, 2).double().mul(9).log_softmax(-1)
+    half = torch.where(torch.arange(80)[:, None] < 40, right, right.flip(-1))  # right on the first half only
+    runs = {name: [Prediction(one, 0.0, [])] for name, one in (("right", right), ("half", half))}
+    subsets = {"first": np.arange(80) < 40, "second": np.arange(80) >= 40, "none": np.zeros(80, bool)}
+    (found,) = compare(runs, items, [("right", "half")], subsets)["differences"]
+    assert found["difference"] == pytest.approx(0.5)
+    assert found["subsets"]["first"] == {"items": 40, "difference": 0.0, "low": 0.0, "high": 0.0}
+    assert found["subsets"]["second"] == {"items": 40, "difference": 1.0, "low": 1.0, "high": 1.0}
+    assert found["subsets"]["none"] == {"items": 0, "difference": None, "low": None, "high": None}
+    (plain,) = compare(runs, items, [("right", "half")])["differences"]
+    assert "subsets" not in plain
+
+
+def test_a_study_says_which_test_items_overlap_the_training_part():
+    items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), torch.arange(60) % 2)
+
+    class Constant(TaskModel):
+        def fit_predict(self, data, seed=0, report=None):
+            return torch.tensor([[0.0, -1.0]]).repeat(len(data.test), 1)
+
+    inside = np.arange(60) < 7
+    subsets = {"inside training": inside, "outside training": ~inside}
+    (line,) = remarks(run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [], subsets=subsets))
+    assert line.startswith("7 of 60 test sequences overlap the training part") and "outside it on new sequences" in line

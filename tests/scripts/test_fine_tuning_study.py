@@ -63,6 +63,43 @@ def test_the_overlap_table_has_no_score_of_an_empty_part(tmp_path):
     assert "overlap-cnnprom_bacillus" not in genomes and len(genomes) == 23  # multi reads four genomes
 
 
+def test_the_scores_outside_the_training_part_are_kept_with_their_differences(tmp_path, monkeypatch):
+    def part(items, value):
+        return {"items": items, "accuracy": value, "low": value - 0.1, "high": value + 0.1}
+
+    models = {
+        name: {"accuracy": all_, "low": 0, "high": 1, "per_seed": [all_], "seconds": 1.0}
+        | {"subsets": {"inside training": part(40, inside), "outside training": part(60, outside)}}
+        for name, all_, inside, outside in (
+            ("fine-tuned", 0.9, 0.95, 0.85),
+            ("scratch", 0.8, 0.9, 0.7),
+            ("6-mer logistic regression", 0.85, 0.9, 0.8),
+        )
+    }
+    differences = [
+        {"a": "fine-tuned", "b": name, "difference": 0.1, "low": 0.0, "high": 0.2, "subsets": {"outside training": {"items": 60, **ends}}}
+        for name, ends in (
+            ("scratch", {"difference": 0.15, "low": 0.01, "high": 0.3}),
+            ("6-mer logistic regression", {"difference": 0.05, "low": -0.1, "high": 0.1}),
+        )
+    ]
+    task = {"metric": "accuracy", "items": {"train": {"0": 5}}, "tested": 100}
+    result = {"task": task, "models": models, "differences": differences, "warning": None}
+    monkeypatch.setattr(fine_tuning.study, "command", lambda *arguments: None)
+    monkeypatch.setattr(fine_tuning.study, "read_json", lambda path: result)
+    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
+    assert made.training_overlap() == ""
+    row = made.pieces["set-tf_0"]()
+    assert all("subsets" not in one for one in row["differences"])
+    made.kept.keep("set-tf_0", row)
+    line = next(line for line in made.training_overlap().splitlines() if line.startswith("| `tf_0`"))
+    expected = "| `tf_0` | 40 / 60 | 0.950 | 0.850 | 0.700 | +0.050 (-0.100 to +0.100), 6-mers | +0.150 (+0.010 to +0.300) |  |"
+    assert line == expected
+    for m in models.values():
+        m["subsets"] = {}
+    assert "outside_training" not in made.pieces["set-tf_0"]()
+
+
 def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path, monkeypatch):
     commands = {}
     monkeypatch.setattr(fine_tuning.study, "command", lambda name, *arguments: commands.setdefault(piece, arguments))
