@@ -1,1 +1,1 @@
-"""Back-off Markov models: the counting baselines of every likelihood."""
+"""Back-off Markov models: the baselines of every likelihood."""
