@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 PACKAGE = __name__.partition(".")[0]
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")  # of the environment of processes that a launcher starts together
 Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
@@ -103,10 +105,24 @@ def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]]
     with initialize_config_dir(str(config_dir()), job_name=command, version_base="1.3"):
         config = GlobalHydra.instance().hydra.compose_config(command, arguments, RunMode.RUN)  # type: ignore[union-attr]
     run_dir, overrides = Path(os.path.abspath(config.hydra.run.dir)), list(config.hydra.overrides.task)
+    # The processes of one launch share a folder, and so does everything that is given the same one.
+    shared = any(a.startswith("hydra.run.dir=") for a in arguments) or any(name in os.environ for name in _RANKS)
+    run_dir = _made(run_dir) if not shared else run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     with open_dict(config):
         del config["hydra"]
     function(config, run_dir, overrides)
+
+
+def _made(run_dir: Path) -> Path:
+    """The folder, or one with a number if it exists: the default names of two commands of one second are the same."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        candidate = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}_{number}")
+        with suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+    raise AssertionError("unreachable")
 
 
 def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:

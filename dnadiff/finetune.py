@@ -95,7 +95,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
                 is_training = True
             networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
             found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
-        except (ValueError, FileNotFoundError) as error:  # before or during the training of this task
+        except (ValueError, OSError, RuntimeError, MemoryError) as error:  # before or during the training of this task
             log.debug(f"{name} failed", exc_info=True)
             if several is None or (not found and name == list(tasks)[-1]):
                 raise
@@ -225,17 +225,17 @@ def run_task(
     rounds = protocol.rounds(data, config["seed"])
     log_task(protocol.example(data, config["seed"]))
     subsets = tested_subsets(data, protocol, dna_tokenizer(loaded), kmers)
-    seeds = seeds_of(config)
+    seeds, rows = seeds_of(config), combinations(config, models, data, protocol)
     provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(shown_addresses(overrides))}
     kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]
     if config["save_models"] and protocol.tests_all_items:
         log.info(
             f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
         )
-    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone)), kept)
+    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone), config), kept)
     steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
     progress = Progress(None if config["minutes"] else steps, "finetune")  # a budget ends most networks before the last of their steps
-    pairs, rows = compared_pairs(config, models, data), combinations(config, models, data)
+    pairs = compared_pairs(config, models, data, rows)
     try:
         result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
     finally:

@@ -87,6 +87,24 @@ def test_an_existing_folder_is_not_removed(cli, tmp_path):
     assert (tmp_path / "mine" / "empty").is_dir()
 
 
+def test_commands_of_one_second_have_different_run_folders(tmp_path, monkeypatch):
+    from dnadiff import config
+
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "_made", lambda path, made=config._made: found.append(made(tmp_path / "runs" / "now")) or found[-1])
+    monkeypatch.setattr(sys, "argv", ["info", "checkpoint=ecoli"])
+    for _ in range(3):
+        config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
+    assert [path.name for path in found] == ["now", "now", "now_2", "now_2", "now_3", "now_3"] and all(path.is_dir() for path in found)
+    for given in (["hydra.run.dir=mine"], []):  # a folder that is given is shared, and so is one of several processes of a launcher
+        monkeypatch.setattr(sys, "argv", ["info", "checkpoint=ecoli", *given])
+        monkeypatch.setenv("RANK", "0") if not given else None
+        config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
+        config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
+    assert len(found) == 10 and found[6] == found[7] == tmp_path / "mine"
+
+
 def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "last.ckpt").write_text("mine")

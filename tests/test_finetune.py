@@ -452,7 +452,8 @@ def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, t
     assert not kept.exists()
 
 
-def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [ValueError, RuntimeError, PermissionError, MemoryError])
+def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch, failure):
     run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
     folder.mkdir()
     rows = "".join(f"{''.join(random.choice(list('ACGT'), 30))},{'ab'[i % 2]},{'test' if i % 3 else 'train'}\n" for i in range(90))
@@ -462,7 +463,7 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
 
     def fails_for_one(model, data, *args):
         if data.name == "human_enhancers_cohn":
-            raise ValueError("training diverged")
+            raise failure("training diverged")
         return fit(model, data, *args)
 
     monkeypatch.setattr(KmerLogistic, "fit_predict", fails_for_one)

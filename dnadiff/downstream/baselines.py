@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from dnadiff.downstream.target.estimators import Features
 
+_BLOCK = 1 << 22  # positions whose k-mers are counted at once
+
 
 class SklearnModel(TaskModel):
     """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
@@ -144,14 +146,19 @@ def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bo
         lengths: (S,); the rest of a row is ignored.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
     """
-    from scipy.sparse import csr_matrix
+    from scipy.sparse import csr_matrix, vstack
 
-    rows, length = bases.shape
-    # An unknown base after every row: no k-mer spans two rows.
-    flat = np.full((rows, length + 1), UNKNOWN, np.uint8)
-    flat[:, :-1] = np.where(np.arange(length) < lengths[:, None], bases, UNKNOWN)
-    kmers, known = codes(flat.ravel(), k)
-    if both_strands:
-        kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
-    start = np.flatnonzero(known)
-    return csr_matrix((np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))), shape=(rows, 4**k))
+    def counted(bases: np.ndarray, lengths: np.ndarray) -> csr_matrix:
+        rows, length = len(bases), int(lengths.max(initial=0))
+        # An unknown base after every row: no k-mer spans two rows.
+        flat = np.full((rows, length + 1), UNKNOWN, np.uint8)
+        flat[:, :-1] = np.where(np.arange(length) < lengths[:, None], bases[:, :length], UNKNOWN)
+        kmers, known = codes(flat.ravel(), k)
+        if both_strands:
+            kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
+        start = np.flatnonzero(known)
+        return csr_matrix((np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))), shape=(rows, 4**k))
+
+    step = max(1, _BLOCK // (bases.shape[1] + 1))  # rows at once: one long sequence does not set the memory for all
+    parts = [counted(bases[first : first + step], lengths[first : first + step]) for first in range(0, len(bases), step)]
+    return vstack(parts, format="csr") if parts else csr_matrix((0, 4**k))

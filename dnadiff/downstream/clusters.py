@@ -85,7 +85,7 @@ def assign_folds(clusters: np.ndarray, labels: np.ndarray, num_folds: int, rando
     """
     names, index, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(names) < num_folds:
-        raise ValueError(f"{len(names)} clusters of items cannot fill {num_folds} folds; set fewer folds or give more sequences")
+        raise ValueError(f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, or set task.protocol=fixed")
     composition = np.zeros((len(names), int(labels.max()) + 1), np.int64)
     np.add.at(composition, (index, labels), 1)
     order = random.permutation(len(names))

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.prediction import Prediction
 from dnadiff.downstream.protocol import FixedSplit
-from dnadiff.downstream.results import Prediction
 from dnadiff.downstream.target.base import TaskTarget
 
 WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
@@ -84,7 +84,7 @@ class Stack(Combination):
             weight = best_weight(self._valid(first, self.first)[part], self._valid(second, self.second)[part], labels, target)
             result[one.tested] = target.averaged([run.predictions[one.tested] for run in (first, second)], [weight, 1 - weight])
             chosen.append({"chosen": {f"weight of {self.first}": weight}})
-        return Prediction(result, first.seconds + second.seconds, chosen)
+        return Prediction(result, first.seconds + second.seconds, chosen, folds=first.folds)
 
     def _valid(self, run: Prediction, model: str) -> Tensor:
         if run.valid_predictions is None:

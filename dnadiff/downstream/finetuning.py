@@ -47,6 +47,7 @@ class TrainingSettings(TypedDict, total=False):
     mixup: float
 
 
+_OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
 _OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0, "head_epochs": 0, "stored_width": None}
 
 
@@ -124,7 +125,9 @@ class NetworkModel(TaskModel):
         settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
         changes = {**self.changes, "balanced": self.balanced, "head_epochs": self.head_epochs, "stored_width": self.stored_width}
         changed = {name: value for name, value in changes.items() if value != _OFF[name]}
-        return super().describe() | settings | changed | ({} if self.minutes is None else {"minutes": self.minutes})
+        trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
+        limit = {} if self.minutes is None else {"minutes": self.minutes}
+        return super().describe() | settings | changed | limit | ({"trainer": trainer} if trainer else {})
 
     @override
     def num_steps(self, data: TaskData) -> int:
@@ -194,7 +197,7 @@ class NetworkModel(TaskModel):
         predictions = classifier.predict(data.test, EVALUATION * self.batch_size, not data.stranded)
         if not bool(predictions.isfinite().all()):
             raise ValueError(
-                f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower lr"
+                f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower learning rate (lr, or lr_scratch of the network from scratch)"
             )
         return predictions
 

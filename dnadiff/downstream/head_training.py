@@ -115,12 +115,13 @@ def train_head(
         width: channels of all strands whose storage limits the number of sequences; None is what the head reads.
         budget: reading takes at most a quarter of what is left of it (but one batch of each part), and training 30 % of the rest.
     """
-    fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, data.max_length, width))
+    longest = max(int(items.lengths.max()) for items in (data.train, data.valid))  # not of test items, which decide nothing
+    fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, width))
     if fitting < BATCH_SIZE:
         log.info(f"{data.name}: the head is not trained alone, because the features of only {fitting} sequences fit into memory")
         return {}
     batch_size = min(BATCH_SIZE, EVALUATION * batch_size)
-    train, valid = _train_and_valid(classifier, data, fitting, batch_size, seed, READ_SHARE * budget.left, report)
+    train, valid = _train_and_valid(classifier, data, fitting, longest, batch_size, seed, READ_SHARE * budget.left, report)
     head, batches = classifier.head, math.ceil(len(train) / batch_size)
     steps = batches * (min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))) if epochs is None else epochs)
     clock = Clock(steps, TRAIN_SHARE * budget.left)
@@ -159,19 +160,19 @@ def _order(number: int, seed: int, epoch: int) -> Tensor:
 
 
 def _train_and_valid(
-    classifier: Classifier, data: TaskData, fitting: int, batch_size: int, seed: int, seconds: float, report: Report
+    classifier: Classifier, data: TaskData, fitting: int, longest: int, batch_size: int, seed: int, seconds: float, report: Report
 ) -> tuple[StoredFeatures, StoredFeatures]:
     """The features of at most `fitting` sequences of each part; those of validation take a quarter of the time at most."""
     both_strands = not data.stranded and not classifier.invariant
     start = time.monotonic()
     valid = ShuffledBatches(data.valid, batch_size, classifier.vocab, seed, 0, both_strands)
     number = min(len(data.valid), MAX_VALID, fitting)
-    valid_features = read_features(classifier, valid, number, data.max_length, seconds / 4, report)
+    valid_features = read_features(classifier, valid, number, longest, seconds / 4, report)
     passes = (False, True) if both_strands else (False,)
     train = [ShuffledBatches(data.train, batch_size, classifier.vocab, seed, 0, both_strands, other) for other in passes]
     number = min(len(data.train) * len(train), fitting)
     left = seconds - (time.monotonic() - start)
-    return read_features(classifier, itertools.chain(*train), number, data.max_length, left, report), valid_features
+    return read_features(classifier, itertools.chain(*train), number, longest, left, report), valid_features
 
 
 def _valid_loss(classifier: Classifier, valid: StoredFeatures, batch_size: int) -> float:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dnadiff.bootstrap import ConfidenceInterval
-from dnadiff.downstream.metrics import MIN_DEFINED, AnyScored, Metric, bootstrap_weights, defined_replicates, metric_values
+from dnadiff.downstream.metrics import AnyScored, Metric, metric_values
+from dnadiff.downstream.replicates import MIN_DEFINED, bootstrap_weights, defined_replicates, widened
 
 NUM_RESAMPLES = 2000
 
@@ -35,7 +36,7 @@ def accuracy_interval(
         for of_model, rows in zip(accuracies, models):
             of_model.append(weights @ rows.T.astype(float) / weights.sum(1, keepdims=True))
     value = correct.mean() if baseline is None else correct.mean() - baseline.mean()
-    return _interval(float(value), _over_seeds([np.concatenate(each) for each in accuracies], seed))
+    return _interval(float(value), widened(_over_seeds([np.concatenate(each) for each in accuracies], seed), float(value), groups))
 
 
 def metric_interval(
@@ -47,9 +48,8 @@ def metric_interval(
     groups: np.ndarray | None = None,
 ) -> ConfidenceInterval:
     """The mean of a metric over the runs of a model, or the difference of two; arguments as in `accuracy_interval`."""
-    values = [float(np.mean([metric_values(run, {"": metric})[""] for run in each])) for each in (runs, baseline) if each is not None]
-    value = values[0] - sum(values[1:])
-    return _interval(value, _metric_replicates(metric, runs, baseline, num_resamples, seed, groups))
+    value = _mean_over_runs(metric, runs) - (0.0 if baseline is None else _mean_over_runs(metric, baseline))
+    return _interval(value, widened(_metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups))
 
 
 def bootstrap_p_value(
@@ -61,13 +61,18 @@ def bootstrap_p_value(
     groups: np.ndarray | None = None,
 ) -> float:
     """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are; NaN if too few are defined."""
-    replicates = _metric_replicates(metric, runs, baseline, num_resamples, seed, groups)
+    value = _mean_over_runs(metric, runs) - _mean_over_runs(metric, baseline)
+    replicates = widened(_metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups)
     replicates, ones = replicates[np.isfinite(replicates)], np.ones((1, len(runs[0].labels)))
     is_defined = all(np.isfinite(metric(run, ones)[0]) for run in (*runs, *baseline))
     if not is_defined or len(replicates) < MIN_DEFINED * num_resamples:  # the interval of the difference says so in the log
         return float("nan")
     tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
     return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
+
+
+def _mean_over_runs(metric: Metric[AnyScored], runs: Sequence[AnyScored]) -> float:
+    return float(np.mean([metric_values(run, {"": metric})[""] for run in runs]))
 
 
 def _metric_replicates(

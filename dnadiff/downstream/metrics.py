@@ -6,19 +6,17 @@ Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) an
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 
 from dnadiff.config import Json
+from dnadiff.downstream.replicates import bootstrap_weights, defined_replicates, widened
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
-MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
-log = logging.getLogger("dnadiff")
-_BATCH = 50  # replicates at once: limits the memory
 
 
 class ScoredRun(Protocol):
@@ -27,29 +25,63 @@ class ScoredRun(Protocol):
     labels: np.ndarray
 
 
+class FoldedRun(ScoredRun, Protocol):
+    """A run whose predictions may be of several models, each of one fold of a cross-validation.
+
+    Attributes:
+        folds: (S,) the fold of each item; None if all predictions are of one model.
+    """
+
+    folds: np.ndarray | None
+
+    @property
+    def parts(self) -> list[tuple[np.ndarray, Self]]:
+        """The items of each fold, and their predictions alone."""
+
+
+AnyFolded = TypeVar("AnyFolded", bound=FoldedRun)
 AnyScored = TypeVar("AnyScored", bound=ScoredRun)
 Metric = Callable[[AnyScored, np.ndarray], np.ndarray]  # of scored predictions and weights (W, S): (W,)
 
 
-def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
-    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the same replicates for every model.
+def rows_of_folds(folds: np.ndarray | None) -> list[np.ndarray]:
+    """The items of each fold; none without folds."""
+    return [] if folds is None else [np.flatnonzero(folds == number) for number in np.unique(folds)]
 
-    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their numbers. None: single items.
+
+def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
+    """A metric that ranks predictions, averaged over folds with the weight of their items; folds where it is not defined are left out.
+
+    Under cross-validation each fold has another model. The mean of its predictions follows that of its training labels, which is high
+    where that of the tested labels is low: a ranking of all items together is below chance on labels that are pure noise.
     """
-    random = np.random.default_rng(seed)
-    index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
-    num_groups = int(index.max()) + 1
-    for first in range(0, num_resamples, _BATCH):
-        drawn = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=min(_BATCH, num_resamples - first))
-        yield drawn[:, index].astype(np.float64)
+
+    @functools.wraps(metric)
+    def averaged(scored: AnyFolded, weights: np.ndarray) -> np.ndarray:
+        if scored.folds is None:
+            return metric(scored, weights)
+        values = np.stack([metric(part, weights[:, rows]) for rows, part in scored.parts])  # (F, W) or (F, W, K)
+        sizes = np.stack([weights[:, rows].sum(1) for rows, _ in scored.parts])
+        counted = np.where(np.isfinite(values), sizes.reshape(*sizes.shape, *[1] * (values.ndim - 2)), 0.0)
+        total = counted.sum(0)
+        found = (np.where(counted > 0, values, 0.0) * counted).sum(0)
+        return np.divide(found, total, out=np.full_like(found, np.nan), where=total > 0)
+
+    return averaged
 
 
 class ScoredPredictions:
-    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`."""
+    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`, `folds (S,)`."""
 
-    def __init__(self, log_probs: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, log_probs: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> None:
+        self.folds = folds
         self.log_probs, self.labels = np.asarray(log_probs, np.float64), np.asarray(labels)
         self.probs, self.predicted = np.exp(self.log_probs), np.asarray(log_probs).argmax(-1)
+
+    @cached_property
+    def parts(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
+        """The items of each fold, and their predictions alone."""
+        return [(rows, ScoredPredictions(self.log_probs[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
 
     @property
     def num_classes(self) -> int:
@@ -118,6 +150,7 @@ def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     return np.divide(2 * correct, both, out=np.zeros_like(correct), where=both > 0).mean(1)
 
 
+@within_folds
 def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but not all; NaN if the data have others."""
     areas = []
@@ -129,6 +162,7 @@ def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     return mean_of_defined(np.stack(areas, 1), weights)
 
 
+@within_folds
 def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that have items; NaN if the data have others."""
     areas = []
@@ -180,15 +214,6 @@ def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -
     return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
 
 
-def defined_replicates(replicates: np.ndarray, name: str) -> np.ndarray:
-    """The bootstrap replicates (W,) that are defined; none, with a line in the log, if they are fewer than 90 % of all."""
-    known = replicates[np.isfinite(replicates)]
-    if len(known) >= MIN_DEFINED * len(replicates):
-        return known
-    log.warning(f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap replicates, too few for an interval")
-    return known[:0]
-
-
 def summarize_metrics(
     runs: Sequence[AnyScored],
     metrics: Mapping[str, Metric[AnyScored]],
@@ -208,7 +233,8 @@ def summarize_metrics(
     metrics_of_runs = [metric_values(run, metrics) for run in runs]
     for name, values in replicates.items():
         per_seed = [of_run[name] for of_run in metrics_of_runs]
-        known = defined_replicates(np.concatenate(values), title(name)) if np.isfinite(per_seed).all() else np.empty(0)
+        of_few = widened(np.concatenate(values), float(np.mean(per_seed)), groups)
+        known = defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
         low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
         result[name] = {
             "value": float(np.mean(per_seed)),

@@ -88,3 +88,11 @@ def training_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokeniz
     kmers = KmerSet([tokenizer.bases(ids[:length]) for part in rows for ids, length in part], k)
     subsets = overlap_subsets(protocol.tested(data), kmers, tokenizer, TRAINING)
     return subsets if next(iter(subsets.values())).any() else {}
+
+
+def training_remark(inside: int, tested: int) -> str:
+    """What a study says if test items are inside the training part."""
+    return (
+        f"{inside:,} of {tested:,} test sequences overlap the training part (shared {NOVELTY}-mers cover half of them): "
+        "expect the score outside it on new sequences"
+    )

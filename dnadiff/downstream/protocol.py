@@ -67,6 +67,7 @@ class FewItems(FixedSplit):
     """The task's own parts with fewer labels, to measure what a model learns from few: each seed draws other items; the test part is complete.
 
     The validation part, which chooses rates and epochs, is reduced in the same proportion, to no fewer than 10 items. Classes keep their shares.
+    Items without a label are not drawn.
     """
 
     train_items: int = 100
@@ -84,18 +85,23 @@ class FewItems(FixedSplit):
     @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         [whole] = super().rounds(data, seed)
-        if self.train_items > len(data.train):
+        train, valid = (items.select(torch.from_numpy(data.target.is_labeled(items.labels.numpy()))) for items in (data.train, data.valid))
+        if self.train_items > len(train):
+            labeled = "" if len(train) == len(data.train) else " with a label"
             raise ValueError(
-                f"train_items {self.train_items:,}: {data.name} has {len(data.train):,} training items; give at most that, or null"
+                f"train_items {self.train_items:,}: {data.name} has {len(train):,} training items{labeled}; give at most that, or null"
             )
-        num_valid = max(_FEWEST_VALID, round(len(data.valid) * self.train_items / len(data.train)))
+        num_valid = max(_FEWEST_VALID, round(len(valid) * self.train_items / len(train)))
 
         def draw(items: Items, number: int, name: str) -> Items:
             strata = data.target.strata(items.labels.numpy())[0]
             return items.select(draw_items(strata, number, hash64(seed, name, "items")))
 
-        divided = replace(data, train=draw(data.train, self.train_items, "train"), valid=draw(data.valid, num_valid, "valid"))
-        _check_parts(divided, seed, data.train, f"set train_items higher than {self.train_items:,}, or null")
+        divided = replace(data, train=draw(train, self.train_items, "train"), valid=draw(valid, num_valid, "valid"))
+        try:
+            _check_parts(divided, seed, data.train)
+        except ValueError as error:
+            raise ValueError(f"{str(error).rpartition(';')[0]}; set train_items higher than {self.train_items:,}, or null") from None
         return [Round(divided, whole.tested)]
 
 
@@ -183,9 +189,7 @@ def _check_valid_classes(data: TaskData) -> None:
         )
 
 
-def _check_parts(
-    divided: TaskData, seed: int, drawn_from: Items, remedy: str = "add sequences of it, or leave task.protocol at fixed"
-) -> None:
+def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
     """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items that its training items are from."""
     (strata, names), every = (divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from))
     present = set(strata.tolist())
@@ -193,7 +197,7 @@ def _check_parts(
         if number not in present:
             raise ValueError(
                 f"{divided.name}: the division of seed {seed} leaves no training item of class {name!r}, of which there are "
-                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; {remedy}"
+                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or leave task.protocol at fixed"
             )
     valid_strata, _ = divided.target.strata(divided.valid.labels.numpy())
     if len(names) > 1 and len(only := np.unique(valid_strata)) == 1:

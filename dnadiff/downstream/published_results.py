@@ -69,7 +69,7 @@ def published_model_of(backbone: str, objective: str) -> str | None:
 
 def published_model_for(model: str, pretrained: str | None) -> str | None:
     """The published model that corresponds to a model of our study, if any; `pretrained` is `published_model_of` the network."""
-    return pretrained if model.startswith("fine-tuned") else _PUBLISHED_BASELINES.get(model)
+    return pretrained if model == "fine-tuned" else _PUBLISHED_BASELINES.get(model)
 
 
 def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:

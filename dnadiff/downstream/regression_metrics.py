@@ -11,14 +11,20 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from dnadiff.downstream.metrics import AnyScored, Metric, mean_of_defined
+from dnadiff.downstream.metrics import AnyScored, Metric, mean_of_defined, rows_of_folds, within_folds
 
 
 class ScoredValues:
-    """Predicted values (S, K) and labels (S, K), NaN where a label is missing."""
+    """Predicted values (S, K) and labels (S, K), NaN where a label is missing, and `folds (S,)`."""
 
-    def __init__(self, values: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, values: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> None:
+        self.folds = folds
         self.values, self.labels = np.asarray(values, np.float64), np.asarray(labels, np.float64)
+
+    @cached_property
+    def parts(self) -> list[tuple[np.ndarray, ScoredValues]]:
+        """The items of each fold, and their predictions alone."""
+        return [(rows, ScoredValues(self.values[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
 
     @cached_property
     def known(self) -> list[np.ndarray]:
@@ -77,12 +83,14 @@ def _each_target(count: int, targets: Sequence[tuple[np.ndarray, Callable[[np.nd
     return found
 
 
+@within_folds
 def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
     """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
     each = [(rows, partial(_correlation, _centered(x), _centered(y))) for rows, x, y in scored.pairs]
     return _each_target(len(each), each, weights)
 
 
+@within_folds
 def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for constant labels."""
 

@@ -16,9 +16,8 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,57 +34,13 @@ from dnadiff.data.structured import json_object, read_json
 from dnadiff.downstream.classifier import SequenceClassifier
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.metrics import METRICS, metric_values
+from dnadiff.downstream.prediction import Compute, Job, Prediction
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 # Columns before and after the metrics.
 FIRST, LAST = ("task", "model", "seed", "protocol", "train", "train_items", "test"), ("seconds", "digest", "finished", "host")
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
-
-
-class Computed(NamedTuple):
-    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info` of each round, and the last round's network.
-
-    `valid_predictions` are those of the validation items of all rounds, in their order; None for a model that does not have them.
-    """
-
-    predictions: Tensor
-    fit_info: list[dict[str, Json]]
-    classifier: SequenceClassifier | None = None
-    valid_predictions: Tensor | None = None
-
-
-Compute = Callable[[], Computed]
-
-
-class Prediction(NamedTuple):
-    """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds for fitting and predicting, and `TaskModel.fit_info` of each round.
-
-    `weights` is the SHA-256 of the file of the network's weights; None if they are not kept. `valid_predictions` as in `Computed`.
-    """
-
-    predictions: Tensor
-    seconds: float
-    fit_info: list[dict[str, Json]]
-    weights: str | None = None
-    valid_predictions: Tensor | None = None
-
-
-class Job(NamedTuple):
-    """What a prediction is made from.
-
-    Attributes:
-        about: everything else that it depends on.
-        labels: (S,) of the tested items.
-        train_items: that the model is trained on with this seed (of several rounds the mean); None is the training part of the task.
-    """
-
-    data: TaskData
-    model: str
-    seed: int
-    about: dict[str, Json]
-    labels: Tensor
-    train_items: int | None = None
 
 
 class Results:
@@ -164,7 +119,7 @@ class ResultsFolder(Results):
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
         target = job.data.target
-        metrics = metric_values(target.scored(prediction.predictions.numpy(), job.labels.numpy()), target.metrics)
+        metrics = metric_values(target.scored(prediction.predictions.numpy(), job.labels.numpy(), job.folds), target.metrics)
         row = {
             "task": job.data.name,
             "model": job.model,

@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.config import Json
 from dnadiff.downstream.combine import Combination
+from dnadiff.downstream.comparison import compare, resampled_units
 from dnadiff.downstream.head_inputs import HeadInputs
-from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics, title
+from dnadiff.downstream.items import TaskData
+from dnadiff.downstream.metrics import title
 from dnadiff.downstream.model import Report, TaskModel, no_report
-from dnadiff.downstream.overlap import TRAINING
+from dnadiff.downstream.overlap import TRAINING, training_remark
+from dnadiff.downstream.prediction import Computed, Job, Prediction
 from dnadiff.downstream.protocol import FixedSplit
-from dnadiff.downstream.results import Computed, Job, Prediction, Results
-from dnadiff.downstream.target.base import TaskTarget
+from dnadiff.downstream.results import Results
 from dnadiff.downstream.target.classes import ClassTarget
-from dnadiff.likelihood.held_out import NOVELTY
 
 log = logging.getLogger("dnadiff")
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
@@ -80,47 +79,6 @@ def run_study(
     return {"task": task, **compared, "notes": data.notes, "seconds": round(time.monotonic() - start, 1)}
 
 
-def compare(
-    predictions: Mapping[str, Sequence[Prediction]],
-    tested: Items,
-    pairs: Sequence[tuple[str, str]] = (),
-    subsets: Mapping[str, np.ndarray] | None = None,
-    target: TaskTarget | None = None,
-) -> dict[str, Json]:
-    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
-
-    `subsets` are masks (S,) bool by name; the primary metric and its differences on each are reported too. `target` None is classes.
-    """
-    target = ClassTarget() if target is None else target
-    labels, groups = tested.labels.numpy(), resampled_groups(tested)
-    reports, scored = {}, {}
-    for name, runs in predictions.items():
-        scored[name] = [target.scored(run.predictions.numpy(), labels) for run in runs]
-        reports[name] = {
-            **_primary(target, scored[name], groups),
-            "metrics": summarize_metrics(scored[name], target.metrics, groups=groups),
-            **target.details(scored[name]),
-            "seconds": round(sum(run.seconds for run in runs), 1),
-            "found": [run.fit_info for run in runs],
-            "subsets": {subset: _subset(target, runs, labels, mask, groups) for subset, mask in (subsets or {}).items()},
-        }
-    differences = []
-    for a, b in pairs:
-        of_subsets = {name: _subset(target, predictions[a], labels, mask, groups, predictions[b]) for name, mask in (subsets or {}).items()}
-        differences.append(_difference(target, a, b, scored, groups) | ({"subsets": of_subsets} if of_subsets else {}))
-    return {"models": reports, "differences": differences}
-
-
-def resampled_units(tested: Items) -> str:
-    """What the intervals draw again: items, groups of items, or items of groups that are too few to draw."""
-    if tested.groups is None:
-        return "items"
-    groups = tested.groups.numpy()
-    count = len(np.unique(groups))
-    shown = "1 group" if count == 1 else f"{count} groups"
-    return f"items of {shown}" if _are_few(groups) else shown
-
-
 def remarks(result: Mapping[str, Json]) -> list[str]:
     """Lines below the table of a task: what heads read besides features, intervals without variation between groups, and a frequent class."""
     task, found = result["task"], []
@@ -129,33 +87,15 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
     if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
     if training := next(iter(result["models"].values())).get("subsets", {}).get(f"inside {TRAINING}"):
-        found.append(
-            f"{training['items']:,} of {task['tested']:,} test sequences overlap the training part (shared {NOVELTY}-mers cover half of them): "
-            "expect the score outside it on new sequences"
-        )
-    if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] >= FREQUENT:
+        found.append(training_remark(training["items"], task["tested"]))
+    if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] == 1:
+        found.append("all test sequences are of one class: accuracy is the fraction of this class that is found, and AUROC is not defined")
+    elif task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] >= FREQUENT:
         balance = (
             "" if result.get("class_weights") == "balanced" else ", and class_weights=balanced gives each class the same weight in training"
         )
         found.append(f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}")
     return found
-
-
-def resampled_groups(tested: Items) -> np.ndarray | None:
-    """The groups of items that a bootstrap draws together; None draws single items, also where there are too few groups to draw from."""
-    if tested.groups is None:
-        return None
-    groups = tested.groups.numpy()
-    if _are_few(groups):
-        log.warning(
-            f"the tested items are of {len(np.unique(groups))} groups, too few to resample: intervals are over items of these groups"
-        )
-        return None
-    return groups
-
-
-def _are_few(groups: np.ndarray) -> bool:
-    return len(np.unique(groups)) < MIN_BLOCKS < len(groups)
 
 
 def _predictions(
@@ -169,6 +109,7 @@ def _predictions(
 ) -> dict[str, list[Prediction]]:
     """The predictions of every model with every seed. Those that another process is computing are skipped and checked again later."""
     trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
+    folds = {seed: _folds(data, protocol, seed) for seed in seeds}
     pending = [(name, seed) for name, model in models.items() for seed in distinct_seeds(model, seeds, protocol)]
     done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
     for name, seed in pending:
@@ -182,13 +123,23 @@ def _predictions(
                 return computed._replace(classifier=models[name].take_classifier())
 
             about = {**protocol.describe(), "settings": models[name].describe()}
-            prediction = results.get_or_compute(Job(data, name, seed, about, labels, trained[seed]), compute)
+            prediction = results.get_or_compute(Job(data, name, seed, about, labels, trained[seed], folds[seed]), compute)
             if prediction is not None:
-                done[name][seed] = prediction
+                done[name][seed] = prediction._replace(folds=folds[seed])
                 pending.remove((name, seed))
         if pending:
             time.sleep(_POLL_SECONDS)
     return {name: [prediction for prediction in by_seed.values() if prediction is not None] for name, by_seed in done.items()}
+
+
+def _folds(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
+    """The fold of each tested item, (S,); None if one model predicts all."""
+    if not protocol.tests_all_items:
+        return None
+    found = np.zeros(len(protocol.tested(data)), np.int64)
+    for number, one in enumerate(protocol.rounds(data, seed)):
+        found[one.tested.numpy()] = number
+    return found
 
 
 def _train_items(data: TaskData, protocol: FixedSplit, seed: int) -> int:
@@ -207,41 +158,6 @@ def predict_rounds(data: TaskData, model: TaskModel, seed: int, report: Report, 
         valid.append(model.valid_predictions)
     known = [one for one in valid if one is not None]
     return Computed(result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None)
-
-
-def _primary(target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None) -> dict[str, Json]:
-    """The metric that models are compared by, with its interval and its value for each run."""
-    interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
-    each = [metric_values(run, {target.primary: metric})[target.primary] for run in runs]
-    return {target.primary: interval.value, "low": interval.low, "high": interval.high, "per_seed": each}
-
-
-def _subset(
-    target: TaskTarget,
-    runs: Sequence[Prediction],
-    labels: np.ndarray,
-    mask: np.ndarray,
-    groups: np.ndarray | None,
-    baseline: Sequence[Prediction] | None = None,
-) -> dict[str, Json]:
-    """The primary metric on some items, or the difference from the runs of a baseline; None without items."""
-    size, chosen, key = int(mask.sum()), None if groups is None else groups[mask], target.primary if baseline is None else "difference"
-    if not size:
-        return {"items": 0, key: None, "low": None, "high": None}
-    first, second = ([target.scored(run.predictions.numpy()[mask], labels[mask]) for run in each or ()] for each in (runs, baseline))
-    found = target.interval(first, second or None, groups=chosen)
-    few = chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS  # too few to resample; single items would give too narrow an interval
-    return {"items": size, key: found.value, "low": None if few else found.low, "high": None if few else found.high}
-
-
-def _difference(
-    target: TaskTarget, a: str, b: str, scored: Mapping[str, Sequence[ScoredRun]], groups: np.ndarray | None
-) -> dict[str, Json]:
-    interval = target.interval(scored[a], scored[b], groups=groups)
-    conclusion = verdict(interval.low, interval.high, above="better", below="worse")
-    p_value = target.p_value(scored[a], scored[b], groups=groups)
-    ends = {"low": interval.low, "high": interval.high}
-    return {"a": a, "b": b, "difference": interval.value, **ends, "verdict": conclusion, "p_value": p_value}
 
 
 def primary_metric(result: Mapping[str, Json]) -> str:

@@ -31,6 +31,7 @@ from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.rate_search import NEW_RATES, PRETRAINED_RATES
 from dnadiff.downstream.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
 from dnadiff.downstream.results import weights_digest
+from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.draws import hash64
 
@@ -111,26 +112,29 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     return models
 
 
-def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData) -> list[Combination]:
+def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData, protocol: FixedSplit) -> list[Combination]:
     """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
     if FINE_TUNED not in models:
         return []
     found: list[Combination] = []
-    if config["average"] and config["seeds"] > 1 and config["train_items"] is None:  # seeds with other items would add up to more
+    # Seeds with other items would add up to more, and a mean over seeds with other folds cannot be ranked within folds (`within_folds`).
+    comparable = config["train_items"] is None and (not protocol.tests_all_items or data.target.primary == ClassTarget.primary)
+    if config["average"] and config["seeds"] > 1 and comparable:
         found.append(SeedAverage(FINE_TUNED, config["seeds"]))
     if config["stack"]:
         found.append(Stack(FINE_TUNED, kmer_row(config["kmer"], data), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
     return found
 
 
-def compared_pairs(config: Config, models: Mapping[str, TaskModel], data: TaskData) -> list[tuple[str, str]]:
-    """The pairs of rows whose difference is reported."""
+def compared_pairs(
+    config: Config, models: Mapping[str, TaskModel], data: TaskData, combined: Sequence[Combination]
+) -> list[tuple[str, str]]:
+    """The pairs of rows whose difference is reported; `combined` are the rows that combine others."""
     baseline, probe, random = kmer_row(config["kmer"], data), row_name(PROBE, data), row_name(RANDOM_PROBE, data)
-    combined = [one.name for one in combinations(config, models, data)]
     pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
     pairs += [(FINE_TUNED, SAME_HEAD), *((FINE_TUNED, row_name(name, data)) for name in config.get("baselines") or {})]
-    pairs += [(name, other) for name in combined for other in (FINE_TUNED, baseline)]
-    known = {*models, *combined}
+    pairs += [(one.name, other) for one in combined for other in (FINE_TUNED, baseline)]
+    known = {*models, *(one.name for one in combined)}
     return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
 
 

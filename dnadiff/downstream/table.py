@@ -223,7 +223,7 @@ def _parquet_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, 
 
     def read(parquet: ModuleType, file: str) -> list[list[str]]:
         # Checksums of pages are compared where the writer stored them, which few writers do.
-        table = parquet.read_table(file, columns=list(columns.values()), page_checksum_verification=True)
+        table = parquet.read_table(file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True)
         return [["" if value is None else str(value) for value in table.column(name).to_pylist()] for name in columns.values()]
 
     cells = _read_parquet(path, read)

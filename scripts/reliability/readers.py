@@ -1205,7 +1205,8 @@ def _of_journal(folder: Path, name: str) -> object:
 def _results(folder: Path) -> None:
     import torch
 
-    from dnadiff.downstream.results import COLUMNS, Prediction, append_row, save_prediction
+    from dnadiff.downstream.prediction import Prediction
+    from dnadiff.downstream.results import COLUMNS, append_row, save_prediction
 
     labels = torch.arange(6) % 2
     folder.mkdir(parents=True, exist_ok=True)

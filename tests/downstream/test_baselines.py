@@ -3,6 +3,7 @@ import torch
 
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream import baselines
 from dnadiff.downstream.baselines import GCAlone, KmerBoosting, KmerLogistic, LengthAlone, kmer_counts
 from dnadiff.downstream.items import Items, TaskData
 
@@ -22,6 +23,17 @@ def test_kmers_are_counted_within_rows_and_never_across_an_unknown_base():
 
 def test_both_strands_share_one_count():
     assert counts("AAC", reverse_complement("AAC"), both_strands=True) == [{0: 1, 1: 1}] * 2
+
+
+def test_rows_are_counted_in_blocks_with_the_same_result(monkeypatch):
+    random = np.random.default_rng(3)
+    lengths = random.integers(1, 40, 50)
+    bases = random.integers(0, 5, (50, 40)).astype(np.uint8)
+    whole = kmer_counts(bases, lengths, 3, True)
+    for block in (1, 100, 41 * 7):
+        monkeypatch.setattr(baselines, "_BLOCK", block)
+        assert (kmer_counts(bases, lengths, 3, True) != whole).nnz == 0
+    assert kmer_counts(bases[:0], lengths[:0], 3, True).shape == (0, 64)
 
 
 def test_two_repeats_are_classified_and_permuted_labels_give_chance():

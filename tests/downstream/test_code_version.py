@@ -1,5 +1,8 @@
 import ast
+import importlib
+import linecache
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -46,6 +49,20 @@ def test_a_network_of_your_own_counts():
         pass
 
     assert code_version(Network)["code"] != code_version()["code"] == code_version(Mamba)["code"]
+
+
+def test_your_own_parts_in_the_configuration_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    config, digests = {"head": {"_target_": "mine.Head"}, "baselines": {"x": {"_target_": "dnadiff.downstream.cnn.PublishedCNN"}}}, set()
+    for body in ("pass", "x = 1"):
+        (tmp_path / "mine.py").write_text(f"class Head:\n    {body}\n")
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        sys.modules.pop("mine", None)
+        importlib.import_module("mine")
+        digests.add(code_version(config=config)["code"])
+    assert len(digests) == 2 and code_version()["code"] not in digests
+    assert code_version(config={"head": {"_target_": "math.sqrt"}})["code"] == code_version()["code"]  # compiled, without a source
 
 
 def test_everything_that_predictions_depend_on_is_covered():

@@ -7,8 +7,9 @@ import torch
 from dnadiff.downstream.combine import SeedAverage, Stack, best_weight
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import TaskModel
+from dnadiff.downstream.prediction import Prediction
 from dnadiff.downstream.protocol import FixedSplit, KFold
-from dnadiff.downstream.results import Prediction, ResultsFolder
+from dnadiff.downstream.results import ResultsFolder
 from dnadiff.downstream.study import run_study
 from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.downstream.target.regression import RegressionTarget

@@ -1,21 +1,24 @@
+import math
 import tracemalloc
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
+from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.metrics import (
     METRICS,
     ScoredPredictions,
     auroc,
-    bootstrap_weights,
     metric_values,
     roc_curves,
     sign_flip_test,
     summarize_metrics,
 )
+from dnadiff.downstream.replicates import bootstrap_weights
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +100,38 @@ def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
     grouped = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400, groups=groups)["accuracy"]
     apart = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400)["accuracy"]
     assert grouped["value"] == pytest.approx(once["value"])
-    assert (grouped["low"], grouped["high"]) == pytest.approx((once["low"], once["high"]))
+    factor = math.sqrt(100 / 99) * scipy.stats.t.ppf(0.975, 99) / scipy.stats.norm.ppf(0.975)  # of 100 groups
+    expected = [once["value"] + factor * (once[end] - once["value"]) for end in ("low", "high")]
+    assert (grouped["low"], grouped["high"]) == pytest.approx(expected)
     assert apart["high"] - apart["low"] < 0.5 * (once["high"] - once["low"])
     right = ScoredPredictions(log_probs, labels).predicted == labels
     other = np.roll(right, 3)
     assert sign_flip_test(right[None], other[None]) == pytest.approx(
         sign_flip_test(right[copies][None], other[copies][None], groups=groups), abs=0.03
     )
+
+
+@pytest.mark.parametrize("number", [5, 20])
+def test_intervals_over_few_groups_cover_the_true_value(number):
+    random, covered, trials = np.random.default_rng(number), 0, 300
+    groups = np.repeat(np.arange(number), 20)
+    for trial in range(trials):
+        chance = np.clip(0.7 + 0.15 * random.standard_normal(number), 0, 1)[groups]  # of a correct prediction: that of the group
+        found = accuracy_interval((random.random(len(groups)) < chance)[None], num_resamples=400, seed=trial, groups=groups)
+        covered += found.low <= 0.7 <= found.high
+    assert 0.92 <= covered / trials <= 0.99, covered / trials  # 0.85 and 0.93 without the factor of `widened`
+
+
+def test_rankings_are_averaged_over_folds():
+    labels, folds = np.array([0, 1, 0, 1, 1, 0, 1]), np.array([0, 0, 0, 0, 1, 1, 2])
+    probs = np.array([0.1, 0.4, 0.2, 0.3, 0.9, 0.8, 0.5])  # perfect within the folds of two classes, not in all
+    log_probs = np.log(np.stack([1 - probs, probs], 1))
+    found = metric_values(ScoredPredictions(log_probs, labels, folds), METRICS)
+    assert found["auroc"] == found["auprc"] == 1.0 and metric_values(ScoredPredictions(log_probs, labels), METRICS)["auroc"] < 1
+    assert found["accuracy"] == metric_values(ScoredPredictions(log_probs, labels), METRICS)["accuracy"]
+    weights = np.array([[2.0, 2, 2, 2, 3, 0, 1], [0, 0, 0, 0, 0, 0, 7]])  # the second fold has one class, then the first has no item
+    found = METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), weights)
+    assert found[0] == 1.0 and np.isnan(found[1])
 
 
 def test_area_under_roc_curves_equals_auroc():

@@ -120,6 +120,18 @@ def test_few_items_are_drawn_for_each_seed_and_classes_keep_their_shares():
     assert keys(few.example(whole, 2).train) == keys(second.data.train)  # that of a seed of the study
 
 
+def test_few_items_have_labels():
+    whole = values()
+    whole.train.labels[: len(whole.train) - 8] = math.nan
+    (one,) = protocol.build_protocol("fixed", PAD, 8).rounds(whole, 1)
+    assert len(one.data.train) == 8 and bool(one.data.train.labels.isfinite().all())
+    with pytest.raises(ValueError, match=r"train_items 9: t has 8 training items with a label; give at most that, or null"):
+        protocol.build_protocol("fixed", PAD, 9).rounds(whole, 1)
+    whole.train.labels[-8:] = 1.0
+    with pytest.raises(ValueError, match=r"^t, seed 1, has the same value, 1, in column 'y'.*; set train_items higher than 5, or null$"):
+        protocol.build_protocol("fixed", PAD, 5).rounds(whole, 1)
+
+
 def test_drawn_items_keep_the_shares_of_strata_of_any_size():
     strata = np.repeat([0, 1, 2], [1000, 100, 10])
     for key in range(20):

@@ -32,6 +32,8 @@ def study(name: str, protocol: str = "fixed") -> dict:
 
 def test_a_published_number_always_comes_with_its_training_size():
     known = published_counterpart("human_nontata_promoters", "fine-tuned", "Caduceus MDLM")
+    for combined in ("fine-tuned, 5 seeds averaged", "fine-tuned + 6-mers, stacked"):  # of several models, not of one network
+        assert published_counterpart("human_nontata_promoters", combined, "Caduceus MDLM") is None
     assert (known.model, known.accuracy, known.train) == ("Caduceus MDLM", 0.940, 27097)
     assert published_counterpart("human_nontata_promoters", "CNN", None).accuracy == 0.861
     assert (

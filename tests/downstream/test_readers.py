@@ -19,7 +19,7 @@ from dnadiff.downstream.fasta import FastaTask
 from dnadiff.downstream.folders import FolderTask
 from dnadiff.downstream.intervals import IntervalTask
 from dnadiff.downstream.sequences import Columns, table_rows
-from dnadiff.downstream.table import CsvTask, find_tables
+from dnadiff.downstream.table import CsvTask, find_tables, read_rows
 
 DNA = DNATokenizer()
 
@@ -175,6 +175,14 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow"):
         CsvTask(path).load(DNA)
+
+
+def test_a_parquet_column_can_have_two_roles(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"sequence": ["ACGT", "AC"], "label": ["a", "b"]}), tmp_path / "t.parquet")
+    rows = read_rows(str(tmp_path / "t.parquet"), {"sequence": "sequence", "name": "sequence", "label": "label"})
+    assert [cells for _, cells in rows] == [["ACGT", "ACGT", "a"], ["AC", "AC", "b"]]
 
 
 def test_parquet_of_the_hub_is_read_like_a_table(tmp_path):

@@ -4,12 +4,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
+from dnadiff.downstream.comparison import compare
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metric_intervals import accuracy_interval
 from dnadiff.downstream.model import TaskModel
-from dnadiff.downstream.results import Prediction
-from dnadiff.downstream.study import compare, remarks, run_study, table_rows
+from dnadiff.downstream.prediction import Prediction
+from dnadiff.downstream.protocol import KFold
+from dnadiff.downstream.study import remarks, run_study, table_rows
+from dnadiff.downstream.target.regression import RegressionTarget
 
 
 def data(number: int = 100) -> TaskData:
@@ -182,6 +186,27 @@ def test_differences_on_a_subset_are_those_of_its_items_alone():
     assert found["subsets"]["none"] == {"items": 0, "difference": None, "low": None, "high": None}
     (plain,) = compare(runs, items, [("right", "half")])["differences"]
     assert "subsets" not in plain
+
+
+def test_cross_validation_of_noise_is_not_below_chance():
+    """The mean of the training items of a fold is high where that of its test items is low."""
+    random = np.random.default_rng(0)
+    values = torch.from_numpy(random.standard_normal((100, 1)).astype(np.float32))
+    items = Items(torch.full((100, 4), 7, dtype=torch.uint8), torch.full((100,), 4), values, torch.arange(100))
+    data = TaskData("t", ["y"], *(items.select(torch.arange(100) % 5 == n) for n in range(3)), target=RegressionTarget(["y"]))
+
+    class TrainingMean(TaskModel):
+        def fit_predict(self, data, seed=0, report=None):
+            return data.train.labels.mean().repeat(len(data.test), 1)
+
+    protocol = KFold(pad_id=0)
+    result = run_study(data, {"mean": TrainingMean()}, [1, 2], [], protocol=protocol)["models"]["mean"]
+    assert result["spearman"] == result["metrics"]["pearson"]["value"] == 0.0 and result["metrics"]["r2"]["value"] < 0
+    tested = protocol.tested(data)
+    pooled = np.zeros(len(tested))
+    for one in protocol.rounds(data, 1):
+        pooled[one.tested.numpy()] = float(one.data.train.labels.mean())
+    assert spearmanr(pooled, tested.labels[:, 0]).statistic < -0.05  # what a ranking over all folds would give
 
 
 def test_a_study_says_which_test_items_overlap_the_training_part():

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.downstream.comparison import compare
 from dnadiff.downstream.items import Items
+from dnadiff.downstream.prediction import Prediction
 from dnadiff.downstream.published_results import published_accuracies
-from dnadiff.downstream.results import Prediction
-from dnadiff.downstream.study import compare
 from dnadiff.report import classification, figures
 from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite

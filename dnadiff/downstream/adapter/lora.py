@@ -50,6 +50,10 @@ class LoRA:
         Raises:
             ValueError: if the network is not a list of layers, or has no linear map larger than the rank.
         """
+        if backbone.trunk is not None and first >= len(backbone.trunk):
+            raise ValueError(
+                f"freeze {first} leaves none of the {len(backbone.trunk)} layers of this {type(backbone).__name__} to the adapter; set it lower"
+            )
         backbone.requires_grad_(False)
         updates: dict[int, LowRankUpdate] = {}
         for layer in () if backbone.trunk is None else backbone.trunk[first:]:

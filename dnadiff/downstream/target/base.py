@@ -114,6 +114,10 @@ class TaskTarget(ABC, Generic[S]):
     def check_test(self, labels: Tensor, source: str) -> None:
         """ValueError if the primary metric is not defined for the labels of the test items; by default it always is."""
 
+    def is_labeled(self, labels: np.ndarray) -> np.ndarray:
+        """Which items have a label: (S,) bool; all by default."""
+        return np.ones(len(labels), bool)
+
     def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """A number (S,) for each item, and its name: a random division keeps the fractions of each. One stratum of all by default."""
         return np.zeros(len(labels), np.int64), ["all"]
@@ -164,8 +168,8 @@ class TaskTarget(ABC, Generic[S]):
     # Evaluation.
 
     @abstractmethod
-    def scored(self, predictions: np.ndarray, labels: np.ndarray) -> S:
-        """Predictions prepared for the metrics."""
+    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> S:
+        """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has another model."""
 
     @property
     @abstractmethod

@@ -145,8 +145,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         return ClassEstimators(self.num_outputs)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray) -> ScoredPredictions:
-        return ScoredPredictions(predictions, labels)
+    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredPredictions:
+        return ScoredPredictions(predictions, labels, folds)
 
     @property
     @override

@@ -49,6 +49,10 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         return np.array(labels, np.float32).reshape(len(labels), self.num_outputs)
 
     @override
+    def is_labeled(self, labels: np.ndarray) -> np.ndarray:
+        return np.isfinite(labels).any(1)
+
+    @override
     def fit(self, labels: Tensor, source: str = "the task") -> Self:
         for name, column in zip(self.names, labels.T):
             known = column[column.isfinite()]
@@ -75,7 +79,7 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
             if len(column[column.isfinite()].unique()) < 2:
                 raise ValueError(
                     f"{source} has fewer than two different values in column {name!r} of its {len(labels):,} test items, for which "
-                    f"{title(self.primary)} is not defined; add some, divide at random (task.redivide=true), or leave the column out"
+                    f"{title(self.primary)} is not defined; add some, divide in another way (task.redivide=true, another task.seed), or leave the column out"
                 )
 
     @override

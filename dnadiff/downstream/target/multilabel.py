@@ -77,8 +77,8 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
         return LabelEstimators(self.valid_loss)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray) -> ScoredLabels:
-        return ScoredLabels(predictions, labels)
+    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredLabels:
+        return ScoredLabels(predictions, labels, folds)
 
     @cached_property
     @override

@@ -147,8 +147,8 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         return RegressionEstimators(self.valid_loss, self.loss_function.boosting_loss)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray) -> ScoredValues:
-        return ScoredValues(predictions, labels)
+    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredValues:
+        return ScoredValues(predictions, labels, folds)
 
     @cached_property
     @override

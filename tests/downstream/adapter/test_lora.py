@@ -85,6 +85,12 @@ def changed(start, classifier) -> set[str]:
     return {name for name, before in start.named_parameters() if not torch.equal(before, after[name])}
 
 
+def test_freezing_every_layer_leaves_nothing_to_adapt():
+    backbone = network()
+    with pytest.raises(ValueError, match="freeze 2 leaves none of the 2 layers of this Caduceus to the adapter; set it lower"):
+        LoRA(rank=2).attach(backbone, 2)
+
+
 def test_fine_tuning_with_lora_returns_plain_weights_of_which_only_the_maps_changed():
     start = network()
     model, classifier = fitted(start, adapter=LoRA(rank=2))
