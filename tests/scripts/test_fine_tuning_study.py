@@ -28,7 +28,7 @@ def test_the_fine_tuned_network_is_compared_with_the_best_of_each_group():
     assert name == "scratch" and difference["difference"] == pytest.approx(-0.02)
     assert fine_tuning.against_best({"models": {}, "differences": []}, fine_tuning.GROUPS) == ("", None)
     shown = [fine_tuning.best_of_group(SETS["a"], group) for group in fine_tuning.GROUPS]
-    assert shown == ["+0.100 (+0.090 to +0.110), CNN", "+0.050 (+0.040 to +0.060)", "-0.020 (-0.030 to -0.010), conv on bases"]
+    assert shown == ["+0.100 (+0.090 to +0.110), CNN", "+0.050 (+0.040 to +0.060)", "-0.020 (-0.030 to -0.010), conv baseline"]
 
 
 def test_the_summary_counts_intervals_and_estimates_that_are_more_than_half_a_percent_behind():

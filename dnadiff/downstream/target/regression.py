@@ -106,7 +106,16 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     @override
     def as_array(self, labels: Sequence[Label]) -> np.ndarray:
         values = np.array(labels, np.float64).reshape(len(labels), self.num_outputs)
-        return self.transform.apply(values).astype(np.float32)
+        exact = self.transform.apply(values)
+        rounded = exact.astype(np.float32)
+        for name, before, after in zip(self.names, exact.T, rounded.T):
+            counts = [len(np.unique(column[np.isfinite(column)])) for column in (before, after)]
+            if counts[1] < 0.99 * counts[0]:  # rounding errors of equal values are no loss
+                log.warning(
+                    f"column {name!r}: {counts[0]:,} different values become {counts[1]:,} in 32 bits (about 7 digits); "
+                    "subtract a constant from the column"
+                )
+        return rounded
 
     @override
     def fit(self, labels: Tensor, source: str = "the task") -> Self:

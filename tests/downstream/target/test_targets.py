@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import math
 
 import numpy as np
@@ -173,6 +174,17 @@ def test_two_different_values_look_like_classes(caplog):
         assert caplog.messages == ["t.csv: column 'a' holds 0 and 1 alone; for two classes set task.kind=classification"]
         RegressionTarget(["a"]).read(["0", "1", "2"], "t.csv", "column 'a'")
     assert len(caplog.messages) == 1
+
+
+def test_values_that_are_too_close_for_32_bits_are_reported(caplog):
+    target = RegressionTarget(["y"])
+    with caplog.at_level(logging.WARNING, logger="dnadiff"):
+        target.as_array([(value,) for value in range(200)] + [(0.1 + 0.2,), (0.3,)])
+        assert not caplog.messages
+        target.as_array([(1e8 + value,) for value in range(200)])
+    assert caplog.messages == [
+        "column 'y': 200 different values become 26 in 32 bits (about 7 digits); subtract a constant from the column"
+    ]
 
 
 def test_the_epoch_is_chosen_by_the_accuracy_with_the_weights_of_the_loss():
