@@ -128,7 +128,7 @@ def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy
     [
         ({"model": {"fingerprint": "0", "conjoined": False, "step": 30}}, "it was measured with other weights"),
         ({"model": {"step": 30, "checkpoint": "best.ckpt"}}, "an older version wrote it without a fingerprint of the weights"),
-        ({"own_data": False}, r"it was measured on other data than those of the run \(x\.fa\)"),
+        ({"own_data": False}, r"it was measured on different data from those of the run \(x\.fa\)"),
         ({"part": "train"}, "it was measured on the training part"),
         ({"model": {"fingerprint": "0", "conjoined": True}}, "both strands conjoined"),
     ],

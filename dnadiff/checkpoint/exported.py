@@ -164,4 +164,4 @@ def check_config(path: Path, expected: Config) -> None:
 def check_fingerprint(denoiser: torch.nn.Module, expected: str, path: Path) -> None:
     """Raise ValueError if the weights are not those that were exported."""
     if tensors.fingerprint(denoiser) != expected:
-        raise ValueError(f"{path} holds other weights than {DESCRIPTION} says; {_REMEDY}")
+        raise ValueError(f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}")

@@ -108,7 +108,7 @@ class ResultsFolder(Results):
             return None
         prediction, labels = load_prediction(path)
         if not np.array_equal(labels, job.labels, equal_nan=True):
-            raise ValueError(f"{path} has other items than the task {job.data.name}; remove it, and it is computed again")
+            raise ValueError(f"{path} has different items from the task {job.data.name}; remove it, and it is computed again")
         if job.model in self.kept:
             weights = WeightsFile(_weights_path(path), prediction.weights or "")
             if not weights.is_intact():

@@ -133,7 +133,7 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     try:
         for folder, about in zip(folders, described):
             if different := [key for key, value in _of_run(about).items() if value != _of_run(first)[key]]:
-                raise ValueError(f"{folder} is of another run than {folders[0]} (another {different[0]}); remove one of them")
+                raise ValueError(f"{folder} is of a different run from {folders[0]} (different {different[0]}); remove one of them")
         present = [about["seed"] for about in described]
         if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
             raise ValueError(

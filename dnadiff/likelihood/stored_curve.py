@@ -129,7 +129,7 @@ class StoredCurve:
         if model.get("conjoined"):
             return "it is of both strands conjoined, which is another denoiser"
         if not content["own_data"]:
-            return f"it was measured on other data than those of the run ({content['data']['name']})"
+            return f"it was measured on different data from those of the run ({content['data']['name']})"
         if content["part"] == "train":
             return "it was measured on the training part"
         return None if model["fingerprint"] == self.fingerprint else "it was measured with other weights"

@@ -40,7 +40,7 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
         if content["part"] == "train":
             raise ValueError("it was measured on the training part")
         if not content["own_data"] and loaded.config.get("data"):
-            raise ValueError("it was measured on other data than those of the training")
+            raise ValueError("it was measured on different data from those of the training")
         if content["own_data"] and loaded.origin.split_hash not in (None, content["data"]["split_hash"]):
             raise ValueError("the data changed between the training and the evaluation")
         likelihood_of(content)

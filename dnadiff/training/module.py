@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import lightning
@@ -23,6 +24,9 @@ from dnadiff.training.parallel import spread
 from dnadiff.training.sharded import reshard
 
 Batch = dict[str, Tensor]  # ids (B, L) and weight (B, L) as bytes; optionally cond (B, C) and valid (B, L)
+
+# Lightning asks which of both was meant when only the module has the hook. The module: it counts tokens, and data modules need no hook.
+warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
 
 
 class DiffusionModule(lightning.LightningModule):

@@ -171,15 +171,19 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
         )
     check_batch(start_from, content, config, groups)
     if saved["tokenizer"] != data.tokenizer.config():
-        raise ValueError(f"{start_from} was trained on another alphabet than {data.name} has now; has the file changed?")
+        raise ValueError(f"{start_from} was trained with a different alphabet from that of {data.name} now; has the file changed?")
     if saved.get("split_hash") != data.describe()["split_hash"]:
-        raise ValueError(f"{start_from} was trained on other records or another split than {data.name} has now; has a file changed?")
+        raise ValueError(
+            f"{start_from} was trained on different records or a different split from those of {data.name} now; has a file changed?"
+        )
     if "digest" not in saved:
         log.warning(
             f"{start_from} does not record which sequence it was trained on (an older version wrote it); assumed to be that of {data.name}"
         )
     elif saved["digest"] != data.digest:
-        raise ValueError(f"{start_from} was trained on other sequence than {data.name} has now; restore the file, or start a new run")
+        raise ValueError(
+            f"{start_from} was trained on different sequences from those of {data.name} now; restore the file, or start a new run"
+        )
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step > steps or (step == steps and is_complete(start_from.parent.parent, step)):
         raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to continue")

@@ -41,7 +41,7 @@ class VariantSource(ABC):
         """The rows in their order; ValueError naming file and line."""
 
     def other_lengths(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """The contigs that the source says have another length than the record of the genome: both lengths.
+        """The contigs whose length in the source differs from that in the genome: both lengths.
 
         Args:
             lengths: of the genome, record name to length.

@@ -126,15 +126,15 @@ def summarize(
         raise ValueError(f"{source.name} contains no variant; give at least one")
     if others:  # chrM of hg19 and of b37, for example
         shown = listing([f"{contig} ({length:,} bases, in the genome {here:,})" for contig, (length, here) in others.items()])
-        log.warning(f"{source.name} has contigs of another length than the genome, on which no variant was read: {shown}")
+        log.warning(f"{source.name} has contigs whose length differs from the genome, on which no variant was read: {shown}")
     return summary
 
 
 def _check_length(row: Row, others: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ValueError for a row on a contig of another length than the genome has."""
+    """Raise ValueError for a row on a contig whose length differs from the genome."""
     if row.chrom in others:
         length, here = others[row.chrom]
         raise ValueError(
-            f"{row.where}: the header says that {row.chrom} has {length:,} bases, and the genome has {here:,}: another assembly; "
+            f"{row.where}: the header says that {row.chrom} has {length:,} bases, and the genome has {here:,}: a different assembly; "
             "give the genome that the variants were called with"
         )

@@ -60,7 +60,7 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
     same, other = _compared(own, reference)
     if other:
         log.warning(
-            f"{', '.join(sorted(other)[:4])}: the genome has other bases than the model's training data ({data.name}): another assembly? "
+            f"{', '.join(sorted(other)[:4])}: the genome has different bases from the model's training data ({data.name}): a different assembly? "
             "Variants in the training part cannot be counted there"
         )
     starts: dict[str, list[int]] = {name: [] for name in same.values()}

@@ -167,7 +167,7 @@ class Alleles:
             reasons = [_reason(alt) for alt in row.alts]
             if row.pos in (0, length + 1) and all(reasons):  # VCF: breakends and symbolic alleles at a telomere
                 return list(map(Skipped, reasons)), None
-            hint = "is it another assembly?" if row.pos else "positions are counted from 1"
+            hint = "is it a different assembly?" if row.pos else "positions are counted from 1"
             raise ValueError(f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); {hint}")
         here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
         mismatch = None

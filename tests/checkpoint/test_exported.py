@@ -94,7 +94,7 @@ def test_a_description_that_is_not_one_is_refused_in_one_line(text, message, cop
 def test_other_weights_than_those_described_are_refused(copy):
     weights = load_file(copy / "model.safetensors")
     save_file({name: tensor * 1.001 for name, tensor in weights.items()}, copy / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors holds other weights than dnadiff\.json says"):
+    with pytest.raises(ValueError, match=r"model\.safetensors holds different weights from those that dnadiff\.json describes"):
         checkpoint.load(copy)
     (copy / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):

@@ -185,7 +185,7 @@ def test_a_description_of_something_else_is_refused(tmp_path, changes, message):
 def test_seeds_of_different_runs_are_not_averaged(tmp_path):
     put(tmp_path, classifier(seed=1), 1)
     put(tmp_path, classifier(seed=2), 2, pretrained={"checkpoint": "y", "step": 1})
-    with pytest.raises(ValueError, match=r"seed_2 is of another run than .*seed_1 \(another pretrained\); remove one of them"):
+    with pytest.raises(ValueError, match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one of them"):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_2").seeds == (2,)
 
@@ -223,7 +223,7 @@ def test_an_interrupted_run_is_not_averaged(tmp_path):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_1").seeds == (1,)
     put(tmp_path, classifier(seed=2), 2, seeds=[1, 2], settings={"lr": 0.002})
-    with pytest.raises(ValueError, match="another settings"):
+    with pytest.raises(ValueError, match="different settings"):
         saved.load(tmp_path)
 
 
@@ -295,7 +295,7 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
     first, second = model.predict(SEQUENCES).outputs
     np.testing.assert_allclose(second, 2 * first + [10, 20, 30], rtol=1e-5)
     put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
-    with pytest.raises(ValueError, match="another target"):
+    with pytest.raises(ValueError, match="different target"):
         saved.load(tmp_path)
 
 

@@ -16,7 +16,7 @@ def test_a_changed_genome_is_refused(cli, train_args, tiny_fasta, tmp_path):
     tiny_fasta.write_text(tiny_fasta.read_text().replace("ACGTTGA", "ACCTTGA"))  # same names and lengths, so the same split
     status, _, err = cli("train", *train_args("dit", 4, "resume=true"))
     last = err.strip().splitlines()[-1]
-    assert status == 1 and last.startswith("error: ") and "was trained on other sequence than tiny.fa has now" in last
+    assert status == 1 and last.startswith("error: ") and "was trained on different sequences from those of tiny.fa now" in last
     assert not (tmp_path / "run" / "metrics.json").read_text().count('"step": 4')
 
 

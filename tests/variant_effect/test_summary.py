@@ -30,12 +30,14 @@ def b37(tmp_path):
 def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     for source in (b37, SomeRows(b37, 2, 3)):
-        with pytest.raises(ValueError, match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: another assembly"):
+        with pytest.raises(
+            ValueError, match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a different assembly"
+        ):
             summary_of(source)
     assert not caplog.messages
     assert summary_of(SomeRows(b37, 0, 2)).rows == 2
     (message,) = caplog.messages
-    assert "x.vcf has contigs of another length than the genome, on which no variant was read: MT (3 bases, in the genome 4)" in message
+    assert "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT (3 bases, in the genome 4)" in message
 
 
 def test_contigs_have_the_names_that_the_rows_use():

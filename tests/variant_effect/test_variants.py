@@ -219,7 +219,11 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
         ("chr1\t8\tv8\tA", "chr1\t8\tv8\tG", "REF differs from the genome in 1 of 8 rows: x.vcf: line 6: chr1:8 has REF G, the genome A"),
         ("chr1\t36", "chr1\t422", "position 422 is not inside chr1"),
         ("chr2\t90", "chr2\t301", "position 301 is not inside chr2"),
-        ("length=420", "length=421", "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: another assembly"),
+        (
+            "length=420",
+            "length=421",
+            "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: a different assembly",
+        ),
         ("TT\t", "TX\t", "is not an allele of nucleotides"),
         ("##contig=<ID=chr1,length=420>\n", "##contig=<ID=chr3,length=420>\n", "no ##contig line of chr1"),
     ],

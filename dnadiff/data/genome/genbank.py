@@ -72,7 +72,7 @@ def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header
     """Yield headers and letters, translated by `table` as in `fasta_parser.parse`.
 
     Raises:
-        ValueError: naming file and remedy, if a record is malformed or has another length than its LOCUS line names.
+        ValueError: naming file and remedy, if a record is malformed or has a different length from its LOCUS line.
     """
     try:
         for record in _records(handle):
