@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,6 +19,7 @@ from dnadiff.config import Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.model import Report, TaskModel, no_report
+from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.downstream.target.estimators import Estimators
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
 
@@ -122,6 +125,20 @@ class LengthAlone(SklearnModel):
     @override
     def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
         return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
+
+
+def length_alone(data: TaskData) -> dict[str, float] | None:
+    """Validation accuracy of the length alone and of the most frequent class, if the length is clearly better (three standard errors)."""
+    if data.target.primary != ClassTarget.primary or data.min_length == data.max_length or not len(data.valid):
+        return None
+    model, labels = LengthAlone(DNATokenizer()), data.valid.labels
+    model.fit_predict(replace(data, test=data.valid.select(torch.arange(1))))
+    assert model.valid_predictions is not None
+    accuracy = float((model.valid_predictions.argmax(-1) == labels).double().mean())
+    frequent = data.target.chance(labels.numpy())
+    return (
+        {"accuracy": accuracy, "chance": frequent} if accuracy - frequent > 3 * (frequent * (1 - frequent) / len(labels)) ** 0.5 else None
+    )
 
 
 class GCAlone(SklearnModel):

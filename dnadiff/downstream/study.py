@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Json
+from dnadiff.downstream.baselines import length_alone
 from dnadiff.downstream.combine import Combination
 from dnadiff.downstream.comparison import compare, resampled_units
 from dnadiff.downstream.head_inputs import HeadInputs
@@ -74,16 +75,22 @@ def run_study(
         "target": data.target.summary,
         "p_value_test": data.target.p_value_test,
         "resampled": resampled_units(tested),
+        "length_alone": length_alone(data),
     }
     compared = compare(predictions, tested, pairs, subsets, data.target)
     return {"task": task, **compared, "notes": data.notes, "seconds": round(time.monotonic() - start, 1)}
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
-    """Lines below the table of a task: what heads read besides features, intervals without variation between groups, and a frequent class."""
+    """Lines below the table of a task: what heads read besides features, what the length reveals, what intervals leave out, and a frequent class."""
     task, found = result["task"], []
     if reads := HeadInputs.of(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
+    if length := task.get("length_alone"):
+        found.append(
+            f"the length alone predicts the class of {100 * length['accuracy']:.0f} % of the validation sequences (the most frequent class: "
+            f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were chosen"
+        )
     if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
     if training := next(iter(result["models"].values())).get("subsets", {}).get(f"inside {TRAINING}"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from dnadiff.downstream.baselines import length_alone
 from dnadiff.downstream.comparison import compare
 from dnadiff.downstream.items import Items, TaskData
 from dnadiff.downstream.metric_intervals import accuracy_interval
@@ -207,6 +208,24 @@ def test_cross_validation_of_noise_is_not_below_chance():
     for one in protocol.rounds(data, 1):
         pooled[one.tested.numpy()] = float(one.data.train.labels.mean())
     assert spearmanr(pooled, tested.labels[:, 0]).statistic < -0.05  # what a ranking over all folds would give
+
+
+@pytest.mark.parametrize(("lengths", "said"), [((20, 30), True), ((30, 30), False), ((20, 21), True)])
+def test_a_study_says_when_the_length_reveals_the_class(lengths, said):
+    labels = torch.arange(80) % 2
+    items = Items(torch.full((80, 30), 7, dtype=torch.uint8), torch.tensor(lengths)[labels], labels)
+    data = TaskData("t", ["a", "b"], items, items, items)
+
+    class Constant(TaskModel):
+        def fit_predict(self, data, seed=0, report=None):
+            return torch.tensor([[0.0, -1.0]]).repeat(len(data.test), 1)
+
+    lines = remarks(run_study(data, {"x": Constant()}, [1], []))
+    expected = "the length alone predicts the class of 100 % of the validation sequences (the most frequent class: 50 %): check"
+    assert [line.startswith(expected) for line in lines] == [True] * said
+    shuffled = torch.randperm(80, generator=torch.Generator().manual_seed(0))
+    mixed = Items(items.ids, items.lengths[shuffled], labels)
+    assert length_alone(TaskData("t", ["a", "b"], mixed, mixed.select(torch.arange(40)), mixed)) is None or lengths[0] == lengths[1]
 
 
 def test_a_study_says_which_test_items_overlap_the_training_part():
