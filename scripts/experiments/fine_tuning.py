@@ -207,7 +207,7 @@ class Study:
                 title = "LoRA" if kind == "lora" and model == "fine-tuned" else COLUMNS.get(model)
                 if title is not None:
                     spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
-                    merged.setdefault((task, title), {})[number] = f"{m['value']:.3f}{spread}"
+                    merged.setdefault((task, title), {}).setdefault(number, f"{m['value']:.3f}{spread}")  # of `full`, which is first
         numbers = [str(n or "all") for n in self.size["few"]]
         titles = ["fine-tuned", "LoRA", "frozen", "scratch", *dict.fromkeys(COLUMNS.values())]
         rows = [[f"`{task}`", title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]

@@ -24,9 +24,12 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     ADAPTER: ("pretrained, LoRA", {"color": "#d99000", "marker": "s"}),
     "frozen": ("pretrained, frozen features", {"color": "#7b4fa3", "marker": "^"}),
     "scratch": ("the same network from scratch", {"color": "#8a8f98", "marker": "o", "linestyle": "--"}),
+    "same head on one-hot": ("head on bases, no network", {"color": "#c2649b", "marker": "x", "linestyle": "--"}),
     "CNN": ("published CNN", {"color": "#3b6fb6", "marker": "D", "linestyle": "--"}),
     "6-mers": ("6-mers", {"color": "#1b9e77", "marker": "v", "linestyle": "--"}),
 }
+
+REPEATED = ("6-mers", "same head on one-hot")  # rows of every piece, of which those of `full` are shown
 
 
 class Point(NamedTuple):
@@ -52,7 +55,7 @@ def curves(pieces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[
         items = sum(row["task"]["items"]["train"].values())
         for model, scores in row["models"].items():
             key = shown_as(model, kind)
-            if key in STYLES and (key != "6-mers" or kind == "full"):  # every piece has this row
+            if key in STYLES and (kind == "full" or key not in REPEATED):
                 found.setdefault(task, {}).setdefault(key, []).append(Point(items, scores["value"], scores["per_seed"]))
     return {task: {key: sorted(models[key]) for key in STYLES if key in models} for task, models in found.items()}
 
