@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 PACKAGE = __name__.partition(".")[0]
-_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID")  # of the environment of processes that a launcher starts together
+# Of the environment: the number of processes that a launcher started together.
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
@@ -106,12 +107,17 @@ def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]]
         config = GlobalHydra.instance().hydra.compose_config(command, arguments, RunMode.RUN)  # type: ignore[union-attr]
     run_dir, overrides = Path(os.path.abspath(config.hydra.run.dir)), list(config.hydra.overrides.task)
     # The processes of one launch share a folder, and so does everything that is given the same one.
-    shared = any(a.startswith("hydra.run.dir=") for a in arguments) or any(name in os.environ for name in _RANKS)
+    shared = any(a.startswith("hydra.run.dir=") for a in arguments) or _is_launched()
     run_dir = _made(run_dir) if not shared else run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
     with open_dict(config):
         del config["hydra"]
     function(config, run_dir, overrides)
+
+
+def _is_launched() -> bool:
+    """Whether this is one of several processes of one command; a batch script of SLURM with one task is not."""
+    return "LOCAL_RANK" in os.environ or any(os.environ.get(name, "1") != "1" for name in _SIZES)
 
 
 def _made(run_dir: Path) -> Path:

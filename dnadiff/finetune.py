@@ -66,6 +66,7 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
     from dnadiff import checkpoint
+    from dnadiff.data import disk
     from dnadiff.data.files import atomic_write, check_output, write_json
     from dnadiff.data.remote.address import shown_addresses
     from dnadiff.downstream import overlap, saved, suite
@@ -97,9 +98,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:  # before or during the training of this task
             log.debug(f"{name} failed", exc_info=True)
-            if several is None or (not found and name == list(tasks)[-1]):
+            if several is None or (not found and name == list(tasks)[-1]) or (isinstance(error, OSError) and error.errno in disk.FULL):
                 raise
-            left_out[name] = " ".join(str(error).split())
+            left_out[name] = " ".join(str(error).split()) or type(error).__name__
             log.warning(f"{name} is left out: {left_out[name]}")
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
@@ -243,8 +244,7 @@ def run_task(
     counterpart = published_counterpart(loaded, config["layer"])
     warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
     about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
-    about["class_weights"] = config["class_weights"]
-    result = {"warning": warning, **about, **result}
+    result = {"warning": warning, **about, "class_weights": config["class_weights"], **result}
     results.write_summary(data.name, result)
     described = {name: model.describe() for name, model in models.items()}
     save_networks(networks, config, data, protocol, loaded, described, result, results.networks)

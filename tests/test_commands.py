@@ -99,7 +99,7 @@ def test_commands_of_one_second_have_different_run_folders(tmp_path, monkeypatch
     assert [path.name for path in found] == ["now", "now", "now_2", "now_2", "now_3", "now_3"] and all(path.is_dir() for path in found)
     for given in (["hydra.run.dir=mine"], []):  # a folder that is given is shared, and so is one of several processes of a launcher
         monkeypatch.setattr(sys, "argv", ["info", "checkpoint=ecoli", *given])
-        monkeypatch.setenv("RANK", "0") if not given else None
+        monkeypatch.setenv("SLURM_NTASKS", "2") if not given else None
         config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
         config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
     assert len(found) == 10 and found[6] == found[7] == tmp_path / "mine"

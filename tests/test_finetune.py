@@ -1,4 +1,5 @@
 import csv
+import errno
 import json
 import os
 from pathlib import Path
@@ -452,7 +453,9 @@ def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, t
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("failure", [ValueError, RuntimeError, PermissionError, MemoryError])
+@pytest.mark.parametrize(
+    "failure", [ValueError("diverged"), RuntimeError("out of memory"), PermissionError("denied"), MemoryError()], ids=repr
+)
 def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch, failure):
     run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
     folder.mkdir()
@@ -463,13 +466,19 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
 
     def fails_for_one(model, data, *args):
         if data.name == "human_enhancers_cohn":
-            raise failure("training diverged")
+            raise failure
         return fit(model, data, *args)
 
     monkeypatch.setattr(KmerLogistic, "fit_predict", fails_for_one)
     suite = (f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2")
     result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
-    assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["left_out"]["human_enhancers_cohn"] == "training diverged"
+    assert list(result["tasks"]) == ["human_ocr_ensembl"]
+    assert result["left_out"]["human_enhancers_cohn"] == (str(failure) or "MemoryError")
+    failure = OSError(errno.ENOSPC, "No space left on device")  # every other task would fail as well, after its training
+    (tmp_path / "full").mkdir()
+    with pytest.raises(SystemExit):
+        call(tmp_path / "full", *suite)
+    assert not (tmp_path / "full" / "runs" / "tiny" / "finetune.json").exists()
 
 
 def test_few_items_are_checked_with_the_seeds_of_the_study(tmp_path, table, monkeypatch):

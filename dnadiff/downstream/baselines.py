@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dnadiff.downstream.target.estimators import Features
 
+_CLEAR = 0.05  # an accuracy of the length alone that much above chance is reported
 _BLOCK = 1 << 22  # positions whose k-mers are counted at once
 
 
@@ -128,7 +129,7 @@ class LengthAlone(SklearnModel):
 
 
 def length_alone(data: TaskData) -> dict[str, float] | None:
-    """Validation accuracy of the length alone and of the most frequent class, if the length is clearly better (three standard errors)."""
+    """Validation accuracy of the length alone and of the most frequent class, if the length is clearly better: by .05 and three standard errors."""
     if data.target.primary != ClassTarget.primary or data.min_length == data.max_length or not len(data.valid):
         return None
     model, labels = LengthAlone(DNATokenizer()), data.valid.labels
@@ -136,9 +137,8 @@ def length_alone(data: TaskData) -> dict[str, float] | None:
     assert model.valid_predictions is not None
     accuracy = float((model.valid_predictions.argmax(-1) == labels).double().mean())
     frequent = data.target.chance(labels.numpy())
-    return (
-        {"accuracy": accuracy, "chance": frequent} if accuracy - frequent > 3 * (frequent * (1 - frequent) / len(labels)) ** 0.5 else None
-    )
+    clear = max(_CLEAR, 3 * (frequent * (1 - frequent) / len(labels)) ** 0.5)
+    return {"accuracy": accuracy, "chance": frequent} if accuracy - frequent > clear else None
 
 
 class GCAlone(SklearnModel):

@@ -10,7 +10,8 @@ import numpy as np
 from dnadiff.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.config import Json
 from dnadiff.downstream.items import Items
-from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics
+from dnadiff.downstream.metric_intervals import summarize_metrics
+from dnadiff.downstream.metrics import ScoredRun, metric_values
 from dnadiff.downstream.prediction import Prediction
 from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.classes import ClassTarget

@@ -19,7 +19,7 @@ from dnadiff.vocab import Vocab
 
 _Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _LENGTH_WAVES = 6  # wavelengths of 4 to 724 bases
-_LENGTH_WIDTH = 1 + 2 * _LENGTH_WAVES
+LENGTH_WIDTH = 1 + 2 * _LENGTH_WAVES
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class HeadInputs:
         if backbone is not None:
             own = backbone.d_model // 2 if backbone.reads_both_strands and not stranded else backbone.d_model
             own += len(self.layers) * backbone.d_model
-        return own + self.length * _LENGTH_WIDTH + self.bases_width(vocab)
+        return own + self.length * LENGTH_WIDTH + self.bases_width(vocab)
 
     def bases_width(self, vocab: Vocab) -> int:
         """The number of last channels that are the bases."""

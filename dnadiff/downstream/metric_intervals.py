@@ -1,16 +1,17 @@
-"""The metric by which models are compared, with its 95 % bootstrap interval over test items and seeds, and paired differences.
+"""95 % bootstrap intervals of all metrics over test items; of the metric by which models are compared, and of differences, also over seeds.
 
 Each replicate draws the test items with replacement, the same for all models, and the seeds of each model with replacement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dnadiff.bootstrap import ConfidenceInterval
-from dnadiff.downstream.metrics import AnyScored, Metric, metric_values
+from dnadiff.config import Json
+from dnadiff.downstream.metrics import RANGES, AnyScored, Metric, metric_values, title
 from dnadiff.downstream.replicates import MIN_DEFINED, bootstrap_weights, defined_replicates, widened
 
 NUM_RESAMPLES = 2000
@@ -50,6 +51,38 @@ def metric_interval(
     """The mean of a metric over the runs of a model, or the difference of two; arguments as in `accuracy_interval`."""
     value = _mean_over_runs(metric, runs) - (0.0 if baseline is None else _mean_over_runs(metric, baseline))
     return _interval(value, widened(_metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups))
+
+
+def summarize_metrics(
+    runs: Sequence[AnyScored],
+    metrics: Mapping[str, Metric[AnyScored]],
+    num_resamples: int = 500,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> dict[str, dict[str, Json]]:
+    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap intervals over test items.
+
+    By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
+    """
+    replicates: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
+    for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
+        for name, metric in metrics.items():
+            replicates[name].append(np.mean([metric(run, weights) for run in runs], 0))
+    result = {}
+    metrics_of_runs = [metric_values(run, metrics) for run in runs]
+    for name, values in replicates.items():
+        per_seed = [of_run[name] for of_run in metrics_of_runs]
+        of_few = widened(np.concatenate(values), float(np.mean(per_seed)), groups)
+        known = defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
+        low, high = np.quantile(known, [0.025, 0.975]).clip(*RANGES[name.partition(" of ")[0]]) if len(known) else (np.nan, np.nan)
+        result[name] = {
+            "value": float(np.mean(per_seed)),
+            "low": float(low),
+            "high": float(high),
+            "per_seed": per_seed,
+            "spread": max(per_seed) - min(per_seed),
+        }
+    return result
 
 
 def bootstrap_p_value(

@@ -7,14 +7,12 @@ Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) an
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
-
-from dnadiff.config import Json
-from dnadiff.downstream.replicates import bootstrap_weights, defined_replicates, widened
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
 
@@ -38,6 +36,9 @@ class FoldedRun(ScoredRun, Protocol):
     def parts(self) -> list[tuple[np.ndarray, Self]]:
         """The items of each fold, and their predictions alone."""
 
+    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
+        """The weight of the items with a label, (W, 1) or of each column (W, K)."""
+
 
 AnyFolded = TypeVar("AnyFolded", bound=FoldedRun)
 AnyScored = TypeVar("AnyScored", bound=ScoredRun)
@@ -50,7 +51,7 @@ def rows_of_folds(folds: np.ndarray | None) -> list[np.ndarray]:
 
 
 def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
-    """A metric that ranks predictions, averaged over folds with the weight of their items; folds where it is not defined are left out.
+    """A metric (W, K) that ranks predictions, averaged over folds with the weight of their labeled items, without those where it is undefined.
 
     Under cross-validation each fold has another model. The mean of its predictions follows that of its training labels, which is high
     where that of the tested labels is low: a ranking of all items together is below chance on labels that are pure noise.
@@ -60,9 +61,9 @@ def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
     def averaged(scored: AnyFolded, weights: np.ndarray) -> np.ndarray:
         if scored.folds is None:
             return metric(scored, weights)
-        values = np.stack([metric(part, weights[:, rows]) for rows, part in scored.parts])  # (F, W) or (F, W, K)
-        sizes = np.stack([weights[:, rows].sum(1) for rows, _ in scored.parts])
-        counted = np.where(np.isfinite(values), sizes.reshape(*sizes.shape, *[1] * (values.ndim - 2)), 0.0)
+        values = np.stack([metric(part, weights[:, rows]) for rows, part in scored.parts])  # (F, W, K)
+        sizes = np.stack([part.num_labeled(weights[:, rows]) for rows, part in scored.parts])
+        counted = np.where(np.isfinite(values), sizes, 0.0)
         total = counted.sum(0)
         found = (np.where(counted > 0, values, 0.0) * counted).sum(0)
         return np.divide(found, total, out=np.full_like(found, np.nan), where=total > 0)
@@ -82,6 +83,10 @@ class ScoredPredictions:
     def parts(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
         """The items of each fold, and their predictions alone."""
         return [(rows, ScoredPredictions(self.log_probs[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
+
+    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
+        """The weight of all items, (W, 1): each has a class."""
+        return weights.sum(1, keepdims=True)
 
     @property
     def num_classes(self) -> int:
@@ -150,28 +155,36 @@ def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     return np.divide(2 * correct, both, out=np.zeros_like(correct), where=both > 0).mean(1)
 
 
-@within_folds
 def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but not all; NaN if the data have others."""
+    return mean_of_defined(_roc_areas(scored, weights), weights)
+
+
+@within_folds
+def _roc_areas(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         below = negative.sum(1, keepdims=True) - np.cumsum(negative, 1)
         product = positive.sum(1) * negative.sum(1)
         area = (positive * (below + negative / 2)).sum(1)
         areas.append(np.divide(area, product, out=np.full_like(area, np.nan), where=product > 0))
-    return mean_of_defined(np.stack(areas, 1), weights)
+    return np.stack(areas, 1)
+
+
+def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that have items; NaN if the data have others."""
+    return mean_of_defined(_average_precisions(scored, weights), weights)
 
 
 @within_folds
-def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that have items; NaN if the data have others."""
+def _average_precisions(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         true_positives, selected = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
         precision = np.divide(true_positives, selected, out=np.zeros_like(selected), where=selected > 0)
         area, total = (positive * precision).sum(1), positive.sum(1)
         areas.append(np.divide(area, total, out=np.full_like(area, np.nan), where=total > 0))
-    return mean_of_defined(np.stack(areas, 1), weights)
+    return np.stack(areas, 1)
 
 
 def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -192,6 +205,13 @@ METRICS: dict[str, Metric[ScoredPredictions]] = {
 }
 
 
+# The least and the largest possible value of each metric.
+RANGES = {
+    **dict.fromkeys(("accuracy", "f1", "auroc", "auprc", "calibration_error"), (0.0, 1.0)),
+    **dict.fromkeys(("mcc", "spearman", "pearson"), (-1.0, 1.0)),
+    "r2": (-math.inf, 1.0),
+    "mse": (0.0, math.inf),
+}
 TITLES = {
     "mcc": "MCC",
     "auroc": "AUROC",
@@ -212,38 +232,6 @@ def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -
     """The metrics of one set of predictions."""
     ones = np.ones((1, len(scored.labels)))
     return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
-
-
-def summarize_metrics(
-    runs: Sequence[AnyScored],
-    metrics: Mapping[str, Metric[AnyScored]],
-    num_resamples: int = 500,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> dict[str, dict[str, Json]]:
-    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap intervals over test items.
-
-    By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
-    """
-    replicates: dict[str, list[np.ndarray]] = {name: [] for name in metrics}
-    for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
-        for name, metric in metrics.items():
-            replicates[name].append(np.mean([metric(run, weights) for run in runs], 0))
-    result = {}
-    metrics_of_runs = [metric_values(run, metrics) for run in runs]
-    for name, values in replicates.items():
-        per_seed = [of_run[name] for of_run in metrics_of_runs]
-        of_few = widened(np.concatenate(values), float(np.mean(per_seed)), groups)
-        known = defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
-        low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (np.nan, np.nan)
-        result[name] = {
-            "value": float(np.mean(per_seed)),
-            "low": float(low),
-            "high": float(high),
-            "per_seed": per_seed,
-            "spread": max(per_seed) - min(per_seed),
-        }
-    return result
 
 
 def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[str, list[float]]]:

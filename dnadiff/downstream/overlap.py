@@ -15,7 +15,7 @@ from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.protocol import FixedSplit
+from dnadiff.downstream.protocol import FewItems, FixedSplit, KFold
 from dnadiff.kmers import KmerSet
 from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 
@@ -76,9 +76,9 @@ def tested_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer
 def training_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, k: int = NOVELTY) -> dict[str, np.ndarray]:
     """Masks (S,) bool of the test items inside and outside the training and validation parts; empty if none is inside.
 
-    It is also empty under cross-validation, where each fold has another training part, and for very large training parts.
+    It is also empty where each fold or seed has a different training part (`KFold`, `FewItems`), and for very large training parts.
     """
-    if protocol.tests_all_items:
+    if isinstance(protocol, KFold | FewItems):
         return {}
     parts = (data.train, data.valid)
     if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:

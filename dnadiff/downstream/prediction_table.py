@@ -16,7 +16,8 @@ import numpy as np
 from dnadiff.bootstrap import MIN_BLOCKS
 from dnadiff.config import Json
 from dnadiff.data.files import atomic_write
-from dnadiff.downstream.metrics import ScoredRun, metric_values, summarize_metrics
+from dnadiff.downstream.metric_intervals import summarize_metrics
+from dnadiff.downstream.metrics import ScoredRun, metric_values
 from dnadiff.downstream.sequences import Query
 from dnadiff.downstream.target.base import TaskTarget
 from dnadiff.downstream.target.predicted import Predicted
@@ -128,7 +129,7 @@ class PredictionTable:
 
 
 def summary(runs: Sequence[ScoredRun], target: TaskTarget, groups: np.ndarray | None = None, intervals: bool = True) -> dict[str, Json]:
-    """`dnadiff.downstream.metrics.summarize_metrics`, without intervals for very many items; `groups` are drawn together."""
+    """`dnadiff.downstream.metric_intervals.summarize_metrics`, without intervals for very many items; `groups` are drawn together."""
     if intervals and len(runs[0].labels) <= _MAX_INTERVALS:
         return summarize_metrics(runs, target.metrics, groups=groups)
     each = [metric_values(run, target.metrics) for run in runs]

@@ -101,7 +101,9 @@ class FewItems(FixedSplit):
         try:
             _check_parts(divided, seed, data.train)
         except ValueError as error:
-            raise ValueError(f"{str(error).rpartition(';')[0]}; set train_items higher than {self.train_items:,}, or null") from None
+            raise ValueError(
+                f"{str(error).rpartition(';')[0] or error}; set train_items higher than {self.train_items:,}, or null"
+            ) from None
         return [Round(divided, whole.tested)]
 
 

@@ -26,6 +26,10 @@ class ScoredValues:
         """The items of each fold, and their predictions alone."""
         return [(rows, ScoredValues(self.values[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
 
+    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
+        """The weight of the items with a label of each target, (W, K)."""
+        return weights @ np.isfinite(self.labels)
+
     @cached_property
     def known(self) -> list[np.ndarray]:
         """The items that have a label of each target."""

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dnadiff.bootstrap import student_t
+
 MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
+_NORMAL = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _BATCH = 50  # replicates at once: limits the memory
 log = logging.getLogger("dnadiff")
 
@@ -22,8 +25,10 @@ def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarr
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
     num_groups = int(index.max()) + 1
     for first in range(0, num_resamples, _BATCH):
-        drawn = random.multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=min(_BATCH, num_resamples - first))
-        yield drawn[:, index].astype(np.float64)
+        number = min(_BATCH, num_resamples - first)
+        # As `random.multinomial`, in a quarter of the time for many items.
+        drawn = [np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups) for _ in range(number)]
+        yield np.stack(drawn)[:, index].astype(np.float64)
 
 
 def defined_replicates(replicates: np.ndarray, name: str) -> np.ndarray:
@@ -44,8 +49,6 @@ def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> 
     """
     if groups is None:
         return replicates
-    from scipy.stats import norm, t
-
     count = len(np.unique(groups))
-    factor = math.sqrt(count / max(count - 1, 1)) * t.ppf(0.975, max(count - 1, 1)) / norm.ppf(0.975)
+    factor = math.sqrt(count / max(count - 1, 1)) * student_t(max(count - 1, 1)) / _NORMAL
     return value + factor * (replicates - value)

@@ -251,9 +251,12 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
 
 
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
+    from dnadiff.downstream.head_inputs import LENGTH_WIDTH
+
     own = classifier.state_dict()
     wrong = sorted({*own} ^ {*state}) or [name for name in own if own[name].shape != state[name].shape]
-    if wrong and classifier.inputs.length and own.keys() == state.keys() and all(name.startswith("head.") for name in wrong):
+    narrower = own.keys() == state.keys() and {own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1}
+    if wrong and classifier.inputs.length and narrower == {LENGTH_WIDTH - 1}:
         raise ValueError(
             f"the weights in {path} read the length as the one number of an earlier version (inputs.length=true), which this version "
             "replaced by several; train again with finetune"

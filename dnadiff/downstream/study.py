@@ -116,7 +116,7 @@ def _predictions(
 ) -> dict[str, list[Prediction]]:
     """The predictions of every model with every seed. Those that another process is computing are skipped and checked again later."""
     trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
-    folds = {seed: _folds(data, protocol, seed) for seed in seeds}
+    folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
     pending = [(name, seed) for name, model in models.items() for seed in distinct_seeds(model, seeds, protocol)]
     done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
     for name, seed in pending:
@@ -139,7 +139,7 @@ def _predictions(
     return {name: [prediction for prediction in by_seed.values() if prediction is not None] for name, by_seed in done.items()}
 
 
-def _folds(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
+def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
     """The fold of each tested item, (S,); None if one model predicts all."""
     if not protocol.tests_all_items:
         return None

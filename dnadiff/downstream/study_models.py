@@ -31,7 +31,6 @@ from dnadiff.downstream.protocol import FixedSplit
 from dnadiff.downstream.rate_search import NEW_RATES, PRETRAINED_RATES
 from dnadiff.downstream.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
 from dnadiff.downstream.results import weights_digest
-from dnadiff.downstream.target.classes import ClassTarget
 from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.draws import hash64
 
@@ -118,8 +117,7 @@ def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData
         return []
     found: list[Combination] = []
     # Seeds with other items would add up to more, and a mean over seeds with other folds cannot be ranked within folds (`within_folds`).
-    comparable = config["train_items"] is None and (not protocol.tests_all_items or data.target.primary == ClassTarget.primary)
-    if config["average"] and config["seeds"] > 1 and comparable:
+    if config["average"] and config["seeds"] > 1 and config["train_items"] is None and not protocol.tests_all_items:
         found.append(SeedAverage(FINE_TUNED, config["seeds"]))
     if config["stack"]:
         found.append(Stack(FINE_TUNED, kmer_row(config["kmer"], data), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from dnadiff.checks import is_number
+from dnadiff.downstream.protocol import KFold
 from dnadiff.downstream.published_results import num_training_sequences, published_accuracies, published_model_for, suite_header, suite_rows
 from dnadiff.downstream.study import remarks
 from dnadiff.report import classification, panels
@@ -78,8 +79,9 @@ def _curves(result: Results, name: str) -> list[str]:
     task = result["task"]
     if not any(model.get("roc") for model in result["models"].values()):
         return []
+    note = "First seed; all folds together." if task["protocol"] == KFold.name else "First seed."
     label = f"ROC curves on {task['name']}; the table above gives the areas under them."
-    return [picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, "First seed.")]
+    return [picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, note)]
 
 
 def _confusions(result: Results, name: str) -> list[str]:

@@ -24,7 +24,7 @@ from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.prediction import Prediction
 from dnadiff.downstream.protocol import FixedSplit, build_protocol
 from dnadiff.downstream.results import load_prediction, save_prediction, slug
-from dnadiff.downstream.study import predict_rounds
+from dnadiff.downstream.study import folds_of, predict_rounds
 
 
 def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> tuple[TaskData, FixedSplit]:
@@ -75,26 +75,35 @@ class Predictions:
             "torch": torch.__version__,
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)
-        metrics = metric_values(data.target.scored(new.predictions.numpy(), tested.labels.numpy()), data.target.metrics)
+        metrics = metric_values(
+            data.target.scored(new.predictions.numpy(), tested.labels.numpy(), folds_of(data, protocol, seed)), data.target.metrics
+        )
         return {**about, "metrics": metrics, "found": new.fit_info, "seconds": round(new.seconds, 1)}
 
-    def of(self, task: str, models: Sequence[str], seeds: Sequence[int], labels: Tensor) -> dict[str, list[Prediction]]:
-        """The finished predictions of these models, one per finished seed; ValueError if their items do not have these `labels`."""
+    def of(
+        self, task: str, models: Sequence[str], seeds: Sequence[int], labels: Tensor, folds: Mapping[int, np.ndarray | None] | None = None
+    ) -> dict[str, list[Prediction]]:
+        """The finished predictions of these models, one per finished seed; ValueError if their items do not have these `labels`.
+
+        `folds` are those of a cross-validation, for each seed.
+        """
         found: dict[str, list[Prediction]] = {}
         for name in models:
-            for path in (self.path(task, name, seed) for seed in seeds):
-                if path.is_file():
+            for seed in seeds:
+                if (path := self.path(task, name, seed)).is_file():
                     prediction, stored = load_prediction(path)
                     if not np.array_equal(stored, labels, equal_nan=True):
-                        raise ValueError(f"{path} has other items than the task {task}; remove it and its piece, and run the piece again")
-                    found.setdefault(name, []).append(prediction)
+                        raise ValueError(
+                            f"{path} has different items from the task {task}; remove it and its piece, and run the piece again"
+                        )
+                    found.setdefault(name, []).append(prediction._replace(folds=(folds or {}).get(seed)))
         return found
 
     def compared(
         self, task: str, data: TaskData, protocol: FixedSplit, models: Sequence[str], seeds: Sequence[int], **more: Json
     ) -> Mapping[str, Json]:
-        """`study.compare` of the finished predictions; pairs with an unfinished model are left out."""
+        """`comparison.compare` of the finished predictions; pairs with an unfinished model are left out."""
         tested = protocol.tested(data)
-        finished = self.of(task, models, seeds, tested.labels)
+        finished = self.of(task, models, seeds, tested.labels, {seed: folds_of(data, protocol, seed) for seed in seeds})
         pairs = [(a, b) for a, b in more.pop("pairs", ()) if a in finished and b in finished]
         return compare(finished, tested, pairs, target=data.target, **more)

@@ -8,17 +8,20 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.downstream import metrics
-from dnadiff.downstream.metric_intervals import accuracy_interval
+from dnadiff.downstream.metric_intervals import accuracy_interval, summarize_metrics
 from dnadiff.downstream.metrics import (
     METRICS,
+    RANGES,
     ScoredPredictions,
     auroc,
     metric_values,
     roc_curves,
     sign_flip_test,
-    summarize_metrics,
 )
+from dnadiff.downstream.multilabel_metrics import MULTILABEL_METRICS
+from dnadiff.downstream.regression_metrics import REGRESSION_METRICS
 from dnadiff.downstream.replicates import bootstrap_weights
+from dnadiff.downstream.target.classes import ClassTarget
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -132,6 +135,35 @@ def test_rankings_are_averaged_over_folds():
     weights = np.array([[2.0, 2, 2, 2, 3, 0, 1], [0, 0, 0, 0, 0, 0, 7]])  # the second fold has one class, then the first has no item
     found = METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), weights)
     assert found[0] == 1.0 and np.isnan(found[1])
+
+
+def test_classes_that_a_fold_lacks_are_averaged_over_the_others():
+    random = np.random.default_rng(0)
+    folds = np.arange(300) % 5
+    labels = np.where(folds < 2, np.arange(300) // 5 % 3, np.arange(300) // 5 % 2)  # the third class is in two folds only
+    log_probs = np.log(random.dirichlet([1, 1, 1], 300) + 0.5 * np.eye(3)[labels]) - np.log(1.5)
+    found = summarize_metrics([ScoredPredictions(log_probs, labels, folds)], METRICS)
+    each = [(rows, ScoredPredictions(log_probs[rows], labels[rows])) for rows in (np.flatnonzero(folds == n) for n in range(5))]
+    areas = np.array(
+        [
+            published.roc_auc_score(labels[rows] == c, one.probs[:, c]) if (labels[rows] == c).any() else np.nan
+            for rows, one in each
+            for c in range(3)
+        ]
+    )
+    assert found["auroc"]["value"] == pytest.approx(np.nanmean(areas.reshape(5, 3), 0).mean())
+    assert all(found[name]["low"] < found[name]["value"] < found[name]["high"] for name in ("auroc", "auprc", "accuracy"))
+
+
+def test_intervals_stay_in_the_range_of_the_metric():
+    labels, groups = np.arange(60) % 2, np.arange(60) // 12
+    right = np.where(np.arange(60) < 3, 1 - labels, labels)  # all errors in one of five groups
+    log_probs = np.log(0.9 * np.eye(2)[right] + 0.05)
+    found = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, groups=groups)
+    assert all(RANGES[name][0] <= one["low"] <= one["high"] <= RANGES[name][1] for name, one in found.items())
+    assert found["accuracy"]["high"] == 1.0 and accuracy_interval((right == labels)[None], groups=groups).high > 1
+    interval = ClassTarget(["a", "b"]).interval([ScoredPredictions(log_probs, labels)], groups=groups)
+    assert interval.high == 1.0 and set(RANGES) >= {*METRICS, *REGRESSION_METRICS, *MULTILABEL_METRICS}
 
 
 def test_area_under_roc_curves_equals_auroc():

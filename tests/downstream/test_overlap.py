@@ -6,7 +6,7 @@ import pytest
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.downstream import overlap
 from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.protocol import FixedSplit, KFold
+from dnadiff.downstream.protocol import FewItems, FixedSplit, KFold
 from dnadiff.kmers import KmerSet, reverse_complement
 
 DNA = DNATokenizer()
@@ -48,7 +48,8 @@ def test_test_items_inside_the_training_part_are_found_on_either_strand():
         "inside training": [True, True, True, False, False],
         "outside training": [False, False, False, True, True],
     }
-    assert overlap.training_subsets(data, KFold(pad_id=0), DNA) == {}  # each fold has another training part
+    for protocol in (KFold(pad_id=0), FewItems(pad_id=0, train_items=2)):  # each fold or seed has a different training part
+        assert overlap.training_subsets(data, protocol, DNA) == {}
     without = dataclasses.replace(data, test=items(*rows[4:]))
     assert overlap.training_subsets(without, FixedSplit(pad_id=0), DNA) == {}  # none is inside
 

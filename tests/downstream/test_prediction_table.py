@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.downstream.metrics import summarize_metrics
+from dnadiff.downstream.metric_intervals import summarize_metrics
 from dnadiff.downstream.prediction_table import PredictionTable
 from dnadiff.downstream.sequences import Query
 from dnadiff.downstream.target.classes import ClassTarget

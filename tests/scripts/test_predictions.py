@@ -72,7 +72,7 @@ def test_values_are_compared_by_their_own_metric_and_can_be_stacked(tmp_path):
 def test_predictions_of_other_items_are_refused(tmp_path):
     Predictions(tmp_path).add("a task", "good", 1, data(), Right(), FixedSplit(4))
     changed = replace(data(), test=replace(data().test, labels=1 - data().test.labels))
-    with pytest.raises(ValueError, match=r"good-s1\.npz has other items than the task a task; remove it and its piece"):
+    with pytest.raises(ValueError, match=r"good-s1\.npz has different items from the task a task; remove it and its piece"):
         Predictions(tmp_path).compared("a task", changed, FixedSplit(4), ["good"], (1,))
 
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metric_intervals import bootstrap_p_value, metric_interval
-from dnadiff.downstream.metrics import ScoredRun
+from dnadiff.downstream.metrics import RANGES, ScoredRun
 
 if TYPE_CHECKING:
     from dnadiff.downstream.target.estimators import Estimators
@@ -178,7 +178,13 @@ class TaskTarget(ABC, Generic[S]):
 
     def interval(self, runs: Sequence[S], baseline: Sequence[S] | None = None, groups: np.ndarray | None = None) -> ConfidenceInterval:
         """The primary metric, or the difference of two models, with its 95 % bootstrap interval over items and seeds."""
-        return metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
+        found = metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
+        return found if baseline is not None else self._in_range(found)
+
+    def _in_range(self, interval: ConfidenceInterval) -> ConfidenceInterval:
+        """Scaled deviations (`widened`, and those over seeds) may put an end of an interval where the metric cannot be."""
+        low, high = np.clip([interval.low, interval.high], *RANGES[self.primary])
+        return interval._replace(low=float(low), high=float(high))
 
     def p_value(self, first: Sequence[S], second: Sequence[S], groups: np.ndarray | None = None) -> float:
         """Of the hypothesis that both models have the same primary metric."""

@@ -158,10 +158,7 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         self, runs: Sequence[ScoredPredictions], baseline: Sequence[ScoredPredictions] | None = None, groups: np.ndarray | None = None
     ) -> ConfidenceInterval:
         found = accuracy_interval(_correct(runs), None if baseline is None else _correct(baseline), groups=groups)
-        if baseline is not None:
-            return found
-        # The scaling over seeds may put a replicate outside of [0, 1].
-        return found._replace(low=max(found.low, 0.0), high=min(found.high, 1.0))
+        return found if baseline is not None else self._in_range(found)
 
     @override
     def p_value(self, first: Sequence[ScoredPredictions], second: Sequence[ScoredPredictions], groups: np.ndarray | None = None) -> float:

@@ -24,6 +24,7 @@ from dnadiff.downstream.target.predicted import PredictedValues
 from dnadiff.downstream.target.transforms import TRANSFORMS
 
 MAX_POINTS = 2000  # of the picture of a model
+_RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the values
 FEW = 2  # different values look like classes
 LARGEST = float(np.finfo(np.float32).max)  # labels are float32, where larger ones would become infinite and count as missing
 log = logging.getLogger("dnadiff")
@@ -106,16 +107,16 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     @override
     def as_array(self, labels: Sequence[Label]) -> np.ndarray:
         values = np.array(labels, np.float64).reshape(len(labels), self.num_outputs)
-        exact = self.transform.apply(values)
-        rounded = exact.astype(np.float32)
-        for name, before, after in zip(self.names, exact.T, rounded.T):
-            counts = [len(np.unique(column[np.isfinite(column)])) for column in (before, after)]
-            if counts[1] < 0.99 * counts[0]:  # rounding errors of equal values are no loss
+        values = self.transform.apply(values)
+        for name, column in zip(self.names, values.T):
+            known = column[np.isfinite(column)]
+            step = float(np.spacing(np.abs(known).max(initial=0).astype(np.float32)))
+            if len(known) and step > _RESOLUTION * known.std() > 0:
                 log.warning(
-                    f"column {name!r}: {counts[0]:,} different values become {counts[1]:,} in 32 bits (about 7 digits); "
-                    "subtract a constant from the column"
+                    f"column {name!r}: 32 bits round values as large as {np.abs(known).max():g} to multiples of {step:g}, and their standard "
+                    f"deviation is {known.std():g}; subtract a constant from the column"
                 )
-        return rounded
+        return values.astype(np.float32)
 
     @override
     def fit(self, labels: Tensor, source: str = "the task") -> Self:

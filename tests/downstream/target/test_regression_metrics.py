@@ -7,8 +7,8 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from dnadiff.downstream.metric_intervals import bootstrap_p_value, metric_interval
-from dnadiff.downstream.metrics import metric_values, summarize_metrics
+from dnadiff.downstream.metric_intervals import bootstrap_p_value, metric_interval, summarize_metrics
+from dnadiff.downstream.metrics import metric_values
 from dnadiff.downstream.multilabel_metrics import MULTILABEL_METRICS, ScoredLabels
 from dnadiff.downstream.regression_metrics import REGRESSION_METRICS, ScoredValues, named_metrics
 
@@ -136,3 +136,16 @@ def test_an_interval_needs_nine_of_ten_replicates(caplog):
     assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))
     summary = summarize_metrics([run], metrics)["spearman"]
     assert np.isfinite(summary["value"]) and np.isnan([summary["low"], summary["high"]]).all() and len(caplog.records) == 2
+
+
+def test_folds_count_by_their_labeled_items():
+    random = np.random.default_rng(0)
+    labels, folds = random.standard_normal((203, 1)), np.repeat([0, 1], [100, 103])
+    values = labels + random.standard_normal((203, 1))
+    labels[:97] = np.nan  # three labeled items in the first fold
+    values[97:100] = -labels[97:100]
+    run = ScoredValues(values, labels, folds)
+    each = [scipy.stats.spearmanr(values[rows, 0], labels[rows, 0]).statistic for rows in (slice(97, 100), slice(100, 203))]
+    assert each[0] == pytest.approx(-1) and metric_values(run, named_metrics(["y"], REGRESSION_METRICS))["spearman"] == pytest.approx(
+        (3 * each[0] + 103 * each[1]) / 106
+    )

@@ -179,11 +179,13 @@ def test_two_different_values_look_like_classes(caplog):
 def test_values_that_are_too_close_for_32_bits_are_reported(caplog):
     target = RegressionTarget(["y"])
     with caplog.at_level(logging.WARNING, logger="dnadiff"):
-        target.as_array([(value,) for value in range(200)] + [(0.1 + 0.2,), (0.3,)])
+        target.as_array([(value,) for value in np.random.default_rng(0).uniform(8, 16, 5000)])
+        target.as_array([(7.0,), (7.0,), (NAN,)])
         assert not caplog.messages
         target.as_array([(1e8 + value,) for value in range(200)])
     assert caplog.messages == [
-        "column 'y': 200 different values become 26 in 32 bits (about 7 digits); subtract a constant from the column"
+        "column 'y': 32 bits round values as large as 1e+08 to multiples of 8, and their standard deviation is 57.7343; "
+        "subtract a constant from the column"
     ]
 
 
