@@ -145,7 +145,7 @@ def check_value(key: str, value: object, hint: object) -> None:
     if all(get_origin(kind) is Literal for kind in kinds):
         raise ValueError(f"{key} {value!r} is not known; choose {_described(hint)}")
     if kinds == [bool] and isinstance(value, str):
-        raise ValueError(f"{key}={value} is neither true nor false: say {key}=true or {key}=false")
+        raise ValueError(f"{key}={value} is neither true nor false; set {key}=true or {key}=false")
     quoted = f"; put it into quotes, as in '{key}=\"{value}\"'" if str in kinds and isinstance(value, Real) else ""
     limit = f", and at most {LARGEST}" if is_number(value) and abs(value) > LARGEST else ""
     raise ValueError(f"{key} {value!r} must be {_described(hint)}{limit}{quoted}")

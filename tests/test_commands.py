@@ -41,7 +41,7 @@ WRONG_TRAINING = {
     "noise.eps=abc": "noise.eps 'abc' must be a finite number",
     "data=fasta data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
     "data=fasta data.path=short.fa data/split=fraction data.split.test=5": "data.split.test 5 must be a list",
-    "resume=no": "resume=no is neither true nor false: say resume=true or resume=false",
+    "resume=no": "resume=no is neither true nor false; set resume=true or resume=false",
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
     "a=[b": "cannot read the command line",
