@@ -22,6 +22,7 @@ from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 
 log = logging.getLogger("dnadiff")
+_LARGE = 1 << 30  # bytes of padded sequences, from which mostly padding is reported
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,13 @@ class Items:
     ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
-        ids = torch.full((len(sequences), int(lengths.max()) if len(sequences) else 0), pad_id, dtype=torch.uint8)
+        longest = int(lengths.max()) if len(sequences) else 0
+        if (size := len(sequences) * longest) > max(_LARGE, 4 * int(lengths.sum())):
+            log.warning(
+                f"{len(sequences):,} sequences are padded to the {longest:,} bases of the longest one and take {size / 1e9:.1f} GB; "
+                "cut them (task.max_length), or leave out the longest"
+            )
+        ids = torch.full((len(sequences), longest), pad_id, dtype=torch.uint8)
         ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
         group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
         numbers = np.asarray(labels)

@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.downstream import items as module
 from dnadiff.downstream.items import Items, ShuffledBatches, make_batch, reverse_complement_rows
 
 DNA = DNATokenizer()
@@ -16,6 +17,17 @@ def test_items_are_padded_on_the_right():
     assert two.ids.tolist() == [[7, 8, 9, 10], [10, 10, 4, 4]]
     assert two.lengths.tolist() == [4, 2]
     assert two.ids.dtype == torch.uint8
+
+
+def test_sequences_that_are_mostly_padding_are_reported(monkeypatch, caplog):
+    monkeypatch.setattr(module, "_LARGE", 40)
+    with caplog.at_level("WARNING", logger="dnadiff"):
+        items(*["ACGTA"] * 10)
+        assert not caplog.messages
+        items(*["ACGTA"] * 10, "A" * 30)
+    assert caplog.messages[0].startswith(
+        "11 sequences are padded to the 30 bases of the longest one and take 0.0 GB; cut them (task.max_length)"
+    )
 
 
 def test_reverse_complement_keeps_the_padding_on_the_right():
