@@ -16,6 +16,8 @@ import study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dnadiff.downstream.metrics import title
+
 DEFAULT_TABLE, DEFAULT_OUTPUT = Path("docs/tables/fine_tuning.json"), Path("docs/label_efficiency.svg")
 ADAPTER = "fine-tuned, LoRA"
 # The networks that start from a pretrained model have solid lines.
@@ -77,7 +79,7 @@ def draw(axes: Axes, task: str, metric: str, models: Mapping[str, Sequence[Point
         low, high = (np.array([edge(point.seeds or [point.value]) for point in points]) for edge in (min, max))
         bars = np.stack([np.maximum(values - low, 0), np.maximum(high - values, 0)])
         axes.errorbar([point.items for point in points], values, yerr=bars, label=label, markersize=4, linewidth=1.2, capsize=2, **style)
-    axes.set(xscale="log", title=task, ylabel=metric)
+    axes.set(xscale="log", title=task, ylabel=title(metric))
     axes.spines[["top", "right"]].set_visible(False)
 
 
