@@ -22,7 +22,7 @@ from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 MIN_OVERLAP = 0.5  # an item is inside data if at least this fraction of its bases is in k-mers of the data
 _MAX_TRAINING = 100_000_000  # bases of the largest training part of a task whose k-mers are stored: 1.6 GB while the set is built
 PRETRAINING, TRAINING = "pretraining", "training"  # data that items can be inside of
-log = logging.getLogger(__name__)
+log = logging.getLogger("dnadiff")
 
 
 def pretraining_kmers(
