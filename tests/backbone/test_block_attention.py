@@ -96,8 +96,6 @@ def test_flex_attention_equals_dense_masks(streams, length, size, padded):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(64, 1), (200, 16), (512, 48), (333, 333)])
 def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(streams, length, size, padded, dtype):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
     device = torch.device("cuda")
     valid = padding(length).to(device) if padded else None

@@ -245,8 +245,6 @@ def test_compiled_blocks_compute_the_same_in_blocks(dna, xt, x0):
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_network_on_a_gpu_computes_what_it_does_on_the_cpu(dna, compile):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
     torch.manual_seed(0)
     network = DiT(dna, 64, 2, 2, 8, dropout=0.0)

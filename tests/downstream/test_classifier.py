@@ -220,8 +220,6 @@ def test_training_uses_one_device_by_default():
 
 @pytest.mark.gpu
 def test_test_items_are_scored_on_the_training_device():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     start = network("caduceus")
     model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"})
     assert next(model.fit(task(), 0).parameters()).is_cuda

@@ -75,7 +75,6 @@ def test_more_interpreted_kernels_match_with_the_float64_reference(name):
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", [*QUICK, *MORE])
 def test_kernels_on_a_gpu_match_the_float64_reference(name, monkeypatch):
     for constant in ("_WARPS", "_KEPT"):  # set by the cases, restored afterwards
@@ -85,7 +84,6 @@ def test_kernels_on_a_gpu_match_the_float64_reference(name, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_triton_is_chosen_on_a_gpu(monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert available_scans()["triton"] == "" and select.choose("auto", "cuda", torch.float32) == "triton"
