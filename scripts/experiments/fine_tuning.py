@@ -5,10 +5,9 @@
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
 share one folder of predictions, so that nothing is trained twice. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the
 command does by default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials, in `head-` four times that. The
-baselines without a network have epochs of their own. With `--minutes 1` all pieces take about 25 hours on one
-core with AVX-512; several processes with the same `--output` share them.
-scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the organism, for others `multi`. Predictions of test items are made by
-every piece, but settings are chosen on validation.
+baselines without a network have epochs of their own. With `--minutes 1` all pieces take about 25 hours on one core with AVX-512; several
+processes with the same `--output` share them. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the organism, for others
+`multi`. Predictions of test items are made by every piece, but settings are chosen on validation.
 
 Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
 that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
