@@ -23,7 +23,9 @@ or train one on your genome:
 def main() -> None:
     """Print them."""
     width = max(map(len, COMMANDS))
-    print(f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n")
+    print(
+        f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n"
+    )
     for name, description in COMMANDS.items():
         print(f"  python -m dnadiff.{name.ljust(width)}  {description}")
     print("\nEach has --help.")

@@ -36,7 +36,11 @@ def effective_block_size(num_items: int, block_size: int) -> int:
 
 
 def ratio(
-    numerator: np.ndarray, denominator: np.ndarray, block: np.ndarray | None = None, num_resamples: int = 2000, seed: int = 0
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    block: np.ndarray | None = None,
+    num_resamples: int = 2000,
+    seed: int = 0,
 ) -> ConfidenceInterval:
     """sum(numerator) / sum(denominator) with a block bootstrap interval.
 
@@ -74,12 +78,20 @@ def ratio(
 
 def student_t(degrees_of_freedom: int) -> float:
     """The 97.5 % quantile of Student's t distribution."""
-    from scipy.special import stdtrit  # what scipy.stats.t.ppf calls; imported late to keep --help fast
+    from scipy.special import (
+        stdtrit,
+    )  # what scipy.stats.t.ppf calls; imported late to keep --help fast
 
     return float(stdtrit(degrees_of_freedom, 0.975))
 
 
-def verdict(low: float | None, high: float | None, above: str, below: str, between: str = "not distinguishable") -> str:
+def verdict(
+    low: float | None,
+    high: float | None,
+    above: str,
+    below: str,
+    between: str = "not distinguishable",
+) -> str:
     """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0; UNDECIDED if a bound is None or NaN."""
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return UNDECIDED

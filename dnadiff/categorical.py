@@ -33,7 +33,9 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     impossible = ~(cdf[:, -1] >= 1)  # the most probable symbol alone counts 1
     if impossible.any():
         if (log_probs[impossible] == -torch.inf).all():
-            raise NoMassError("log_probs has a row in which every symbol has probability 0: nothing can be drawn")
+            raise NoMassError(
+                "log_probs has a row in which every symbol has probability 0: nothing can be drawn"
+            )
         raise ValueError("log_probs contains NaN or infinity: nothing can be drawn")
     target = uniform.to(cdf)[:, None] * cdf[:, -1:]
     ids = torch.searchsorted(cdf, target, right=True)[:, 0]
@@ -47,9 +49,13 @@ def temper(log_probs: Tensor, temperature: float) -> Tensor:
     if temperature == 1:
         return log_probs
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature {temperature} must be positive and finite; use 1 for the model's own distribution")
+        raise ValueError(
+            f"temperature {temperature} must be positive and finite; use 1 for the model's own distribution"
+        )
     log_probs = log_probs.double()
-    log_probs = log_probs - log_probs.amax(-1, keepdim=True)  # otherwise even the most probable symbol would overflow at a tiny temperature
+    log_probs = log_probs - log_probs.amax(
+        -1, keepdim=True
+    )  # otherwise even the most probable symbol would overflow at a tiny temperature
     return torch.log_softmax(log_probs / temperature, dim=-1)
 
 

@@ -41,8 +41,15 @@ class Range:
     def __str__(self) -> str:
         if math.isfinite(self.minimum) and math.isfinite(self.maximum):
             return f"from {self.minimum:g} to {self.maximum:g}"
-        limits = {"of at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
-        return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit))
+        limits = {
+            "of at least": self.minimum,
+            "above": self.above,
+            "at most": self.maximum,
+            "below": self.below,
+        }
+        return " and ".join(
+            f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit)
+        )
 
 
 class Built:
@@ -79,7 +86,9 @@ def integer(key: str, value: object, minimum: int = 1, maximum: int | None = Non
     return int(value)
 
 
-def optional_integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int | None:
+def optional_integer(
+    key: str, value: object, minimum: int = 1, maximum: int | None = None
+) -> int | None:
     """As `integer`; None stays None."""
     return None if value is None else integer(key, value, minimum, maximum)
 
@@ -94,7 +103,9 @@ def number(key: str, value: object) -> float:
 def fraction(key: str, value: object, inclusive: bool = True) -> float:
     """A number from 0 to 1; with `inclusive=False` neither 0 nor 1."""
     if not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
-        raise ValueError(f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}")
+        raise ValueError(
+            f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}"
+        )
     return float(value)
 
 
@@ -138,7 +149,11 @@ def check_value(key: str, value: object, hint: object) -> None:
     if is_built(value) or _accepts(value, hint):
         return
     kinds = [kind for kind in _alternatives(hint) if kind is not None]
-    inner = [kind for kind in kinds if isinstance(value, (list, tuple, Mapping)) and _is_collection(value, _container(kind))]
+    inner = [
+        kind
+        for kind in kinds
+        if isinstance(value, (list, tuple, Mapping)) and _is_collection(value, _container(kind))
+    ]
     for kind in inner[:1]:  # the right kind of collection: name the part that is wrong
         for name, part, of_part in _parts(key, value, kind):
             check_value(name, part, of_part)
@@ -146,12 +161,18 @@ def check_value(key: str, value: object, hint: object) -> None:
         raise ValueError(f"{key} {value!r} is not known; choose {_described(hint)}")
     if kinds == [bool] and isinstance(value, str):
         raise ValueError(f"{key}={value} is neither true nor false; set {key}=true or {key}=false")
-    quoted = f"; put it into quotes, as in '{key}=\"{value}\"'" if str in kinds and isinstance(value, Real) else ""
+    quoted = (
+        f"; put it into quotes, as in '{key}=\"{value}\"'"
+        if str in kinds and isinstance(value, Real)
+        else ""
+    )
     limit = f", and at most {LARGEST}" if is_number(value) and abs(value) > LARGEST else ""
     raise ValueError(f"{key} {value!r} must be {_described(hint)}{limit}{quoted}")
 
 
-def check_arguments(target: Callable[..., object], arguments: Mapping[str, object], prefix: str = "") -> None:
+def check_arguments(
+    target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
+) -> None:
     """`check_value` for each argument of a class or function, whose key is `prefix` and its name; its default is always valid."""
     hints, defaults = _signature(target)
     for name in hints.keys() & arguments.keys():
@@ -169,8 +190,12 @@ def _signature(target: Callable[..., object]) -> tuple[dict[str, object], dict[s
     """The type hints and defaults of the arguments; no hints where they cannot be read."""
     bases: tuple[type, ...] = target.__mro__ if inspect.isclass(target) else ()
     owner = next((base for base in bases if "__init__" in vars(base)), None)
-    is_record = owner is not None and "__dataclass_fields__" in vars(owner)  # the constructor that dataclass writes has no hints of its own
-    holder: Callable[..., object] = target if owner is None else owner if is_record else vars(owner)["__init__"]
+    is_record = owner is not None and "__dataclass_fields__" in vars(
+        owner
+    )  # the constructor that dataclass writes has no hints of its own
+    holder: Callable[..., object] = (
+        target if owner is None else owner if is_record else vars(owner)["__init__"]
+    )
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):  # of a class that is not written in Python
@@ -180,10 +205,18 @@ def _signature(target: Callable[..., object]) -> tuple[dict[str, object], dict[s
     except (NameError, TypeError):  # a hint that only type checkers can read: leave it out
         holders = reversed(bases) if is_record else [inspect.unwrap(holder)]
         hints = {name: hint for one in holders for name, hint in _readable_hints(one).items()}
-    found = {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    found = {
+        p.name: hints[p.name]
+        for p in parameters
+        if p.name in hints and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     for p in parameters:
         if p.kind is p.VAR_KEYWORD and p.name in hints:
-            found |= {name: hint for kind in get_args(hints[p.name]) for name, hint in _fields(kind).items()}
+            found |= {
+                name: hint
+                for kind in get_args(hints[p.name])
+                for name, hint in _fields(kind).items()
+            }
     return found, {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
@@ -192,7 +225,9 @@ def _readable_hints(holder: Callable[..., object]) -> dict[str, object]:
     for name, hint in inspect.get_annotations(holder).items():
         with contextlib.suppress(NameError, TypeError):
             found |= typing.get_type_hints(
-                types.SimpleNamespace(__annotations__={name: hint}), vars(sys.modules[holder.__module__]), include_extras=True
+                types.SimpleNamespace(__annotations__={name: hint}),
+                vars(sys.modules[holder.__module__]),
+                include_extras=True,
             )
     return found
 
@@ -228,7 +263,9 @@ def _is(value: object, kind: object) -> bool:
         if any(isinstance(one, type) and _is(value, one) for one in more):
             return True  # a word that a command replaces
         ranges = [limit for limit in more if isinstance(limit, Range)]
-        return _accepts(value, inner) and all(is_number(value) and limit.holds(value) for limit in ranges)
+        return _accepts(value, inner) and all(
+            is_number(value) and limit.holds(value) for limit in ranges
+        )
     if origin is Literal:
         return any(type(value) is type(known) and value == known for known in get_args(kind))
     if not isinstance(origin, type) or origin in (object, typing.Any):
@@ -245,7 +282,9 @@ def _is(value: object, kind: object) -> bool:
         return isinstance(value, (str, origin)) and str(value).strip() != ""
     if issubclass(origin, collections.abc.Callable):  # type: ignore[arg-type]
         return callable(value) or is_built(value)
-    return _is_collection(value, origin) and all(is_built(part) or _accepts(part, of_part) for _, part, of_part in _parts("", value, kind))
+    return _is_collection(value, origin) and all(
+        is_built(part) or _accepts(part, of_part) for _, part, of_part in _parts("", value, kind)
+    )
 
 
 def _is_collection(value: object, origin: object) -> bool:
@@ -254,7 +293,9 @@ def _is_collection(value: object, origin: object) -> bool:
         return False
     if isinstance(value, (list, tuple)):
         return any(issubclass(kind, origin) for kind in (list, tuple))
-    return isinstance(value, origin) and not (isinstance(value, (str, bytes)) and issubclass(origin, collections.abc.Iterable))
+    return isinstance(value, origin) and not (
+        isinstance(value, (str, bytes)) and issubclass(origin, collections.abc.Iterable)
+    )
 
 
 def _parts(key: str, value: object, kind: object) -> Iterator[tuple[str, object, object]]:
@@ -263,7 +304,9 @@ def _parts(key: str, value: object, kind: object) -> Iterator[tuple[str, object,
     if isinstance(value, Mapping):
         fields = _fields(kind)
         hint = arguments[1] if len(arguments) == 2 else object
-        yield from ((f"{key}.{name}", part, fields.get(str(name), hint)) for name, part in value.items())
+        yield from (
+            (f"{key}.{name}", part, fields.get(str(name), hint)) for name, part in value.items()
+        )
     elif isinstance(value, (list, tuple)) and arguments:
         fixed = get_origin(kind) is tuple and arguments[-1] is not Ellipsis
         hints = arguments if fixed and len(arguments) == len(value) else [arguments[0]] * len(value)
@@ -272,7 +315,9 @@ def _parts(key: str, value: object, kind: object) -> Iterator[tuple[str, object,
 
 def _described(hint: object) -> str:
     """A hint in words, as in `an integer of at least 1 or null`."""
-    *first, last = dict.fromkeys(map(_name, sorted(_alternatives(hint), key=lambda kind: kind is None)))
+    *first, last = dict.fromkeys(
+        map(_name, sorted(_alternatives(hint), key=lambda kind: kind is None))
+    )
     return f"{', '.join(first)} or {last}" if first else last
 
 
@@ -280,7 +325,10 @@ def _name(kind: object) -> str:
     origin = _container(kind)
     if origin is Annotated:
         return " ".join(
-            [_described(get_args(kind)[0]).replace("finite ", ""), *(str(one) for one in get_args(kind)[1:] if isinstance(one, Range))]
+            [
+                _described(get_args(kind)[0]).replace("finite ", ""),
+                *(str(one) for one in get_args(kind)[1:] if isinstance(one, Range)),
+            ]
         )
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
@@ -296,5 +344,11 @@ def _name(kind: object) -> str:
     if origin in known:
         return known[origin]
     words = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
-    found = [word for base, word in words.items() if isinstance(origin, type) and issubclass(origin, base)]
-    return found[0] if found else f"a {re.sub(r'.*[.]', '', str(getattr(origin, '__name__', origin)))}"
+    found = [
+        word
+        for base, word in words.items()
+        if isinstance(origin, type) and issubclass(origin, base)
+    ]
+    return (
+        found[0] if found else f"a {re.sub(r'.*[.]', '', str(getattr(origin, '__name__', origin)))}"
+    )

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 # glibc returns large freed arrays to the system and requests them again in the next step, page by page: 20,000 page faults per step of
 # Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1  # the first two: mallopt's names in malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = (
+    -1,
+    -3,
+    2**31 - 1,
+)  # the first two: mallopt's names in malloc.h
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
@@ -50,7 +54,16 @@ COMMANDS = {
     "decompress": "restore a compressed FASTA file, byte for byte",
 }
 # Commands that do not choose their number of threads: they run no network, or store the number in their output, as .dnd files do.
-ONE_NUMBER_OF_THREADS = ("genome", "copies", "judge", "export", "info", "compress", "decompress", "merge")
+ONE_NUMBER_OF_THREADS = (
+    "genome",
+    "copies",
+    "judge",
+    "export",
+    "info",
+    "compress",
+    "decompress",
+    "merge",
+)
 log = logging.getLogger("dnadiff")
 
 
@@ -67,10 +80,15 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
     sys.argv = sys.argv if argv is None else [f"dnadiff.{name}", *argv]
     configure_logging()
     folder, rest = parse(with_current_choices(sys.argv[1:]))
-    sys.argv[1:] = rest if folder is None else [f"--config-dir={folder}", *rest]  # Hydra refuses options between overrides
+    sys.argv[1:] = (
+        rest if folder is None else [f"--config-dir={folder}", *rest]
+    )  # Hydra refuses options between overrides
     if {"--help", "-h"} & set(rest):
         return print(help_text(name, folder))
-    before, os.environ["HYDRA_FULL_ERROR"] = os.environ.get("HYDRA_FULL_ERROR"), "1"  # Hydra then raises an error instead of printing it
+    before, os.environ["HYDRA_FULL_ERROR"] = (
+        os.environ.get("HYDRA_FULL_ERROR"),
+        "1",
+    )  # Hydra then raises an error instead of printing it
     try:
         _compose_and_call(name, function, keys)
     except KeyboardInterrupt:
@@ -89,11 +107,19 @@ def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = N
 def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
     from dnadiff.config import call_composed
 
-    existing = {path for a in sys.argv if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()}  # never removed
-    caught: list[Exception] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
+    existing = {
+        path
+        for a in sys.argv
+        if a.startswith("hydra.run.dir=") and (path := Path(a.partition("=")[2])).exists()
+    }  # never removed
+    caught: list[
+        Exception
+    ] = []  # raised again outside: Hydra prints a line of its own about every error that passes through it
 
     def main(config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
-        run_dir = run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir  # short names in messages
+        run_dir = (
+            run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir
+        )  # short names in messages
         configure_logging()
         try:
             call(name, function, keys, config, run_dir, overrides)
@@ -110,7 +136,14 @@ def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
         raise caught[0]
 
 
-def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: Path, overrides: list[str]) -> None:
+def call(
+    name: str,
+    function: Command,
+    keys: Keys,
+    config: DictConfig,
+    run_dir: Path,
+    overrides: list[str],
+) -> None:
     """Check the composed configuration of a command, and run it."""
     plain = as_dict(config, throw_on_missing=True)
     check_new_keys(overrides, name)
@@ -119,9 +152,13 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
         holder = functools.reduce(lambda inner, part: inner.get(part) or {}, parents, plain)
         if last in holder:
             check_value(key, holder[last], keys[key])
-    first = all(os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))  # of several processes
+    first = all(
+        os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    )  # of several processes
     if first and "torch" not in sys.modules:
-        log.info(f"{name}: loading PyTorch" + (" and Lightning" if "trainer" in plain else ""))  # seconds, before the first result
+        log.info(
+            f"{name}: loading PyTorch" + (" and Lightning" if "trainer" in plain else "")
+        )  # seconds, before the first result
     check(plain, trust=None)
     from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
     from dnadiff.downstream.saved import refuse_classifier
@@ -129,7 +166,9 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
     refuse_classifier(plain, name)
     refuse_remote_shards(plain)
     if plain.get("launcher"):  # starts this command once for each shard
-        return build(plain["launcher"], trust=None).launch(name, plain, overrides, parse(sys.argv[1:])[0])
+        return build(plain["launcher"], trust=None).launch(
+            name, plain, overrides, parse(sys.argv[1:])[0]
+        )
     if name not in ONE_NUMBER_OF_THREADS:
         from dnadiff.kernels.threads import choose_threads
 
@@ -141,16 +180,32 @@ def call(name: str, function: Command, keys: Keys, config: DictConfig, run_dir: 
 def report(error: Exception, name: str, overrides: Sequence[str]) -> str:
     """The line on standard error that ends a command; it names the key of a value that it repeats, such as the name of a missing file."""
     text = printable(explain(error, name, overrides))
-    given = [(key, value.strip("'\"")) for key, _, value in (o.lstrip("+").partition("=") for o in overrides)]
-    blamed = next((key for key, value in reversed(given) if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text)), "")
-    return f"error: {text}" if not blamed or text.startswith(f"{blamed} ") else f"error: {blamed}: {text}"
+    given = [
+        (key, value.strip("'\""))
+        for key, _, value in (o.lstrip("+").partition("=") for o in overrides)
+    ]
+    blamed = next(
+        (
+            key
+            for key, value in reversed(given)
+            if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text)
+        ),
+        "",
+    )
+    return (
+        f"error: {text}"
+        if not blamed or text.startswith(f"{blamed} ")
+        else f"error: {blamed}: {text}"
+    )
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
-    parser.add_argument("--cfg", "-c", action="append", default=[])  # declared, or argparse would read Hydra's -c as short for -cd
+    parser.add_argument(
+        "--cfg", "-c", action="append", default=[]
+    )  # declared, or argparse would read Hydra's -c as short for -cd
     options, rest = parser.parse_known_args(arguments)
     return options.config_dir, [*(f"--cfg={part}" for part in options.cfg), *rest]
 
@@ -164,9 +219,17 @@ def help_text(name: str, folder: Path | None = None) -> str:
     """What `--help` prints: the page in the command's YAML file, with the choices that this command reads."""
     import yaml
 
-    page = yaml.safe_load((config_dir() / f"{name}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]
-    listed = "".join(f"{group}: {', '.join(names)}\n" for group, names in choices(name, folder).items())
-    return page["template"].replace("${hydra.help.header}", page["header"]).replace("$APP_CONFIG_GROUPS", listed)
+    page = yaml.safe_load((config_dir() / f"{name}.yaml").read_text(encoding="utf-8"))["hydra"][
+        "help"
+    ]
+    listed = "".join(
+        f"{group}: {', '.join(names)}\n" for group, names in choices(name, folder).items()
+    )
+    return (
+        page["template"]
+        .replace("${hydra.help.header}", page["header"])
+        .replace("$APP_CONFIG_GROUPS", listed)
+    )
 
 
 def keep_freed_memory() -> bool:
@@ -181,7 +244,9 @@ def keep_freed_memory() -> bool:
     except (OSError, ValueError):  # another C library
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    mapped = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_THRESHOLD, 2**25)  # older releases refuse more than 32 MiB
+    mapped = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(
+        _MMAP_THRESHOLD, 2**25
+    )  # older releases refuse more than 32 MiB
     return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
 
 
@@ -189,23 +254,37 @@ def explain(error: Exception, name: str, overrides: Sequence[str]) -> str:
     """An error as one line: what is wrong and what to do."""
     import yaml
     from hydra.errors import HydraException
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationToMissingValueError, MissingMandatoryValue
+    from omegaconf.errors import (
+        ConfigAttributeError,
+        ConfigKeyError,
+        InterpolationToMissingValueError,
+        MissingMandatoryValue,
+    )
 
     if isinstance(error, (HydraException, ConfigAttributeError, ConfigKeyError)):
         return _explain_composition(error, name, overrides)
     if isinstance(error, (MissingMandatoryValue, InterpolationToMissingValueError)):
         return _explain_missing(str(error), name)
-    parts = (error.filename, error.strerror) if isinstance(error, OSError) and error.strerror else (str(error),)
+    parts = (
+        (error.filename, error.strerror)
+        if isinstance(error, OSError) and error.strerror
+        else (str(error),)
+    )
     text = " ".join(": ".join(str(part) for part in parts if part).split()) or type(error).__name__
     forced = isinstance(error, RuntimeError) and "was asked for and cannot run" in text
-    if forced or (isinstance(error, (ValueError, OSError, yaml.YAMLError)) and not isinstance(error, UnicodeDecodeError)):
+    if forced or (
+        isinstance(error, (ValueError, OSError, yaml.YAMLError))
+        and not isinstance(error, UnicodeDecodeError)
+    ):
         return text
     return f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
 
 
 def _explain_missing(text: str, name: str) -> str:
     plain = r"(?:Missing mandatory value|MissingMandatoryValue while resolving.*?interpolation.*?)[: ]+([\w.]+)"
-    missing = (re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text) or ("", "a value"))[1]
+    missing = (re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text) or ("", "a value"))[
+        1
+    ]
     return f"{missing} is missing: give {missing}=... on the command line (python -m dnadiff.{name} --help shows how)"
 
 
@@ -213,15 +292,24 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
     from hydra.errors import OverrideParseException
 
     text = str(error)
-    if choice := re.search(r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL):
-        group, known = choice[2], re.findall(r"[\w.\-]+", choice[3].partition("\n\n")[0].partition("\nConfig search path")[0])
+    if choice := re.search(
+        r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL
+    ):
+        group, known = (
+            choice[2],
+            re.findall(
+                r"[\w.\-]+", choice[3].partition("\n\n")[0].partition("\nConfig search path")[0]
+            ),
+        )
         wanted = choice[1].removeprefix(group + "/")
-        hint = f" any more; it is now {new}" if (new := RENAMED_CHOICES.get(f"{group}={wanted}")) else _closest(wanted, known)
+        hint = (
+            f" any more; it is now {new}"
+            if (new := RENAMED_CHOICES.get(f"{group}={wanted}"))
+            else _closest(wanted, known)
+        )
         return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
-        )
+        return f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
     if merged := re.match(r"Error merging override (.*)", text):
         return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
     chosen = dict(o.partition("=")[::2] for o in group_choices(overrides))
@@ -238,7 +326,9 @@ def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
     if key.startswith("data.") and not config.get("data"):
         return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
     known, parent = set(_all_keys(config)), key.rpartition(".")[0]
-    siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {k.partition(".")[0] for k in known}
+    siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {
+        k.partition(".")[0] for k in known
+    }
     listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
     return f"unknown key {key}{_closest(key, sorted(known))}; known{f' in {parent}' if parent else ''}: {listed}"
 
@@ -254,13 +344,25 @@ def _all_keys(config: Mapping[str, Json], prefix: str = "") -> Iterator[str]:
 def group_choices(overrides: Sequence[str]) -> list[str]:
     """The overrides that choose a file of a group, as in `data=fasta`."""
     roots = [root for root in (config_dir(), parse(sys.argv[1:])[0]) if root is not None]
-    return [o for o in overrides if any((root / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir() for root in roots)]
+    return [
+        o
+        for o in overrides
+        if any(
+            (root / o.lstrip("+").partition("=")[0].partition("@")[0]).is_dir() for root in roots
+        )
+    ]
 
 
 def check_new_keys(overrides: Sequence[str], name: str) -> None:
     """ValueError for a new key at the top level (`+x=1`), which nothing reads. Deeper ones (`+trainer.x=1`) go to a constructor, which checks."""
-    added = [o.lstrip("+").partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")]  # also of +group@key=choice
-    if added and (unread := [key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)]):
+    added = [
+        o.lstrip("+").partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")
+    ]  # also of +group@key=choice
+    if added and (
+        unread := [
+            key for key in added if key.partition(".")[0] not in recompose(name, [], resolve=False)
+        ]
+    ):
         raise ValueError(unknown_key(unread[0], name, overrides))
 
 
@@ -268,12 +370,19 @@ def pick_device(accelerator: str) -> str:
     """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`; ValueError if it is another word, or CUDA is not available."""
     import torch
 
-    available, known = torch.cuda.is_available(), {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
+    available, known = (
+        torch.cuda.is_available(),
+        {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"},
+    )
     device = {**known, "auto": "cuda" if available else "cpu"}.get(accelerator)
     if device is None:
-        raise ValueError(f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}")
+        raise ValueError(
+            f"accelerator {accelerator!r} is not known; choose auto, {', '.join(known)}"
+        )
     if torch.device(device).type == "cuda" and not available:
-        raise ValueError(f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu")
+        raise ValueError(
+            f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu"
+        )
     return device
 
 
@@ -283,13 +392,20 @@ def check_window(window: int | None, loaded: Loaded) -> int:
     ValueError if the model is one of text, or the window exceeds what the network takes.
     """
     if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA")
+        raise ValueError(
+            f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA"
+        )
     window = loaded.training_length("window") if window is None else integer("window", window)
     longest = loaded.denoiser.backbone.max_length
     if longest is not None and window > longest:
-        raise ValueError(f"window {window} is more than the {longest} tokens that this network takes; set window to that or less")
+        raise ValueError(
+            f"window {window} is more than the {longest} tokens that this network takes; set window to that or less"
+        )
     return window
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    return "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(word, known, n=1, cutoff=0.5))
+    return "".join(
+        f"; did you mean {match}?"
+        for match in difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    )

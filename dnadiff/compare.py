@@ -29,7 +29,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     from dnadiff import checkpoint
     from dnadiff.likelihood import comparison
 
-    config = comparison.check_options(config | {"output": config["output"] or run_dir / "compare.json"})
+    config = comparison.check_options(
+        config | {"output": config["output"] or run_dir / "compare.json"}
+    )
     device = commands.pick_device(config["accelerator"])
     models = {name: checkpoint.load(config[name], config["trust"]) for name in comparison.NAMES}
     content = comparison.compare(models, config, device)
@@ -47,10 +49,38 @@ def show(content: Json) -> None:
         se_mc = "n/a" if d["se_mc"] is None else f"{d['se_mc'] / bit:.4f}"
         interval = f"[{d['bits_low']:+.4f}, {d['bits_high']:+.4f}]"
         bits = [f"{group[model]['bits']:.4f}" for model in ("a", "b")]
-        rows.append((name, *bits, f"{d['bits']:+.4f}", interval, f"{d['nll']:+.4f}", se_mc, f"{group['a']['tokens']:,}", d["verdict"]))
-    print(table(rows, (unit, "a", "b", "a minus b", "95 % interval", "nats", "se_mc (bits)", "tokens", "a is")))
+        rows.append(
+            (
+                name,
+                *bits,
+                f"{d['bits']:+.4f}",
+                interval,
+                f"{d['nll']:+.4f}",
+                se_mc,
+                f"{group['a']['tokens']:,}",
+                d["verdict"],
+            )
+        )
+    print(
+        table(
+            rows,
+            (
+                unit,
+                "a",
+                "b",
+                "a minus b",
+                "95 % interval",
+                "nats",
+                "se_mc (bits)",
+                "tokens",
+                "a is",
+            ),
+        )
+    )
     for model in ("a", "b"):
-        print(f"{model}: {content[model]['checkpoint']}, step {content[model]['step']:,}; {content['protocol'][model]}")
+        print(
+            f"{model}: {content[model]['checkpoint']}, step {content[model]['step']:,}; {content['protocol'][model]}"
+        )
     if content["se_total_note"]:
         print(content["se_total_note"])
 

@@ -10,7 +10,12 @@ from dnadiff import checks, commands
 from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress, table
 
-KEYS: Keys = {**SHARED, "input": str, "num_groups": checks.PositiveInt, "threads": checks.PositiveInt | None}
+KEYS: Keys = {
+    **SHARED,
+    "input": str,
+    "num_groups": checks.PositiveInt,
+    "threads": checks.PositiveInt | None,
+}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, float]:
@@ -24,10 +29,18 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     from dnadiff.data.genome import pieces
     from dnadiff.data.remote.address import file_name
 
-    output = check_output(config["output"] or run_dir / f"{file_name(config['input']).removeprefix('bundled:')}.dnd", config["overwrite"])
+    output = check_output(
+        config["output"] or run_dir / f"{file_name(config['input']).removeprefix('bundled:')}.dnd",
+        config["overwrite"],
+    )
     if output.suffix.lower() == ".gz":
-        raise ValueError(f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz")
-    options = {key: checks.integer(key, config[key], low) for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()}
+        raise ValueError(
+            f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz"
+        )
+    options = {
+        key: checks.integer(key, config[key], low)
+        for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()
+    }
     threads = checks.optional_integer("threads", config["threads"])
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
@@ -36,7 +49,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     text = layout.read_text(config["input"])
     about, letters = layout.parse(text, config["input"])
     if layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
-        raise ValueError(f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks")
+        raise ValueError(
+            f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks"
+        )
     ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
@@ -52,13 +67,29 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
             **options,
         )
         masked = [emitted[x.long()] for x in parts]
-        coding.code(denoiser, loaded.process, parts, masked, encoder, **options, progress=lambda n: bar.update(n, n * window))
+        coding.code(
+            denoiser,
+            loaded.process,
+            parts,
+            masked,
+            encoder,
+            **options,
+            progress=lambda n: bar.update(n, n * window),
+        )
     bar.close()
     content = container.pack(header, about, encoder.words())
-    needed = max(container.expanded_size(about), coding.padded_size([len(x) for x in parts], options["batch_size"]))
+    needed = max(
+        container.expanded_size(about),
+        coding.padded_size([len(x) for x in parts], options["batch_size"]),
+    )
     with atomic_write(output, config["overwrite"]) as file:
         file.write(content)
-    bits = {"code_length": encoder.bits, "code": 32 * len(encoder.words()), "file": 8 * len(content), "text": 8 * len(text)}
+    bits = {
+        "code_length": encoder.bits,
+        "code": 32 * len(encoder.words()),
+        "file": 8 * len(content),
+        "text": 8 * len(text),
+    }
     sizes = {"bases": sum(int(m.sum()) for m in masked), **bits}
     show(sizes)
     print(f"files are in {output}")
@@ -76,7 +107,10 @@ def show(sizes: Mapping[str, float]) -> None:
         "text": sizes["text"],
         "2 bits per base": 2 * sizes["bases"],
     }
-    rows = [(name, f"{size / 8:,.0f}", f"{size / max(sizes['bases'], 1):.4f}") for name, size in bits.items()]
+    rows = [
+        (name, f"{size / 8:,.0f}", f"{size / max(sizes['bases'], 1):.4f}")
+        for name, size in bits.items()
+    ]
     print(table(rows, ("", "bytes", "bits per coded base")))
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 PACKAGE = __name__.partition(".")[0]
 # Of the environment: the number of processes that a launcher started together.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-Config = dict[str, Any]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
+Config = dict[
+    str, Any
+]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 Keys = Mapping[str, object]  # type hints
@@ -64,10 +66,14 @@ def config_dir() -> Path:
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "train.yaml").is_file():
             return folder
-    raise FileNotFoundError(f"found no configuration folder in {here} or next to it; reinstall dnadiff")
+    raise FileNotFoundError(
+        f"found no configuration folder in {here} or next to it; reinstall dnadiff"
+    )
 
 
-def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, folder: Path | None = None) -> Config:
+def compose(
+    command: str, overrides: Sequence[str] = (), resolve: bool = True, folder: Path | None = None
+) -> Config:
     """The configuration of a command as a plain dict, for scripts, tests and error messages.
 
     Args:
@@ -78,12 +84,19 @@ def compose(command: str, overrides: Sequence[str] = (), resolve: bool = True, f
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    search = [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
-    outer = GlobalHydra.instance().hydra  # set inside a running command; Hydra refuses to compose a second time before it is cleared
+    search = (
+        [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
+    )
+    outer = (
+        GlobalHydra.instance().hydra
+    )  # set inside a running command; Hydra refuses to compose a second time before it is cleared
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return as_dict(hydra_compose(command, overrides=[*with_current_choices(overrides), *search]), resolve)
+            return as_dict(
+                hydra_compose(command, overrides=[*with_current_choices(overrides), *search]),
+                resolve,
+            )
     finally:
         GlobalHydra.instance().hydra = outer
 
@@ -101,11 +114,17 @@ def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]]
     from omegaconf import open_dict
 
     arguments = sys.argv[1:]
-    if any(a.startswith("-") or ("hydra" in a and not a.startswith("hydra.run.dir=")) for a in arguments):
+    if any(
+        a.startswith("-") or ("hydra" in a and not a.startswith("hydra.run.dir="))
+        for a in arguments
+    ):
         return _call_by_hydra(command, function)
     with initialize_config_dir(str(config_dir()), job_name=command, version_base="1.3"):
         config = GlobalHydra.instance().hydra.compose_config(command, arguments, RunMode.RUN)  # type: ignore[union-attr]
-    run_dir, overrides = Path(os.path.abspath(config.hydra.run.dir)), list(config.hydra.overrides.task)
+    run_dir, overrides = (
+        Path(os.path.abspath(config.hydra.run.dir)),
+        list(config.hydra.overrides.task),
+    )
     # The processes of one launch share a folder, and so does everything that is given the same one.
     shared = any(a.startswith("hydra.run.dir=") for a in arguments) or _is_launched()
     run_dir = _made(run_dir) if not shared else run_dir
@@ -136,7 +155,11 @@ def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]
     from hydra.core.hydra_config import HydraConfig
 
     def job(config: DictConfig) -> None:
-        function(config, Path(HydraConfig.get().runtime.output_dir), list(HydraConfig.get().overrides.task))
+        function(
+            config,
+            Path(HydraConfig.get().runtime.output_dir),
+            list(HydraConfig.get().overrides.task),
+        )
 
     with _unchecked_lazy_help():
         # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
@@ -186,8 +209,16 @@ def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
     """
     import yaml
 
-    defaults = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))["defaults"]
-    groups = [key for entry in defaults if isinstance(entry, dict) for key in entry if not key.startswith("override ")]
+    defaults = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))[
+        "defaults"
+    ]
+    groups = [
+        key
+        for entry in defaults
+        if isinstance(entry, dict)
+        for key in entry
+        if not key.startswith("override ")
+    ]
     found: dict[str, set[str]] = {}
     for root in (config_dir(), *([] if folder is None else [folder])):
         for path in (path for group in groups for path in (root / group).rglob("*.yaml")):
@@ -229,7 +260,9 @@ def locate(target: Json, trust: Trust) -> Any:
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"_target_ {target!r} does not exist ({error}); check its spelling") from error
+        raise ValueError(
+            f"_target_ {target!r} does not exist ({error}); check its spelling"
+        ) from error
     if trust is not None and not _may_build(found, trust):
         raise ValueError(f"refused to build {target!r}: not a class that a configuration may build")
     if not callable(found):
@@ -281,8 +314,16 @@ def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> 
     if isinstance(config, (list, tuple)):
         return [_build(value, (), {}, trust) for value in config]
     if not isinstance(config, Mapping):
-        return CACHED + config if isinstance(config, str) and trust is not None and is_remote(config) else config
-    values = {key: _build(value, (), {}, trust) for key, value in config.items() if key not in ("_target_", "_partial_")}
+        return (
+            CACHED + config
+            if isinstance(config, str) and trust is not None and is_remote(config)
+            else config
+        )
+    values = {
+        key: _build(value, (), {}, trust)
+        for key, value in config.items()
+        if key not in ("_target_", "_partial_")
+    }
     if "_target_" not in config:
         return values
     target = locate(config["_target_"], trust)

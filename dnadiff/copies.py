@@ -26,13 +26,21 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     found = memorization.of_file(config["input"], memorization.indexed(data))
     with atomic_write(output, config["overwrite"]) as file:
         file.write(("\t".join(COLUMNS) + "\n").encode())
-        file.writelines(f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found)
+        file.writelines(
+            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
+        )
     content = memorization.summary(found)
     rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),
-        ("longest match, maximum", f"{content['longest']['max']} bases, in {content['longest']['record']}"),
-        ("24-mers seen in training", "none in the records" if content["seen"] is None else f"{100 * content['seen']:.3f} %"),
+        (
+            "longest match, maximum",
+            f"{content['longest']['max']} bases, in {content['longest']['record']}",
+        ),
+        (
+            "24-mers seen in training",
+            "none in the records" if content["seen"] is None else f"{100 * content['seen']:.3f} %",
+        ),
     ]
     print(table(rows))
     print(f"files are in {output}")

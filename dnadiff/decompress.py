@@ -25,7 +25,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.data.remote.address import file_name
 
     output = check_output(
-        config["output"] or run_dir / file_name(config["input"]).removeprefix("bundled:").removesuffix(".dnd"), config["overwrite"]
+        config["output"]
+        or run_dir / file_name(config["input"]).removeprefix("bundled:").removesuffix(".dnd"),
+        config["overwrite"],
     )
     max_bytes = checks.optional_integer("max_bytes", config["max_bytes"])
     path, (header, about, words) = config["input"], container.unpack(config["input"], max_bytes)
@@ -39,22 +41,42 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     known = layout.skeletons(about)
     cuts = pieces.cut([len(x) for x in known], header.window)
     padded = coding.padded_size([p.end - p.start for p in cuts], header.batch_size)
-    container.check_size(path, "a batch", padded, container.size_limit(resolve(path).stat().st_size, max_bytes))
+    container.check_size(
+        path, "a batch", padded, container.size_limit(resolve(path).stat().st_size, max_bytes)
+    )
     letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
     ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
     masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
-    parts = [torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)]
+    parts = [
+        torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)
+    ]
     bar = Progress(len(parts), "decompress")
     with coding.threads(int(header.machine["threads"])):
         machine.check_match(path, header.machine, machine.measure(denoiser, loaded.process))
-        settings = (coding.Decoder(words, str(path)), header.num_groups, header.seed, header.batch_size)
-        found = coding.code(denoiser, loaded.process, parts, masked, *settings, progress=lambda n: bar.update(n, n * header.window))
+        settings = (
+            coding.Decoder(words, str(path)),
+            header.num_groups,
+            header.seed,
+            header.batch_size,
+        )
+        found = coding.code(
+            denoiser,
+            loaded.process,
+            parts,
+            masked,
+            *settings,
+            progress=lambda n: bar.update(n, n * header.window),
+        )
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
-    text = layout.restore(about, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids])
+    text = layout.restore(
+        about, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids]
+    )
     if hashlib.blake2b(text, digest_size=16).hexdigest() != header.text:
-        raise ValueError(f"{path}: the decoded text is not the compressed one: {coding.OTHER_PROBABILITIES}")
+        raise ValueError(
+            f"{path}: the decoded text is not the compressed one: {coding.OTHER_PROBABILITIES}"
+        )
     with atomic_write(output, config["overwrite"]) as file:
         file.write(text)
     print(f"files are in {output}")

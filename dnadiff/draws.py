@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
-_BLOCK_STRIDE = 1 << 40  # between the rows of a sequence's blocks, where rows are not numbered from 0
+_BLOCK_STRIDE = (
+    1 << 40
+)  # between the rows of a sequence's blocks, where rows are not numbered from 0
 
 
 def _signed(x: int) -> int:
@@ -32,7 +34,9 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-@lru_cache(maxsize=4096, typed=True)  # 1, True and numpy.int64(1) are equal keys of an untyped cache
+@lru_cache(
+    maxsize=4096, typed=True
+)  # 1, True and numpy.int64(1) are equal keys of an untyped cache
 def hash64(*words: int | str) -> int:
     """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a random number itself."""
     text = "\x1f".join(f"{type(w).__name__}:{w}" for w in words)
@@ -40,7 +44,9 @@ def hash64(*words: int | str) -> int:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # int64 shifts copy the sign; the mask makes the shift logical
+    return (x >> bits) & (
+        (1 << (64 - bits)) - 1
+    )  # int64 shifts copy the sign; the mask makes the shift logical
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -68,7 +74,9 @@ class Draws:
     place: Tensor | None = None
 
     @classmethod
-    def for_batch(cls, seed: int, batch_size: int, step: int = 0, device: torch.device | str = "cpu") -> Draws:
+    def for_batch(
+        cls, seed: int, batch_size: int, step: int = 0, device: torch.device | str = "cpu"
+    ) -> Draws:
         """Random numbers for a batch whose rows are numbered 0..batch_size-1."""
         return cls(seed, torch.arange(batch_size, device=device), batch_size, step)
 
@@ -88,9 +96,18 @@ class Draws:
         """
         block = torch.arange(blocks, device=self.rows.device)
         # Without `num_rows` the numbers of a row must not depend on B, but its stratum must.
-        rows = self.rows[:, None] + (_BLOCK_STRIDE if self.num_rows is None else self.num_rows) * block
-        place = (self.rows if self.place is None else self.place)[:, None] + self.global_batch_size * block
-        return replace(self, rows=rows.flatten(), num_rows=self.global_batch_size * blocks, place=place.flatten())
+        rows = (
+            self.rows[:, None] + (_BLOCK_STRIDE if self.num_rows is None else self.num_rows) * block
+        )
+        place = (self.rows if self.place is None else self.place)[
+            :, None
+        ] + self.global_batch_size * block
+        return replace(
+            self,
+            rows=rows.flatten(),
+            num_rows=self.global_batch_size * blocks,
+            place=place.flatten(),
+        )
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
         """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.

@@ -50,29 +50,57 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     kind = files.format_of(output, pool.per_position)
     has_regions = config["genome"] is not None
     if not has_regions and not isinstance(config["input"], str):
-        raise ValueError(f"input {config['input']!r} is a list of regions; give their genome as well: genome=g.fa")
+        raise ValueError(
+            f"input {config['input']!r} is a list of regions; give their genome as well: genome=g.fa"
+        )
     model = checkpoint.load(config["checkpoint"], config["trust"])
     if model.tokenizer.vocab.complement is None:
-        raise ValueError(f"input is read as DNA, but {model.path} was trained on text; give a model of DNA")
+        raise ValueError(
+            f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
+        )
     model.denoiser.to(commands.pick_device(config["accelerator"]))
     layer = optional_integer("layer", config["layer"])
     embedder = Embedder(model.denoiser, pool, layer, config["stranded"], config["dtype"])
     fasta, regions = (None, config["input"]) if has_regions else (config["input"], None)
     source = open_input(fasta, config["genome"], regions, config["feature"], key="input")
     embedder.check_lengths(source)
-    settings = {key: config[key] for key in ("pool", "layer", "stranded", "dtype")} | {"model": fingerprint(model.denoiser)}
+    settings = {key: config[key] for key in ("pool", "layer", "stranded", "dtype")} | {
+        "model": fingerprint(model.denoiser)
+    }
     work = EmbeddingWork(embedder, source, batch_size)
-    depends = settings | {"input": source.digest, "batch_size": batch_size, "device": next(model.denoiser.parameters()).device.type}
+    depends = settings | {
+        "input": source.digest,
+        "batch_size": batch_size,
+        "device": next(model.denoiser.parameters()).device.type,
+    }
     if (folder := assignment.compute(output, {VECTORS: Task(work, depends)})) is not None:
         return folder
     assignment.settings(VECTORS, depends)  # refuses shards of others
     about = files.EmbeddingTable(
-        source.names, source.regions, embedder.width, embedder.dtype, pool.per_position, settings, source.region_names
+        source.names,
+        source.regions,
+        embedder.width,
+        embedder.dtype,
+        pool.per_position,
+        settings,
+        source.region_names,
     )
-    log.info(f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to {max(source.lengths):,} bases")
+    log.info(
+        f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to {max(source.lengths):,} bases"
+    )
     files.write(output, kind, about, counted(work, assignment), config["overwrite"])
-    vector = f"{embedder.width} {embedder.dtype.name} per {'base' if pool.per_position else 'sequence'}"
-    print(table([("sequences", f"{len(source.names):,}"), ("bases", f"{sum(source.lengths):,}"), ("numbers", vector)]))
+    vector = (
+        f"{embedder.width} {embedder.dtype.name} per {'base' if pool.per_position else 'sequence'}"
+    )
+    print(
+        table(
+            [
+                ("sequences", f"{len(source.names):,}"),
+                ("bases", f"{sum(source.lengths):,}"),
+                ("numbers", vector),
+            ]
+        )
+    )
     print(f"files are in {output}")
     return output
 

@@ -32,9 +32,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     from dnadiff import checkpoint
     from dnadiff.likelihood import evaluation
 
-    config = evaluation.check_options(config | {"output": config["output"] or run_dir / "evaluate.json"})
+    config = evaluation.check_options(
+        config | {"output": config["output"] or run_dir / "evaluate.json"}
+    )
     device = commands.pick_device(config["accelerator"])
-    model = checkpoint.load(config["checkpoint"], config["trust"], needs_tokenizer=False)  # that of data= is used if it has none
+    model = checkpoint.load(
+        config["checkpoint"], config["trust"], needs_tokenizer=False
+    )  # that of data= is used if it has none
     content = evaluation.evaluate(model, config, device)
     show(content)
     print(f"files are in {config['output']}")
@@ -51,9 +55,30 @@ def show(content: Json) -> None:
     for name, g in content["groups"].items():
         se_mc = "n/a" if g["se_mc"] is None else f"{g['se_mc'] / bit:.4f}"
         rows.append(
-            (name, f"{g['bits']:.4f}", f"{g['nll']:.4f}", f"{g['perplexity']:.4f}", se_mc, f"{g['se_total'] / bit:.4f}", f"{g['tokens']:,}")
+            (
+                name,
+                f"{g['bits']:.4f}",
+                f"{g['nll']:.4f}",
+                f"{g['perplexity']:.4f}",
+                se_mc,
+                f"{g['se_total'] / bit:.4f}",
+                f"{g['tokens']:,}",
+            )
         )
-    print(table(rows, ("tokens counted", unit, "nats", "perplexity", "se_mc (bits)", "se_total (bits)", "number")))
+    print(
+        table(
+            rows,
+            (
+                "tokens counted",
+                unit,
+                "nats",
+                "perplexity",
+                "se_mc (bits)",
+                "se_total (bits)",
+                "number",
+            ),
+        )
+    )
     print(content["protocol"])
     if content["se_total_note"]:
         print(content["se_total_note"])
@@ -81,17 +106,29 @@ def show(content: Json) -> None:
             for name, g in m["groups"].items()
         ]
         fitted_on = f"fitted on {content['markov'][0]['trained_on']} (train)"
-        print("\n" + table(rows, (fitted_on, unit, "model minus it", "95 % interval", "the model is")))
+        print(
+            "\n" + table(rows, (fitted_on, unit, "model minus it", "95 % interval", "the model is"))
+        )
     if content["code_length"]:
         rows = []
         for row in content["code_length"]["rows"]:
             costs = row["uniform"], row["optimal"]
-            lost = ["n/a" if c["lost_structure"] is None else f"{100 * c['lost_structure']:.1f} %" for c in costs]
+            lost = [
+                "n/a" if c["lost_structure"] is None else f"{100 * c['lost_structure']:.1f} %"
+                for c in costs
+            ]
             bits = [f"{c['bits']:.4f}" for c in costs]
             se = "n/a" if costs[0]["se"] is None else f"{costs[0]['se']:.4f}"
             rows.append((f"{row['groups']}", bits[0], lost[0], bits[1], lost[1], se))
-        calls = "network calls" if content["code_length"]["alone_bits"] is None else "calls per block"
-        print("\n" + table(rows, (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")))
+        calls = (
+            "network calls" if content["code_length"]["alone_bits"] is None else "calls per block"
+        )
+        print(
+            "\n"
+            + table(
+                rows, (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")
+            )
+        )
 
 
 def main() -> None:

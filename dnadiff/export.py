@@ -59,17 +59,35 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     given = {key: config[key] or vars(origin)[key] for key in _OF_MODEL}
     origin = replace(origin, data=record.without_paths(origin.data), **given)
     name = config["name"] or target.name
-    about = record.summary(loaded, origin) | {key: config[key] for key in ("duplicate_tied", "dtype")}
+    about = record.summary(loaded, origin) | {
+        key: config[key] for key in ("duplicate_tied", "dtype")
+    }
     with new_folder(target) as folder:
-        checkpoint.export_published(loaded.denoiser, folder, needs_description=True, duplicate_tied=config["duplicate_tied"], dtype=dtype)
+        checkpoint.export_published(
+            loaded.denoiser,
+            folder,
+            needs_description=True,
+            duplicate_tied=config["duplicate_tied"],
+            dtype=dtype,
+        )
         write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))
         write_card(folder, name, about)
     size = (target / "model.safetensors").stat().st_size
-    print(table([("network", about["network"]), ("parameters", f"{about['parameters']:,}"), ("weights", f"{size:,} bytes")]))
+    print(
+        table(
+            [
+                ("network", about["network"]),
+                ("parameters", f"{about['parameters']:,}"),
+                ("weights", f"{size:,} bytes"),
+            ]
+        )
+    )
     if origin.data_license is None:
-        print("the license of the training data is not recorded: give data_license=, or state it in README.md before you share the folder")
+        print(
+            "the license of the training data is not recorded: give data_license=, or state it in README.md before you share the folder"
+        )
     print(f"files are in {target}")
     return target
 

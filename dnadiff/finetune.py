@@ -59,7 +59,9 @@ KEYS: Keys = {
     "pretraining_overlap": bool | str,
     "results": str | None,
     "save_models": list[Literal["fine-tuned", "scratch"]],
-    **dict.fromkeys(("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None),
+    **dict.fromkeys(
+        ("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None
+    ),
 }
 
 
@@ -82,7 +84,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
     tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
     file = config["pretraining_overlap"]  # or whether to read that of the configuration
-    kmers = overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
+    kmers = (
+        overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
+    )
     found: dict[str, dict[str, Json]] = {}
     check_results(results)  # damage would end every task after its training
     is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
@@ -91,14 +95,29 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             data, protocol = read_task(task, loaded, config)
             settings = config | {"task": task} | head_settings(config, protocol, overrides)
             models = checked_models(settings, loaded, data, protocol)
-            if not is_training:  # only now: a command that trains nothing keeps the classifiers of an earlier run
+            if (
+                not is_training
+            ):  # only now: a command that trains nothing keeps the classifiers of an earlier run
                 saved.remove_all(run_dir / saved.FOLDER)
                 is_training = True
-            networks = run_dir / saved.FOLDER / slug(name)  # of a single task, whose name is empty here: the folder itself
-            found[name] = run_task(settings, data, protocol, models, loaded, overrides, results, networks, kmers)
-        except (ValueError, OSError, RuntimeError, MemoryError) as error:  # before or during the training of this task
+            networks = (
+                run_dir / saved.FOLDER / slug(name)
+            )  # of a single task, whose name is empty here: the folder itself
+            found[name] = run_task(
+                settings, data, protocol, models, loaded, overrides, results, networks, kmers
+            )
+        except (
+            ValueError,
+            OSError,
+            RuntimeError,
+            MemoryError,
+        ) as error:  # before or during the training of this task
             log.debug(f"{name} failed", exc_info=True)
-            if several is None or (not found and name == list(tasks)[-1]) or (isinstance(error, OSError) and error.errno in disk.FULL):
+            if (
+                several is None
+                or (not found and name == list(tasks)[-1])
+                or (isinstance(error, OSError) and error.errno in disk.FULL)
+            ):
                 raise
             left_out[name] = " ".join(str(error).split()) or type(error).__name__
             log.warning(f"{name} is left out: {left_out[name]}")
@@ -106,14 +125,26 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     studies = list(found.values())
     run_dir.mkdir(parents=True, exist_ok=True)
     with atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
-        file.write(yaml.safe_dump(shown_addresses(settings if several is None else config), sort_keys=False, width=120).encode())
+        file.write(
+            yaml.safe_dump(
+                shown_addresses(settings if several is None else config), sort_keys=False, width=120
+            ).encode()
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_suite(run_dir / "report.html", studies, [f"python -m dnadiff.finetune {shlex.join(shown_addresses(overrides))}"])
+    write_suite(
+        run_dir / "report.html",
+        studies,
+        [f"python -m dnadiff.finetune {shlex.join(shown_addresses(overrides))}"],
+    )
     write_json(output, result)  # last: while it does not exist, the command can be started again
     print_tables(studies, is_suite=several is not None)
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    print(f"files are in {run_dir}" if output.parent == run_dir else f"result in {output}, report in {run_dir}")
+    print(
+        f"files are in {run_dir}"
+        if output.parent == run_dir
+        else f"result in {output}, report in {run_dir}"
+    )
     return result
 
 
@@ -122,7 +153,9 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
     from dnadiff.data.tokenizer import DNATokenizer
 
     if not isinstance(loaded.tokenizer, DNATokenizer):
-        raise ValueError(f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA")
+        raise ValueError(
+            f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA"
+        )
     return loaded.tokenizer
 
 
@@ -133,7 +166,9 @@ def check_settings(config: Config) -> None:
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
     if config["stack"] and not config["fine_tune"]:
-        raise ValueError("stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false")
+        raise ValueError(
+            "stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false"
+        )
     if SCRATCH in config["save_models"] and not config["scratch"]:
         raise ValueError(
             "save_models [scratch] saves the network from scratch, and scratch is false; set scratch=true, or leave scratch out of save_models"
@@ -142,11 +177,17 @@ def check_settings(config: Config) -> None:
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
         config[key] = checks.integer(key, config[key], minimum, maximum)
     for key in ("epochs", "patience", "layer", "train_items"):
-        config[key] = config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
+        config[key] = (
+            config[key] if config[key] == AUTO else checks.optional_integer(key, config[key])
+        )
     config["head_epochs"] = (
-        config["head_epochs"] if config["head_epochs"] == AUTO else checks.integer("head_epochs", config["head_epochs"], 0)
+        config["head_epochs"]
+        if config["head_epochs"] == AUTO
+        else checks.integer("head_epochs", config["head_epochs"], 0)
     )
-    config["batch_size"] = [checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])]
+    config["batch_size"] = [
+        checks.integer("batch_size", size) for size in as_list("batch_size", config["batch_size"])
+    ]
     for key in ("lr", "lr_scratch"):
         config[key] = as_list(key, config[key])
 
@@ -172,7 +213,9 @@ def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, F
     reader = build(task, trust=None)
     protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id, config["train_items"])
     data = reader.load(loaded.tokenizer)
-    check_length(keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"]), data)  # now, not after the baselines
+    check_length(
+        keep_first_layers(copy.deepcopy(loaded.denoiser.backbone), config["layer"]), data
+    )  # now, not after the baselines
     for seed in seeds_of(config) if protocol.varies else [config["seed"]]:
         protocol.rounds(data, seed)  # refuse a task that cannot be divided
     return data, protocol
@@ -184,17 +227,25 @@ def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]
     from dnadiff.downstream.recipe import resolve
 
     published = protocol.epochs is not None
-    named = any(override.lstrip("+").partition("=")[0].partition(".")[0] == "head" for override in overrides)
+    named = any(
+        override.lstrip("+").partition("=")[0].partition(".")[0] == "head" for override in overrides
+    )
     trains = config["fine_tune"] or config["scratch"]
-    inputs = config["inputs"] | {"one_hot": resolve(config["inputs"]["one_hot"], trains and not published)}
+    inputs = config["inputs"] | {
+        "one_hot": resolve(config["inputs"]["one_hot"], trains and not published)
+    }
     return {"head": MEAN_HEAD if published and not named else config["head"], "inputs": inputs}
 
 
-def checked_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit) -> dict[str, TaskModel]:
+def checked_models(
+    config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit
+) -> dict[str, TaskModel]:
     """The models that are compared on a task; ValueError if one of them does not fit it."""
     from dnadiff.downstream.study_models import build_models
 
-    models = build_models(config, loaded, data, protocol, commands.pick_device(config["accelerator"]))
+    models = build_models(
+        config, loaded, data, protocol, commands.pick_device(config["accelerator"])
+    )
     first = protocol.rounds(data, config["seed"])[0].data
     for model in models.values():
         model.check(first)
@@ -227,23 +278,44 @@ def run_task(
     log_task(protocol.example(data, config["seed"]))
     subsets = tested_subsets(data, protocol, dna_tokenizer(loaded), kmers)
     seeds, rows = seeds_of(config), combinations(config, models, data, protocol)
-    provenance = {"checkpoint": str(loaded.path), "step": loaded.step, "command": " ".join(shown_addresses(overrides))}
-    kept = [name for name in config["save_models"] if name in models and not protocol.tests_all_items]
+    provenance = {
+        "checkpoint": str(loaded.path),
+        "step": loaded.step,
+        "command": " ".join(shown_addresses(overrides)),
+    }
+    kept = [
+        name for name in config["save_models"] if name in models and not protocol.tests_all_items
+    ]
     if config["save_models"] and protocol.tests_all_items:
         log.info(
             f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
         )
-    results = ResultsFolder(folder, provenance, code_version(type(loaded.denoiser.backbone), config), kept)
-    steps = sum(sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol)) for m in models.values())
-    progress = Progress(None if config["minutes"] else steps, "finetune")  # a budget ends most networks before the last of their steps
+    results = ResultsFolder(
+        folder, provenance, code_version(type(loaded.denoiser.backbone), config), kept
+    )
+    steps = sum(
+        sum(m.num_steps(r.data) for r in rounds) * len(distinct_seeds(m, seeds, protocol))
+        for m in models.values()
+    )
+    progress = Progress(
+        None if config["minutes"] else steps, "finetune"
+    )  # a budget ends most networks before the last of their steps
     pairs = compared_pairs(config, models, data, rows)
     try:
-        result = run_study(data, models, seeds, pairs, progress.update, protocol, results, subsets, rows)
+        result = run_study(
+            data, models, seeds, pairs, progress.update, protocol, results, subsets, rows
+        )
     finally:
         progress.close()
     counterpart = published_counterpart(loaded, config["layer"])
     warning = pretraining_warning(result["models"], FINE_TUNED, SCRATCH)
-    about = {"checkpoint": str(loaded.path), "step": loaded.step, "seeds": seeds, "inputs": config["inputs"], "counterpart": counterpart}
+    about = {
+        "checkpoint": str(loaded.path),
+        "step": loaded.step,
+        "seeds": seeds,
+        "inputs": config["inputs"],
+        "counterpart": counterpart,
+    }
     result = {"warning": warning, **about, "class_weights": config["class_weights"], **result}
     results.write_summary(data.name, result)
     described = {name: model.describe() for name, model in models.items()}
@@ -256,7 +328,11 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     from dnadiff.downstream.published_results import published_model_of
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
-    return published_model_of(type(loaded.denoiser.backbone).__name__, objective) if layer is None else None
+    return (
+        published_model_of(type(loaded.denoiser.backbone).__name__, objective)
+        if layer is None
+        else None
+    )
 
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:

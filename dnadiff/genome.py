@@ -39,20 +39,26 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     if action is None:
         raise ValueError(f"action {config['action']!r} is not known; choose {', '.join(ACTIONS)}")
     if config["shard"] is not None and action is not pack:
-        raise ValueError(f"shard={config['shard']} is for action=pack; leave it out, or set action=pack")
+        raise ValueError(
+            f"shard={config['shard']} is for action=pack; leave it out, or set action=pack"
+        )
     assignment = assignment_of(config, "genome", overrides)
     if config["output"] is not None and action is verify:
         raise ValueError("action=verify writes no file; leave output out")
     for key in ("regions", "feature") if action is not extract else ():
         if config[key] is not None:
-            raise ValueError(f"{key} belongs to action=extract; leave it out, or set action=extract")
+            raise ValueError(
+                f"{key} belongs to action=extract; leave it out, or set action=extract"
+            )
     data = build(config["data"], trust=None)
     if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
     return pack(data, config, assignment) if action is pack else action(data, config)
 
 
-def pack(data: DNADataModule, config: Config, assignment: Assignment | None = None) -> list[str] | Path:
+def pack(
+    data: DNADataModule, config: Config, assignment: Assignment | None = None
+) -> list[str] | Path:
     """Pack the genome into the cache unless it is there already, and print its folders, or a shard of its files.
 
     With `output` the files are listed in a JSON file.
@@ -63,17 +69,33 @@ def pack(data: DNADataModule, config: Config, assignment: Assignment | None = No
     from dnadiff.shards.manifest import Task
 
     assignment, start = assignment or Assignment(), time.monotonic()
-    output = None if config["output"] is None else check_output(config["output"], config["overwrite"])
+    output = (
+        None if config["output"] is None else check_output(config["output"], config["overwrite"])
+    )
     if output is not None:
         work = PackWork(data.source_files())
-        settings = {"files": [[source.path, resolve(source.path).stat().st_size] for source in work.sources]}
+        settings = {
+            "files": [[source.path, resolve(source.path).stat().st_size] for source in work.sources]
+        }
         if (folder := assignment.compute(output, {FILES: Task(work, settings)})) is not None:
             return folder
         assignment.settings(FILES, settings)  # refuses shards of others
     genome = data.open()  # packs in several processes, and finds what shards have packed
-    rows = [] if output is None else [json.loads(result.content) for result in assignment.results(FILES, work)]
+    rows = (
+        []
+        if output is None
+        else [json.loads(result.content) for result in assignment.results(FILES, work)]
+    )
     folders = list(dict.fromkeys(str(file.folder) for _, file in genome.files))
-    print(table([("records", f"{len(genome.names):,}"), ("bases", f"{genome.total:,}"), ("seconds", f"{time.monotonic() - start:.1f}")]))
+    print(
+        table(
+            [
+                ("records", f"{len(genome.names):,}"),
+                ("bases", f"{genome.total:,}"),
+                ("seconds", f"{time.monotonic() - start:.1f}"),
+            ]
+        )
+    )
     print("\n".join(f"packed in {folder}" for folder in folders[:_SHOWN]))
     if len(folders) > _SHOWN:
         print(f"({len(folders) - _SHOWN:,} more folders in {Path(folders[0]).parent})")
@@ -101,7 +123,9 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
-    if data.split.bed:  # a malformed BED file is an error; windows that do not fit are only reported
+    if (
+        data.split.bed
+    ):  # a malformed BED file is an error; windows that do not fit are only reported
         data.split(genome.names, list(genome.lengths.values()))
     if data.blacklist is not None:
         read_bed(data.blacklist, genome.lengths, skip_unknown=True)
@@ -109,7 +133,10 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     total = composition("all", genome.rows)
     content = {"records": rows, "all": total, **windows(data)}
     percent = ("gc", "n", "soft_masked")
-    shown = [(row["name"], f"{row['length']:,}", *(f"{100 * row[key]:.2f}" for key in percent)) for row in [*rows[:_SHOWN], total]]
+    shown = [
+        (row["name"], f"{row['length']:,}", *(f"{100 * row[key]:.2f}" for key in percent))
+        for row in [*rows[:_SHOWN], total]
+    ]
     print(table(shown, ("record", "bases", "GC %", "N %", "soft-masked %")))
     if len(rows) > _SHOWN:
         print(f"({len(rows) - _SHOWN} more records; output=FILE.json lists all)")
@@ -118,9 +145,26 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
         print(f"no windows: {content['problem']}")
     else:
         counts = ("bases", "intervals", "too_short_bases", "windows", "left_out")
-        cells = [(part, *(f"{about[key]:,}" for key in counts)) for part, about in content["parts"].items()]
-        print(table(cells, (f"windows of {data.length}", "bases", "intervals", "bases in short intervals", "tiles", "left out for N")))
-        print(f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn")
+        cells = [
+            (part, *(f"{about[key]:,}" for key in counts))
+            for part, about in content["parts"].items()
+        ]
+        print(
+            table(
+                cells,
+                (
+                    f"windows of {data.length}",
+                    "bases",
+                    "intervals",
+                    "bases in short intervals",
+                    "tiles",
+                    "left out for N",
+                ),
+            )
+        )
+        print(
+            f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn"
+        )
         if content.get("leak"):
             print(f"leak: {content['leak']}")
     if output is not None:
@@ -161,8 +205,16 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
                 "windows": count,
                 "left_out": left_out,
             }
-        content = {"window": data.length, "split": about["split"], "split_hash": about["split_hash"], "parts": parts}
-        return content | {"training_windows": data.train_windows().num_starts, "leak": about.get("leak")}
+        content = {
+            "window": data.length,
+            "split": about["split"],
+            "split_hash": about["split_hash"],
+            "parts": parts,
+        }
+        return content | {
+            "training_windows": data.train_windows().num_starts,
+            "leak": about.get("leak"),
+        }
     except ValueError as error:
         return {"problem": str(error)}
 

@@ -41,7 +41,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
     from dnadiff.data.files import check_output, write_json
     from dnadiff.sharing import record
 
-    output = check_output(config["output"], config["overwrite"]) if config["output"] is not None else None
+    output = (
+        check_output(config["output"], config["overwrite"])
+        if config["output"] is not None
+        else None
+    )
     loaded = load_silently(config["checkpoint"], config["trust"])
     about = record.summary(loaded, record.origin_of(loaded, record.stored_evaluation(loaded)))
     show(about)
@@ -56,21 +60,41 @@ def show(about: Config) -> None:
     from dnadiff.sharing.record import bits_text
 
     cells = {key: cell(about[key]) for key in LABELS}
-    print(table([(LABELS[key], text or MISSING) for key, text in cells.items() if text or key not in OPTIONAL]))
+    print(
+        table(
+            [
+                (LABELS[key], text or MISSING)
+                for key, text in cells.items()
+                if text or key not in OPTIONAL
+            ]
+        )
+    )
     if about["data_changed"]:
-        print("\nThe files of the training data had changed when the model was exported: their records are left out.")
+        print(
+            "\nThe files of the training data had changed when the model was exported: their records are left out."
+        )
     for text in filter(None, (about["remark"], about["note"])):
         print(f"\n{printable(text)}")
     found = about["likelihood"]
     if not found:
-        print(f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={printable(about['checkpoint'])})")
+        print(
+            f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={printable(about['checkpoint'])})"
+        )
         return
     rows: list[tuple[str, ...]] = [
-        (name, bits_text(g["bits"]), f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}", f"{g['tokens']:,}")
+        (
+            name,
+            bits_text(g["bits"]),
+            f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}",
+            f"{g['tokens']:,}",
+        )
         for name, g in found["groups"].items()
     ]
     for model in found["markov"]:
-        rows += [(f"Markov order {model['order']}, {name}", bits_text(g["bits"]), "", "") for name, g in model["groups"].items()]
+        rows += [
+            (f"Markov order {model['order']}, {name}", bits_text(g["bits"]), "", "")
+            for name, g in model["groups"].items()
+        ]
     head = printable(f"{found['part']} part, windows of {found['window']}")
     print("\n" + table(rows, (head, "bits per token", "95 % interval", "number")))
     print(printable(f"{found['data']}: {found['protocol']}"))

@@ -47,18 +47,28 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     assignment = assignment_of(config, "judge", overrides)
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
-    picture = check_output(output.with_name(f"{output.name.removesuffix('.json')}.png"), config["overwrite"])
-    order, num_splits = checks.integer("order", config["order"], 0), checks.integer("num_splits", config["num_splits"], 20)
+    picture = check_output(
+        output.with_name(f"{output.name.removesuffix('.json')}.png"), config["overwrite"]
+    )
+    order, num_splits = (
+        checks.integer("order", config["order"], 0),
+        checks.integer("num_splits", config["num_splits"], 20),
+    )
     seed = checks.integer("seed", config["seed"], 0)
     if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
-        raise ValueError("no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa")
+        raise ValueError(
+            "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa"
+        )
     samples = read_bases(config["samples"])
     length = common_length(samples, shown(config["samples"]))
     data, searched = sources(config)
     if config["real"] is not None or data is None:
         real, source = cut(read_bases(config["real"]), length), shown(config["real"])
     else:
-        real, source = held_out_windows(data, config["part"], length), f"{data.name}, part {config['part']}"
+        real, source = (
+            held_out_windows(data, config["part"], length),
+            f"{data.name}, part {config['part']}",
+        )
     training = None
     if searched is not None and memorization.fits_in_memory(searched):
         training = memorization.LazyIndex(partial(memorization.indexed, searched))
@@ -67,13 +77,26 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         log.info(
             f"copies of the training part are not searched for: an index is made of at most {memorization.LARGEST:,} bases, and it has {number:,}"
         )
-    log.info(f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}")
+    log.info(
+        f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}"
+    )
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
-    stranded = of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])
-    evaluator = SampleQualityEvaluator(samples, real, training, not stranded, order, num_splits, seed)
-    work, options = QualityWork(evaluator), {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed}
+    stranded = (
+        of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])
+    )
+    evaluator = SampleQualityEvaluator(
+        samples, real, training, not stranded, order, num_splits, seed
+    )
+    work, options = (
+        QualityWork(evaluator),
+        {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
+    )
     inputs = {"samples": array_digest(evaluator.samples), "real": array_digest(evaluator.real)}
-    depends = options | inputs | {"searched": None if training is None or searched is None else searched.digest}
+    depends = (
+        options
+        | inputs
+        | {"searched": None if training is None or searched is None else searched.digest}
+    )
     if (folder := assignment.compute(output, {METRICS: Task(work, depends)})) is not None:
         return folder
     assignment.settings(METRICS, depends)  # refuses shards of others
@@ -101,7 +124,10 @@ def write(content: Config, quality: SampleQuality, output: Path, picture: Path) 
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
 
-    panels = [partial(kmer_divergences, quality=quality), partial(mutual_information, quality=quality)]
+    panels = [
+        partial(kmer_divergences, quality=quality),
+        partial(mutual_information, quality=quality),
+    ]
     drawn = figures.rendered(figures.overview(panels), "png")
     with atomic_write(picture, overwrite=True) as file:  # an existing one has been refused
         file.write(drawn)
@@ -153,15 +179,32 @@ def show(quality: SampleQuality) -> None:
             m.name,
             m.unit,
             f"{m.distance.samples:.4g}",
-            "" if math.isnan(m.distance.interval[0]) else f"{m.distance.interval[0]:.4g} to {m.distance.interval[1]:.4g}",
+            ""
+            if math.isnan(m.distance.interval[0])
+            else f"{m.distance.interval[0]:.4g} to {m.distance.interval[1]:.4g}",
             f"{m.distance.baseline:.4g}",
             f"{m.distance.low:.4g} to {m.distance.high:.4g}",
             "WARNING: too similar" if m.warns else m.verdict,
         )
         for m in quality.metrics
     ]
-    print(table(rows, ("metric", "unit", "samples", "95 % interval", "real", "95 % of real sets", "the samples are")))
-    print(f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows")
+    print(
+        table(
+            rows,
+            (
+                "metric",
+                "unit",
+                "samples",
+                "95 % interval",
+                "real",
+                "95 % of real sets",
+                "the samples are",
+            ),
+        )
+    )
+    print(
+        f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows"
+    )
     for line in quality.warnings():
         print(f"WARNING: {line}")
 

@@ -39,7 +39,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
     from dnadiff.data.remote.address import shown
-    from dnadiff.metrics.text_quality import JudgeModel, at_positions, by_position, describe, token_nats
+    from dnadiff.metrics.text_quality import (
+        JudgeModel,
+        at_positions,
+        by_position,
+        describe,
+        token_nats,
+    )
     from dnadiff.model import Model
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
@@ -55,7 +61,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             )
     device = commands.pick_device(config["accelerator"])
     judge = JudgeModel.load(config["judge"], config["trust"], device)
-    model = None if config["checkpoint"] is None else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
+    model = (
+        None
+        if config["checkpoint"] is None
+        else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
+    )
     drawn = None if model is None else draw(config, model)
     texts = [ids for ids in ids_of_texts(config, judge, model, drawn) if len(ids)]
     source = shown(config["samples"] if model is None else model.path)
@@ -63,23 +73,43 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         raise ValueError(f"no sample of {source} has a token of the judge {judge.path}")
 
     def nats_of(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return token_nats(judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"])
+        return token_nats(
+            judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"]
+        )
 
     nats = nats_of(texts)
     rows = {"samples": describe(texts, config["ngram_size"], nats).summary()}
     real, real_source = real_texts(judge, config, [len(x) for x in texts])
     if real:
-        rows["real text"] = describe(real, config["ngram_size"], nats_of(real)).summary() | {"source": real_source}
+        rows["real text"] = describe(real, config["ngram_size"], nats_of(real)).summary() | {
+            "source": real_source
+        }
     content = {
-        "judge": {"checkpoint": str(judge.path), "step": judge.step, "window": judge.length, "tokenizer": judge.tokenizer.name},
-        "samples": {"source": source} | ({} if model is None else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}),
+        "judge": {
+            "checkpoint": str(judge.path),
+            "step": judge.step,
+            "window": judge.length,
+            "tokenizer": judge.tokenizer.name,
+        },
+        "samples": {"source": source}
+        | (
+            {}
+            if model is None
+            else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}
+        ),
         "ngram_size": config["ngram_size"],
         "rows": rows,
         "by_position": [],
     }
     if model is not None and drawn is not None:
-        at = at_positions(nats, drawn, judge.tokenizer) if model.tokenizer == judge.tokenizer else None
-        content["by_position"] = by_position(drawn, segment_starts(config, model, drawn.shape[1]), config["ngram_size"], at)
+        at = (
+            at_positions(nats, drawn, judge.tokenizer)
+            if model.tokenizer == judge.tokenizer
+            else None
+        )
+        content["by_position"] = by_position(
+            drawn, segment_starts(config, model, drawn.shape[1]), config["ngram_size"], at
+        )
     write_json(output, content)
     show(content)
     print(f"files are in {output}")
@@ -94,9 +124,13 @@ def draw(config: Config, model: Model) -> np.ndarray:
     from dnadiff.design.request import Free
 
     if model.tokenizer.vocab.complement is not None:
-        raise ValueError(f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge")
+        raise ValueError(
+            f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge"
+        )
     check_settings(config["sampler"])
-    length = model.length if config["length"] is None else checks.integer("length", config["length"])
+    length = (
+        model.length if config["length"] is None else checks.integer("length", config["length"])
+    )
     config["sampler"] = resolved_sampler(config["sampler"], model, length)
     request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
     sampler = model.conditional_sampler(build(config["sampler"], trust=None), request)
@@ -108,15 +142,28 @@ def draw(config: Config, model: Model) -> np.ndarray:
     return np.stack(rows).astype(np.int64)
 
 
-def ids_of_texts(config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None) -> list[np.ndarray]:
+def ids_of_texts(
+    config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None
+) -> list[np.ndarray]:
     """Token ids of each text under the judge's tokenizer, from the samples or from the file `config["samples"]`."""
-    from dnadiff.metrics.text_quality import content_span, decoded_documents, encode_with_separators, split_documents
+    from dnadiff.metrics.text_quality import (
+        content_span,
+        decoded_documents,
+        encode_with_separators,
+        split_documents,
+    )
 
     if model is None or drawn is None:
-        return [encode_with_separators(split_documents(text, judge.tokenizer), judge.tokenizer) for text in read_texts(config["samples"])]
+        return [
+            encode_with_separators(split_documents(text, judge.tokenizer), judge.tokenizer)
+            for text in read_texts(config["samples"])
+        ]
     if model.tokenizer == judge.tokenizer:  # whatever their names
         return [row[slice(*content_span(row, judge.tokenizer))] for row in drawn]
-    return [encode_with_separators(decoded_documents(row, model.tokenizer), judge.tokenizer) for row in drawn]
+    return [
+        encode_with_separators(decoded_documents(row, model.tokenizer), judge.tokenizer)
+        for row in drawn
+    ]
 
 
 def read_texts(path: str | Path) -> list[str]:
@@ -139,16 +186,25 @@ def _json_lines(path: str | Path, content: str) -> list[str]:
     from dnadiff.data.structured import parse_json
 
     # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
-    lines = [parse_json(line, f"{path}: line {number}") for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    lines = [
+        parse_json(line, f"{path}: line {number}")
+        for number, line in enumerate(content.split("\n"), 1)
+        if line.strip()
+    ]
     if any(not isinstance(line, dict) or not isinstance(line.get("text"), str) for line in lines):
         raise ValueError(f"{path}: each line must be a JSON object with a field text")
     return [line["text"] for line in lines]
 
 
-_READERS: dict[str, Callable[[str | Path, str], list[str]]] = {".jsonl": _json_lines, ".txt": lambda path, content: content.split("\n\n")}
+_READERS: dict[str, Callable[[str | Path, str], list[str]]] = {
+    ".jsonl": _json_lines,
+    ".txt": lambda path, content: content.split("\n\n"),
+}
 
 
-def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> tuple[list[np.ndarray], str]:
+def real_texts(
+    judge: JudgeModel, config: Config, lengths: Sequence[int]
+) -> tuple[list[np.ndarray], str]:
     """As many held-out texts of the judge's data as samples, of their median length, and the name of the part that they are from.
 
     That is the test part, or the validation part of data without one. There are none, with a log message, if they cannot be read.
@@ -169,10 +225,22 @@ def real_texts(judge: JudgeModel, config: Config, lengths: Sequence[int]) -> tup
         data.prepare()
         part = "test" if "test" in data.parts else "valid"
         tiles = data.test_windows(part, length)
-        whole = [i for i, tile in enumerate(tiles.tiles) if tile.skip == 0]  # the last of an interval may overlap the one before
-        items = [tiles[whole[i]] for i in np.linspace(0, len(whole) - 1, min(len(whole), len(lengths))).round().astype(int)]
-    except (ValueError, FileNotFoundError) as error:  # data of another machine; a disk that fails ends the command
-        log.info(f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}")
+        whole = [
+            i for i, tile in enumerate(tiles.tiles) if tile.skip == 0
+        ]  # the last of an interval may overlap the one before
+        items = [
+            tiles[whole[i]]
+            for i in np.linspace(0, len(whole) - 1, min(len(whole), len(lengths)))
+            .round()
+            .astype(int)
+        ]
+    except (
+        ValueError,
+        FileNotFoundError,
+    ) as error:  # data of another machine; a disk that fails ends the command
+        log.info(
+            f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}"
+        )
         return [], ""
     texts = [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items]
     texts = [ids[slice(*content_span(ids, judge.tokenizer))] for ids in texts]
@@ -184,7 +252,11 @@ def segment_starts(config: Config, model: Model, length: int) -> list[int]:
     sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = max(1, model.loaded.training_length("stride") // 4) if stride is None else checks.integer("stride", stride)
+    stride = (
+        max(1, model.loaded.training_length("stride") // 4)
+        if stride is None
+        else checks.integer("stride", stride)
+    )
     return list(range(0, length, stride))
 
 
@@ -198,18 +270,37 @@ def show(content: Mapping[str, Json]) -> None:
                 shown.append("")
                 continue
             low, high = row[f"{key}_low"], row[f"{key}_high"]
-            shown.append(f"{row[key]:{form}}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})"))
+            shown.append(
+                f"{row[key]:{form}}"
+                + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})")
+            )
         return shown
 
-    header = ("generative perplexity", "entropy, nats", f"repeated {content['ngram_size']}-grams of tokens")
-    print(table([(name, f"{r['texts']:,}", *cells(r)) for name, r in content["rows"].items()], ("", "texts", *header)))
+    header = (
+        "generative perplexity",
+        "entropy, nats",
+        f"repeated {content['ngram_size']}-grams of tokens",
+    )
+    print(
+        table(
+            [(name, f"{r['texts']:,}", *cells(r)) for name, r in content["rows"].items()],
+            ("", "texts", *header),
+        )
+    )
     judge = content["judge"]
-    print(f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens")
+    print(
+        f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens"
+    )
     if "real text" in content["rows"]:
         print(f"the real text is of {content['rows']['real text']['source']}")
     if content["by_position"]:
         print()
-        print(table([(f"{r['start']:,} to {r['end']:,}", *cells(r)) for r in content["by_position"]], ("tokens", *header)))
+        print(
+            table(
+                [(f"{r['start']:,} to {r['end']:,}", *cells(r)) for r in content["by_position"]],
+                ("tokens", *header),
+            )
+        )
 
 
 def main() -> None:

@@ -22,10 +22,18 @@ _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in additi
 def check_bases(bases: np.ndarray) -> None:
     """Raise ValueError if `bases` is not a one-dimensional uint8 array of 0..4."""
     if not isinstance(bases, np.ndarray) or bases.dtype != np.uint8 or bases.ndim != 1:
-        got = f"{bases.dtype} {bases.shape}" if isinstance(bases, np.ndarray) else type(bases).__name__
-        raise ValueError(f"bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got {got}")
+        got = (
+            f"{bases.dtype} {bases.shape}"
+            if isinstance(bases, np.ndarray)
+            else type(bases).__name__
+        )
+        raise ValueError(
+            f"bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got {got}"
+        )
     if len(bases) and bases.max() > UNKNOWN:
-        raise ValueError(f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, 3 T)")
+        raise ValueError(
+            f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, 3 T)"
+        )
 
 
 def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
@@ -74,7 +82,10 @@ def canonical(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 def reverse_complement_codes(values: np.ndarray, k: int) -> np.ndarray:
     """Codes of the reverse complements of the k-mers with codes `values (...)` uint64."""
     x = ~values  # complement of every base: 3 - b flips both bits
-    for shift, mask in ((2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):  # reverse pairs of bases, then nibbles, then bytes
+    for shift, mask in (
+        (2, 0x3333333333333333),
+        (4, 0x0F0F0F0F0F0F0F0F),
+    ):  # reverse pairs of bases, then nibbles, then bytes
         x = (x & np.uint64(mask)) << np.uint64(shift) | (x >> np.uint64(shift)) & np.uint64(mask)
     return x.byteswap() >> np.uint64(64 - 2 * k)
 
@@ -92,7 +103,9 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
             values, valid = codes(block, k)
             counts += np.bincount(values[valid].view(np.int64), minlength=4**k)
     if both_strands:
-        counts += counts[reverse_complement_codes(np.arange(4**k, dtype=np.uint64), k).view(np.int64)]
+        counts += counts[
+            reverse_complement_codes(np.arange(4**k, dtype=np.uint64), k).view(np.int64)
+        ]
     return counts
 
 

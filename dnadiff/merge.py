@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from dnadiff.shards.manifest import Manifest
     from dnadiff.shards.mark import MergeMark
 
-SHARDED = ("score", "variants", "embed", "sample", "predict", "genome", "judge")  # commands with the key `shard`
+SHARDED = (
+    "score",
+    "variants",
+    "embed",
+    "sample",
+    "predict",
+    "genome",
+    "judge",
+)  # commands with the key `shard`
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
 
@@ -35,16 +43,22 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     for key in ("keep", "overwrite"):
         boolean(key, config[key])
     output = expand_user(config["output"])
-    folder = ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
+    folder = (
+        ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
+    )
     mark = MergeMark(output)
     is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
         return finish(mark, folder)
     if config["shards"] is None and not folder.path.exists() and output.exists():
-        raise FileExistsError(f"{output} is complete already, and {folder.path} with its shards does not exist")
+        raise FileExistsError(
+            f"{output} is complete already, and {folder.path} with its shards does not exist"
+        )
     manifest = folder.check_complete()
     if len(different := folder.environments(manifest)) > 1:
-        log.warning(f"shards were computed in different environments, and numbers may differ in their last digits: {'; '.join(different)}")
+        log.warning(
+            f"shards were computed in different environments, and numbers may differ in their last digits: {'; '.join(different)}"
+        )
     settings = command_config(config, manifest, folder)
     resume = mark.is_under_way and not config["overwrite"]
     check_output(output, config["overwrite"] or resume)
@@ -52,9 +66,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         mark.set()
     # A command without `resume` writes its output last. What is next to it was refused by the first merge, or written by it.
     overwrite = config["overwrite"] or (is_repeated and "resume" not in settings)
-    settings |= {"output": str(output), "overwrite": overwrite} | ({"resume": resume} if "resume" in settings else {})
+    settings |= {"output": str(output), "overwrite": overwrite} | (
+        {"resume": resume} if "resume" in settings else {}
+    )
     try:
-        importlib.import_module(f"dnadiff.{manifest.command}").run(settings, run_dir, list(manifest.overrides))
+        importlib.import_module(f"dnadiff.{manifest.command}").run(
+            settings, run_dir, list(manifest.overrides)
+        )
     except FileExistsError:
         if not resume or "resume" in settings:
             if not resume:
@@ -68,7 +86,9 @@ def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
     if folder is not None:
         if folder.path.exists():
             # A name of its own: a folder of an earlier merge may be left, for example with files that a network file system still holds.
-            folder.path.rename(folder.path.with_name(f".{folder.path.name}.{uuid.uuid4().hex}.removed"))
+            folder.path.rename(
+                folder.path.with_name(f".{folder.path.name}.{uuid.uuid4().hex}.removed")
+            )
         for unwanted in folder.path.parent.glob(f".{glob.escape(folder.path.name)}.*removed"):
             shutil.rmtree(unwanted, ignore_errors=True)
     mark.remove()
@@ -83,13 +103,24 @@ def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> C
         ValueError: if the manifest is of no command with shards, or names classes that are neither in a YAML file nor trusted.
     """
     if manifest.command not in SHARDED:
-        raise ValueError(f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its folder and start over")
+        raise ValueError(
+            f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its folder and start over"
+        )
     settings = commands.recompose(manifest.command, manifest.overrides)
-    known = {target for root in filter(None, (config_dir(), commands.parse(sys.argv[1:])[0])) for target in targets_in(root)}
+    known = {
+        target
+        for root in filter(None, (config_dir(), commands.parse(sys.argv[1:])[0]))
+        for target in targets_in(root)
+    }
     for target in targets_of(settings):
         if target not in known:
             locate(target, (PACKAGE, *config["trust"]))
-    given = {"shard": folder, "trust": config["trust"], "accelerator": "cpu", "reward": on_cpu(settings.get("reward"))}
+    given = {
+        "shard": folder,
+        "trust": config["trust"],
+        "accelerator": "cpu",
+        "reward": on_cpu(settings.get("reward")),
+    }
     return settings | {key: value for key, value in given.items() if key in settings}
 
 
@@ -105,7 +136,13 @@ def targets_of(config: Json) -> Iterator[str]:
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if key == "_target_":
             yield value
-    for value in config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ():
+    for value in (
+        config.values()
+        if isinstance(config, Mapping)
+        else config
+        if isinstance(config, list)
+        else ()
+    ):
         yield from targets_of(value)
 
 

@@ -52,7 +52,9 @@ class Parameterization(ABC):
         log_odds = log_expm1(sigma)[..., None]
         log_score = self.log_probs(logits, xt)
         visible = (xt != self.vocab.mask_id)[..., None]
-        to_mask = visible & (torch.arange(logits.shape[-1], device=logits.device) == self.vocab.mask_id)
+        to_mask = visible & (
+            torch.arange(logits.shape[-1], device=logits.device) == self.vocab.mask_id
+        )
         log_score = torch.where(to_mask, log_odds.to(log_score), log_score - log_odds.to(log_score))
         return torch.where(_is_token(xt, logits), 0.0, log_score)
 
@@ -73,7 +75,9 @@ def log_expm1(sigma: Tensor) -> Tensor:
 
 def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
     """Log-softmax of `logits (..., V)` over the ids that are emitted, -inf for the others; float32, or float64 if they are."""
-    return torch.log_softmax(_float(logits).masked_fill(~vocab.is_emitted(logits.device), -torch.inf), dim=-1)
+    return torch.log_softmax(
+        _float(logits).masked_fill(~vocab.is_emitted(logits.device), -torch.inf), dim=-1
+    )
 
 
 class SUBS(Parameterization):
@@ -110,7 +114,11 @@ class Softmax(SUBS):
 
     @override
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        log_probs = emitted_log_probs(logits, self.vocab) if self.zero_masking else torch.log_softmax(_float(logits), dim=-1)
+        log_probs = (
+            emitted_log_probs(logits, self.vocab)
+            if self.zero_masking
+            else torch.log_softmax(_float(logits), dim=-1)
+        )
         return _carry_over(log_probs, xt, self.vocab) if self.carry_over else log_probs
 
 
@@ -127,5 +135,7 @@ class Score(SUBS):
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
         # At visible positions, whose ratios no loss and no sampler uses, these are the network's raw outputs.
         log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
-        log_score = log_ratio.masked_fill(~self.vocab.is_emitted(logits.device), -torch.inf) - log_expm1(sigma)[..., None].to(log_ratio)
+        log_score = log_ratio.masked_fill(
+            ~self.vocab.is_emitted(logits.device), -torch.inf
+        ) - log_expm1(sigma)[..., None].to(log_ratio)
         return torch.where(_is_token(xt, logits), 0.0, log_score)

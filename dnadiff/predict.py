@@ -59,19 +59,36 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     assignment = assignment_of(config, "predict", overrides)
     output = check_options(config, run_dir)
     resolve(config["input"])  # refuses a missing file before the networks are read
-    model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
+    model = saved.load(
+        config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"])
+    )
     check_class(config, model)
     source = queries_of(config, model)
     labels = config["label_column"] is not None
-    predictions = PredictionTable(model.target, model.seeds, config["window"] is not None, labels, labels or config["per_seed"])
+    predictions = PredictionTable(
+        model.target,
+        model.seeds,
+        config["window"] is not None,
+        labels,
+        labels or config["per_seed"],
+    )
     check = partial(check_queries, source, config["track"] is not None)
-    work, settings = PredictionWork(model, source, predictions, config["batch_size"], check), settings_of(config, model)
+    work, settings = (
+        PredictionWork(model, source, predictions, config["batch_size"], check),
+        settings_of(config, model),
+    )
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
         return folder
     resumed = config["resume"] and temporary_path(output, "journal").is_file()
-    if config["resume"] and not resumed and is_complete(output, assignment.settings(ROWS, settings)):
+    if (
+        config["resume"]
+        and not resumed
+        and is_complete(output, assignment.settings(ROWS, settings))
+    ):
         check_track(config, output)
-        log.info(f"{output} is complete already; to compute it again, set overwrite=true without resume")
+        log.info(
+            f"{output} is complete already; to compute it again, set overwrite=true without resume"
+        )
         return output
     if config["track"]:
         check_output(config["track"], config["overwrite"] or resumed)
@@ -84,10 +101,14 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     if config["resume"] and not resumed:
         log.info(f"{output}: nothing to resume; starting a new file")
     settings = assignment.settings(ROWS, settings)
-    stream = ResumableOutput(output, settings, config["resume"], config["overwrite"], assignment.interval)
+    stream = ResumableOutput(
+        output, settings, config["resume"], config["overwrite"], assignment.interval
+    )
     check_output(summary_path(output), config["overwrite"] or resumed)
     classify(work, stream, count, assignment)
-    if stream.part.exists():  # else a killed process has finished all files, and was removing temporary ones
+    if (
+        stream.part.exists()
+    ):  # else a killed process has finished all files, and was removing temporary ones
         finish(config, model, stream, predictions, count)
     else:
         check_track(config, output)
@@ -103,15 +124,23 @@ def check_options(config: Config, run_dir: Path) -> Path:
         config[key] = optional_integer(key, config[key])
     output = expand_user(config["output"] or run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
-        raise ValueError(f"output {output} is the name of another kind of file; give one that ends in {', '.join(TABLES)}")
+        raise ValueError(
+            f"output {output} is the name of another kind of file; give one that ends in {', '.join(TABLES)}"
+        )
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
     if config["stride"] is not None and config["window"] is None:
         raise ValueError(f"stride={config['stride']} needs window=, the bases in a window")
     if config["track_class"] is not None and config["track"] is None:
-        raise ValueError(f"track_class={config['track_class']} needs track=, the bedGraph file to write")
-    if config["track"] is not None and not expand_user(config["track"]).name.lower().endswith(TRACKS):
-        raise ValueError(f"track {config['track']} has an unknown extension; it is written as bedGraph: {', '.join(TRACKS)}")
+        raise ValueError(
+            f"track_class={config['track_class']} needs track=, the bedGraph file to write"
+        )
+    if config["track"] is not None and not expand_user(config["track"]).name.lower().endswith(
+        TRACKS
+    ):
+        raise ValueError(
+            f"track {config['track']} has an unknown extension; it is written as bedGraph: {', '.join(TRACKS)}"
+        )
     return output
 
 
@@ -120,8 +149,14 @@ def check_class(config: Config, model: ClassifierEnsemble) -> None:
     if config["track"] is not None and config["track_class"] is None and len(model.classes) == 1:
         config["track_class"] = model.classes[0]
     if config["track"] is not None and config["track_class"] not in model.classes:
-        got = "is missing" if config["track_class"] is None else f"{config['track_class']!r} is not a class of this model"
-        raise ValueError(f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}")
+        got = (
+            "is missing"
+            if config["track_class"] is None
+            else f"{config['track_class']!r} is not a class of this model"
+        )
+        raise ValueError(
+            f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
+        )
 
 
 def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
@@ -131,14 +166,22 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
 
     labels = None if config["label_column"] is None else as_names(config["label_column"])
     if labels is not None and len(labels) != len(model.target.label_columns):
-        expected = f"{len(model.target.label_columns)}, for {', '.join(model.classes)}" if model.target.takes_several else "1"
-        raise ValueError(f"label_column names {len(labels)} columns, and this model expects {expected}; name that many, in this order")
+        expected = (
+            f"{len(model.target.label_columns)}, for {', '.join(model.classes)}"
+            if model.target.takes_several
+            else "1"
+        )
+        raise ValueError(
+            f"label_column names {len(labels)} columns, and this model expects {expected}; name that many, in this order"
+        )
     columns = Columns(config["sequence_column"], config["name_column"], labels)
     cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
     return SequenceFile(config["input"], model.encode, model.target, columns, **cut)
 
 
-def check_queries(source: SequenceFile, has_track: bool, first: int = 0, last: int | None = None) -> tuple[int, int]:
+def check_queries(
+    source: SequenceFile, has_track: bool, first: int = 0, last: int | None = None
+) -> tuple[int, int]:
     """Read everything that will be classified once; the number of predictions, and the bases of the longest.
 
     Args:
@@ -182,8 +225,15 @@ def has_track(config: Config, output: Path) -> bool:
 
     if config["track"] is None:
         return True
-    known, track = read_json(summary_path(output), ("inputs",))["inputs"], expand_user(config["track"])
-    if not isinstance(known, Mapping) or known.get("track") is None or known.get("track_class") != config["track_class"]:
+    known, track = (
+        read_json(summary_path(output), ("inputs",))["inputs"],
+        expand_user(config["track"]),
+    )
+    if (
+        not isinstance(known, Mapping)
+        or known.get("track") is None
+        or known.get("track_class") != config["track_class"]
+    ):
         return False
     return track.is_file() and expand_user(known["track"]).resolve() == track.resolve()
 
@@ -213,15 +263,21 @@ def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:
     }
 
 
-def classify(work: PredictionWork, stream: ResumableOutput, count: int, assignment: Assignment) -> None:
+def classify(
+    work: PredictionWork, stream: ResumableOutput, count: int, assignment: Assignment
+) -> None:
     """Write the remaining rows, chunk by chunk."""
     model = work.model
-    log.info(f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions")
+    log.info(
+        f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions"
+    )
     if stream.done:
         log.info(f"resuming after {stream.done:,} predictions")
     bar = Progress(count, "predict", stream.done)
     work.report = bar.update
-    predicted: Counter[str] = Counter(stream.notes.get("predicted"))  # sums may be of numbers that are not counts
+    predicted: Counter[str] = Counter(
+        stream.notes.get("predicted")
+    )  # sums may be of numbers that are not counts
     try:
         for result in assignment.results(ROWS, work, stream.done) if stream.done < count else ():
             predicted.update(result.about["predicted"])
@@ -232,7 +288,13 @@ def classify(work: PredictionWork, stream: ResumableOutput, count: int, assignme
         stream.close()
 
 
-def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, predictions: PredictionTable, count: int) -> None:
+def finish(
+    config: Config,
+    model: ClassifierEnsemble,
+    stream: ResumableOutput,
+    predictions: PredictionTable,
+    count: int,
+) -> None:
     """Write the track and the JSON file, then give the table its name, and print the summary."""
     from dnadiff.data.files import write_json
 
@@ -249,15 +311,22 @@ def finish(config: Config, model: ClassifierEnsemble, stream: ResumableOutput, p
         "predicted": {name: stream.notes["predicted"].get(name, 0) for name in model.classes},
         "metrics": metrics,
         "columns": predictions.columns,
-        "inputs": {key: config[key] for key in ("input", "label_column", "window", "stride", "track", "track_class")},
+        "inputs": {
+            key: config[key]
+            for key in ("input", "label_column", "window", "stride", "track", "track_class")
+        },
         "settings": stream.settings,
     }
     write_json(summary_path(stream.output), content)
-    stream.finish(predictions.write_parquet if stream.output.name.lower().endswith(PARQUET) else None)
+    stream.finish(
+        predictions.write_parquet if stream.output.name.lower().endswith(PARQUET) else None
+    )
     show(content, metrics, model.target)
 
 
-def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: TaskTarget) -> None:
+def show(
+    content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: TaskTarget
+) -> None:
     """Print how often each class was predicted, or the mean of each target, and the metrics."""
     from dnadiff.downstream.metrics import title
 
@@ -268,8 +337,22 @@ def show(content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target
     rows: list[tuple[str, ...]] = []
     for name in (target.primary, *target.shown):
         each, averaged = metrics["each_seed"][name], metrics["averaged"][name]
-        rows.append((title(name), _number(each["value"]), _interval(each), _number(averaged["value"]), _interval(averaged)))
-    print("\n" + table(rows, ("metric", "mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")))
+        rows.append(
+            (
+                title(name),
+                _number(each["value"]),
+                _interval(each),
+                _number(averaged["value"]),
+                _interval(averaged),
+            )
+        )
+    print(
+        "\n"
+        + table(
+            rows,
+            ("metric", "mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval"),
+        )
+    )
 
 
 def _interval(found: Mapping[str, float]) -> str:

@@ -47,7 +47,9 @@ class AbsorbingProcess:
 
     def prior(self, batch_size: int, length: int, device: torch.device | str = "cpu") -> Tensor:
         """x at t = 1: `(batch_size, length)` masks."""
-        return torch.full((batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device)
+        return torch.full(
+            (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
+        )
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) -> `(B, L)`."""
@@ -63,5 +65,7 @@ class AbsorbingProcess:
         """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable positions."""
         exact = float64_device(x0.device)
         order = draws.uniform("mask", x0.shape[1]).to(exact).masked_fill(~maskable.to(exact), 2.0)
-        rank = order.argsort(-1).argsort(-1).to(x0.device)  # maskable positions have the ranks 0..L_i - 1
+        rank = (
+            order.argsort(-1).argsort(-1).to(x0.device)
+        )  # maskable positions have the ranks 0..L_i - 1
         return torch.where((rank < count[:, None]) & maskable, self.vocab.mask_id, x0)

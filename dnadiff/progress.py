@@ -14,7 +14,9 @@ from typing import TextIO
 from typing_extensions import override
 
 # C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and halves of surrogate pairs.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _LONGEST_WORD, _LONGEST_TEXT = 400, 8000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
@@ -28,10 +30,21 @@ class Progress:
         every: seconds between lines if the stream is not a terminal.
     """
 
-    def __init__(self, total: int | None, label: str, initial: int = 0, every: float = 20.0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total: int | None,
+        label: str,
+        initial: int = 0,
+        every: float = 20.0,
+        stream: TextIO | None = None,
+    ) -> None:
         self.total, self.label, self.done, self.initial = total, printable(label), initial, initial
         stream = stream or sys.stderr
-        self.display: _Bar | _Lines = _Bar(stream, self.label, total) if stream.isatty() else _Lines(stream, self.label, every)
+        self.display: _Bar | _Lines = (
+            _Bar(stream, self.label, total)
+            if stream.isatty()
+            else _Lines(stream, self.label, every)
+        )
         self.start = self.shown = time.monotonic()
         self.tokens = 0
         self.notes: dict[str, str] = {}
@@ -42,7 +55,9 @@ class Progress:
         self.tokens += tokens
         self.notes |= {name: printable(str(value)) for name, value in notes.items()}
         now = time.monotonic()
-        if now - self.shown >= self.display.every or (self.total is not None and self.done >= self.total and self.display.shows_end):
+        if now - self.shown >= self.display.every or (
+            self.total is not None and self.done >= self.total and self.display.shows_end
+        ):
             self.shown = now
             self.display.show(self.done, self._text(now))
 
@@ -89,9 +104,17 @@ class _Bar:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TextColumn("{task.fields[text]}", markup=False)
-        self.bars = Bars(*columns, console=Console(file=stream, highlight=False), auto_refresh=False)
-        self.task = self.bars.add_task(label, total=None if total is None else max(total, 1), text="")
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
+        self.bars = Bars(
+            *columns, console=Console(file=stream, highlight=False), auto_refresh=False
+        )
+        self.task = self.bars.add_task(
+            label, total=None if total is None else max(total, 1), text=""
+        )
         self.bars.start()
         atexit.register(self.bars.stop)  # a process that is interrupted shows the cursor again
 
@@ -119,7 +142,9 @@ def printable(text: str) -> str:
 def _shortened(text: str, length: int) -> str:
     if len(text) <= length:
         return text
-    return f"{text[: length // 2]} [{len(text) - length:,} more characters] {text[-(length // 2) :]}"
+    return (
+        f"{text[: length // 2]} [{len(text) - length:,} more characters] {text[-(length // 2) :]}"
+    )
 
 
 class PrintableLines(logging.Formatter):
@@ -148,10 +173,16 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
     """
     rows = [tuple(map(printable, row)) for row in rows]
     everything = [*([header] if header else []), *rows]
-    widths = [max(len(row[i]) for row in everything if i < len(row)) for i in range(max(map(len, everything)))]
+    widths = [
+        max(len(row[i]) for row in everything if i < len(row))
+        for i in range(max(map(len, everything)))
+    ]
 
     def line(row: tuple[str, ...]) -> str:
-        return "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        return "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths))
+        ).rstrip()
 
     lines = [line(row) for row in rows]
     return "\n".join(([line(header), "  ".join("-" * w for w in widths)] if header else []) + lines)

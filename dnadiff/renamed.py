@@ -34,8 +34,15 @@ RENAMED_CHOICES = {
     "sampler=drawn_token": "sampler=low_confidence",
 }
 # Renamed keys of the command line; the old names work with a warning until version 0.3, too.
-RENAMED_KEYS = {"task.cluster_word": "task.cluster_kmer", "neighbours": "neighbors", "words": "ngram_size"}
-DECLARED = ("trainer.strategy", "trainer.num_nodes")  # keys of earlier versions that had to be added with a plus
+RENAMED_KEYS = {
+    "task.cluster_word": "task.cluster_kmer",
+    "neighbours": "neighbors",
+    "words": "ngram_size",
+}
+DECLARED = (
+    "trainer.strategy",
+    "trainer.num_nodes",
+)  # keys of earlier versions that had to be added with a plus
 
 
 def current_name(target: str) -> str:
@@ -52,10 +59,14 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
         group, _, name = choice.partition("=")
         override = choice if group in DECLARED else override
         if key := RENAMED_KEYS.get(group):
-            logging.getLogger("dnadiff").warning(f"{group} is now called {key}; the old name will stop working in version 0.3")
+            logging.getLogger("dnadiff").warning(
+                f"{group} is now called {key}; the old name will stop working in version 0.3"
+            )
             override = override.replace(group, key, 1)
         if new := RENAMED_CHOICES.get(f"{group.partition('@')[0]}={name}"):
-            logging.getLogger("dnadiff").warning(f"{choice} is now called {new}; the old name will stop working in version 0.3")
+            logging.getLogger("dnadiff").warning(
+                f"{choice} is now called {new}; the old name will stop working in version 0.3"
+            )
             override = override.removesuffix(name) + new.partition("=")[2]
         current.append(override)
     return current
@@ -64,7 +75,10 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
 def with_current_names(config: Any) -> Any:
     """A nested configuration in which every `_target_` is a current name."""
     if isinstance(config, Mapping):
-        found, target = {key: with_current_names(value) for key, value in config.items()}, config.get("_target_")
+        found, target = (
+            {key: with_current_names(value) for key, value in config.items()},
+            config.get("_target_"),
+        )
         return found | ({"_target_": current_name(target)} if isinstance(target, str) else {})
     if isinstance(config, (list, tuple)):
         return [with_current_names(value) for value in config]

@@ -19,7 +19,16 @@ from dnadiff.progress import duration, table
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
-from dnadiff.training.resume import check_new, clear, locked_run, names_run_dir, resumable, resume_step, saved_files, use_initial_network
+from dnadiff.training.resume import (
+    check_new,
+    clear,
+    locked_run,
+    names_run_dir,
+    resumable,
+    resume_step,
+    saved_files,
+    use_initial_network,
+)
 from dnadiff.training.trainer_settings import FIXED, checked, validation_interval
 
 if TYPE_CHECKING:
@@ -52,14 +61,18 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if initial is not None:
         config = use_initial_network(config, initial.config, overrides)
     config = checkpoint.resolved(config, trust=None)
-    start_from = resumable(config, run_dir, search=not names_run_dir(sys.argv)) if config["resume"] else None
+    start_from = (
+        resumable(config, run_dir, search=not names_run_dir(sys.argv)) if config["resume"] else None
+    )
     if start_from is not None:
         run_dir = start_from.parent.parent
     elif not config["overwrite"]:
         check_new(run_dir)
     before = saved_files(run_dir)
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
-        raise ValueError("tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text")
+        raise ValueError(
+            "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text"
+        )
     check_strategy(config["trainer"].get("strategy", "auto"))
     check_compatible(config)
     data: SequenceDataModule = build(config["data"], trust=None)
@@ -76,13 +89,19 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     data.check_step(groups, config["trainer"]["accumulate_grad_batches"])
     step = resume_step(start_from, config, data, groups) if start_from is not None else 0
     sanity_check(module, data, trainer.strategy.root_device)
-    trainer.loggers = build_loggers(config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero)
-    with locked_run(run_dir, before) if trainer.is_global_zero else nullcontext():  # of several processes one writes the folder and prints
+    trainer.loggers = build_loggers(
+        config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero
+    )
+    with (
+        locked_run(run_dir, before) if trainer.is_global_zero else nullcontext()
+    ):  # of several processes one writes the folder and prints
         if trainer.is_global_zero:
             if start_from is None:
                 clear(run_dir)
             else:
-                (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run that is continued
+                (run_dir / "metrics.json").unlink(
+                    missing_ok=True
+                )  # of a shorter run that is continued
             describe_run(config, run_dir, data, module)
             if start_from is not None:
                 log.info(f"resuming {start_from}")
@@ -97,7 +116,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
     """The data configuration with absolute paths, so that a run can be evaluated from any folder."""
-    resolved = {key: absolute_paths(value) if key in ("path", "blacklist") else value for key, value in data.items()}
+    resolved = {
+        key: absolute_paths(value) if key in ("path", "blacklist") else value
+        for key, value in data.items()
+    }
     if isinstance(split := data.get("split"), dict) and "bed" in split:
         resolved["split"] = {**split, "bed": absolute_paths(split["bed"])}
     return resolved
@@ -109,7 +131,9 @@ def absolute_paths(path: Json) -> Json:
         return {key: absolute_paths(value) for key, value in path.items()}
     if isinstance(path, list):
         return [absolute_paths(value) for value in path]
-    if not isinstance(path, str) or not path.strip() or is_remote(path):  # '' would be the current folder
+    if (
+        not isinstance(path, str) or not path.strip() or is_remote(path)
+    ):  # '' would be the current folder
         return path
     existing = checks.expand_user(path).exists() or glob.has_magic(path)
     return str(checks.expand_user(path).absolute()) if existing else path
@@ -123,7 +147,11 @@ def check_compatible(config: Config) -> None:
     from dnadiff.training.clip_search import check_search
 
     with on_meta_device():  # a stand-in vocabulary, and no memory for weights
-        denoiser, process = build_denoiser(config, CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(), trust=None)
+        denoiser, process = build_denoiser(
+            config,
+            CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(),
+            trust=None,
+        )
     length, pieces = config["data"].get("length"), config.get("context_parallel", 1)
     denoiser.check_window(length)
     if pieces > 1:
@@ -131,7 +159,9 @@ def check_compatible(config: Config) -> None:
     check_search(config["callbacks"], build_objective(config, process, trust=None))
 
 
-def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
+def assemble(
+    config: Config, run_dir: Path, data: SequenceDataModule
+) -> tuple[Trainer, DiffusionModule]:
     """The Trainer, without loggers, and the LightningModule of a configuration."""
     import torch
 
@@ -166,7 +196,11 @@ def assemble(config: Config, run_dir: Path, data: SequenceDataModule) -> tuple[T
         config.get("context_parallel", 1),
     )
     options = dict(config["trainer"])
-    callbacks = [build(c, trust=None) for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ())) if c]
+    callbacks = [
+        build(c, trust=None)
+        for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ()))
+        if c
+    ]
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
@@ -192,20 +226,29 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
 
     longest = module.denoiser.backbone.max_length
     if longest is not None and data.length > longest:
-        raise ValueError(f"data.length {data.length} is more than the network takes; set data.length to at most {longest}")
+        raise ValueError(
+            f"data.length {data.length} is more than the network takes; set data.length to at most {longest}"
+        )
     labels, known = len(data.labels), module.denoiser.backbone.num_labels
     if labels and labels != known:
-        raise ValueError(f"the data have {labels} labels, the network takes {known}; set backbone.num_labels={labels}")
+        raise ValueError(
+            f"the data have {labels} labels, the network takes {known}; set backbone.num_labels={labels}"
+        )
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
         ids, vocab = data.test_windows("valid")[0]["ids"][None, :64].long(), module.denoiser.vocab
         counted = vocab.is_emitted()[ids]
-        x0, xt, t, counted = (one.to(device) for one in (ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), counted))
+        x0, xt, t, counted = (
+            one.to(device)
+            for one in (ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), counted)
+        )
         module.denoiser.to(device).eval().nll(x0, xt, t, None, counted)
     module.denoiser.to("cpu").train()
 
 
-def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule) -> None:
+def describe_run(
+    config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule
+) -> None:
     """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
     from dnadiff.data.files import atomic_write, write_json
 
@@ -214,7 +257,9 @@ def describe_run(config: Config, run_dir: Path, data: SequenceDataModule, module
     write_json(run_dir / "tokenizer.json", data.tokenizer.config())
     about = data.describe()
     log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
-    log.info(f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} parameters; run folder {run_dir}")
+    log.info(
+        f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} parameters; run folder {run_dir}"
+    )
     for note in module.objective.notes():
         log.info(note)
 
@@ -228,10 +273,15 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
 
     log_file = metrics_file(trainer)
     rows, seconds = log_file.rows(), log_file.seconds
-    last = {key: next((float(r[key]) for r in reversed(rows) if r[key]), None) for key in ("train_nll", "valid_nll", "valid_nll_live")}
+    last = {
+        key: next((float(r[key]) for r in reversed(rows) if r[key]), None)
+        for key in ("train_nll", "valid_nll", "valid_nll_live")
+    }
     valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set by the callback connector
-    best = next((c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf)  # of the current number of validation windows
+    best = next(
+        (c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf
+    )  # of the current number of validation windows
     metrics: dict[str, Json] = {
         "finished": done,
         "step": trainer.global_step,
@@ -243,17 +293,32 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         "best_valid_nll": float(f"{best:.6g}") if math.isfinite(best) else min(valid, default=None),
         "peak_memory_mb": peak_memory() >> 20,
     }
-    shown = [("steps", f"{metrics['step']:,}"), ("tokens", f"{metrics['tokens']:,}"), ("time", duration(seconds))]
-    shown += [("tokens/s", f"{metrics['tokens_per_second']:,}"), ("parameters", f"{metrics['parameters']:,}")]
+    shown = [
+        ("steps", f"{metrics['step']:,}"),
+        ("tokens", f"{metrics['tokens']:,}"),
+        ("time", duration(seconds)),
+    ]
+    shown += [
+        ("tokens/s", f"{metrics['tokens_per_second']:,}"),
+        ("parameters", f"{metrics['parameters']:,}"),
+    ]
     if valid:
-        shown += [("validation, nats per token", f"{valid[-1]:.4f}"), ("best validation", f"{metrics['best_valid_nll']:.4f}")]
+        shown += [
+            ("validation, nats per token", f"{valid[-1]:.4f}"),
+            ("best validation", f"{metrics['best_valid_nll']:.4f}"),
+        ]
     if done:
         folder = run_dir / "checkpoints"
-        metrics["sha256"] = {str(path.relative_to(folder)): hash_file(path) for path in sorted(folder.rglob("*.ckpt"))}
+        metrics["sha256"] = {
+            str(path.relative_to(folder)): hash_file(path)
+            for path in sorted(folder.rglob("*.ckpt"))
+        }
         write_json(run_dir / "metrics.json", metrics)
     print(table(shown))
     if not done:
-        print(f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add resume=true hydra.run.dir={run_dir}")
+        print(
+            f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add resume=true hydra.run.dir={run_dir}"
+        )
     print(f"files are in {run_dir}")
     return metrics
 

@@ -77,7 +77,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         raise ValueError(
             f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is a pretrained one; leave it out"
         )
-    writer = writer_of(output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG)
+    writer = writer_of(
+        output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG
+    )
     method = build(config["variant_method"], trust=None)
     model = checkpoint.load(config["checkpoint"], config["trust"])
     network = open_network(config, model)
@@ -85,7 +87,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     source, regions = open_variants(config, network.reference)
     training = training_part(model, network.reference, config["trust"])
     alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
-    summarized = partial(summarize, alleles=alleles, method=method, training=training, mismatch_is_error=options.mismatch_is_error(config))
+    summarized = partial(
+        summarize,
+        alleles=alleles,
+        method=method,
+        training=training,
+        mismatch_is_error=options.mismatch_is_error(config),
+    )
     work = VariantWork(Scorer(network, method, alleles, config["L2"]), source, writer, summarized)
     settings = output_settings(config, model, network, method, source, regions)
     if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
@@ -94,10 +102,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     writer.check_order(source, summary.is_sorted, output)
     extras = extra_outputs(config, run_dir, network, summary)
     extras.check(output, config["overwrite"] or config["resume"])
-    about = {"checkpoint": str(config["checkpoint"]), "method": method.name, "window": network.window}
+    about = {
+        "checkpoint": str(config["checkpoint"]),
+        "method": method.name,
+        "window": network.window,
+    }
     draw = partial(draw_regions, regions=regions, read=lambda: writer.read(output), about=about)
     if (stream := open_output(config, writer, output, settings, assignment.interval)) is None:
-        if config["report"] is not None or not regions:  # a page in the folder of an earlier run is not drawn again
+        if (
+            config["report"] is not None or not regions
+        ):  # a page in the folder of an earlier run is not drawn again
             extras.missing().write(draw)
         return output
     return score(work, stream, summary, training, assignment, lambda: extras.write(draw))
@@ -117,16 +131,37 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
 
     options.check_fine_tuned(config)
     writer = writer_of(output, PREDICTED_COLUMNS, config["on_mismatch"] == FLAG)
-    model = saved.load(config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"]))
-    predict, window = model.contrasts(config["target"], config["batch_size"]), model.window_of(config["window"])
+    model = saved.load(
+        config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"])
+    )
+    predict, window = (
+        model.contrasts(config["target"], config["batch_size"]),
+        model.window_of(config["window"]),
+    )
     target = model.classes[model.number_of(config["target"])]
     writer.predicted = model.target.contrast_name(target)
     reference = Genome.open(config["genome"])
     source, regions = open_variants(config, reference)
-    alleles = Alleles(reference, window, config["on_mismatch"] == SKIP, fixed_length=model.limits.fixed is not None)
+    alleles = Alleles(
+        reference,
+        window,
+        config["on_mismatch"] == SKIP,
+        fixed_length=model.limits.fixed is not None,
+    )
     training = TrainingPart({}, {}, "not known of a fine-tuned run")
-    summarized = partial(summarize, alleles=alleles, method=None, training=training, mismatch_is_error=options.mismatch_is_error(config))
-    work = VariantWork(PredictedScorer(predict, GenomeWindows(window, reference), alleles), source, writer, summarized)
+    summarized = partial(
+        summarize,
+        alleles=alleles,
+        method=None,
+        training=training,
+        mismatch_is_error=options.mismatch_is_error(config),
+    )
+    work = VariantWork(
+        PredictedScorer(predict, GenomeWindows(window, reference), alleles),
+        source,
+        writer,
+        summarized,
+    )
     settings = {
         "networks": [member.sha256 for member in model.members],
         "device": model.device.type,
@@ -144,7 +179,9 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
     return output if stream is None else score(work, stream, summary, training, assignment)
 
 
-def open_output(config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float) -> ResumableOutput | None:
+def open_output(
+    config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float
+) -> ResumableOutput | None:
     """The output; None if resuming finds that it is complete."""
     from dnadiff.design.bgzip import BgzipOutput
     from dnadiff.design.output import ResumableOutput, discard, is_compressed
@@ -189,7 +226,9 @@ def open_network(config: Config, model: Loaded) -> Network:
     model.denoiser.to(commands.pick_device(config["accelerator"]))
     window = commands.check_window(config["window"], model)
     settings = {key: config[key] for key in ("batch_size", "stranded", "sites_per_window", "seed")}
-    return Network.checked(model.denoiser, model.process, Genome.open(config["genome"]), window=window, **settings)
+    return Network.checked(
+        model.denoiser, model.process, Genome.open(config["genome"]), window=window, **settings
+    )
 
 
 def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
@@ -209,17 +248,28 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
     return Saturation(regions, genome, config["deletions"]), regions
 
 
-def extra_outputs(config: Config, run_dir: Path, network: Network, summary: InputSummary) -> ExtraOutputs:
+def extra_outputs(
+    config: Config, run_dir: Path, network: Network, summary: InputSummary
+) -> ExtraOutputs:
     """The files next to the scores."""
     from dnadiff.variant_effect.extra_outputs import ExtraOutputs
 
     matrix = None if config["dependency"] is None else expand_user(config["dependency"])
-    page = None if config["saturate"] is None else expand_user(config["report"] or run_dir / "report.html")
+    page = (
+        None
+        if config["saturate"] is None
+        else expand_user(config["report"] or run_dir / "report.html")
+    )
     return ExtraOutputs(network, summary, matrix, config["dependency_span"], page)
 
 
 def output_settings(
-    config: Config, model: Loaded, network: Network, method: VariantMethod, source: VariantSource, regions: Sequence[Region]
+    config: Config,
+    model: Loaded,
+    network: Network,
+    method: VariantMethod,
+    source: VariantSource,
+    regions: Sequence[Region],
 ) -> dict[str, Json]:
     """Everything that the contents of the output depend on."""
     from dnadiff.published.tensors import fingerprint
@@ -234,7 +284,9 @@ def output_settings(
     }
 
 
-def input_settings(config: Config, reference: Reference, window: int, regions: Sequence[Region]) -> dict[str, Json]:
+def input_settings(
+    config: Config, reference: Reference, window: int, regions: Sequence[Region]
+) -> dict[str, Json]:
     """What is read, of the settings that the contents of the output depend on."""
     from dnadiff.data.files import resolve
     from dnadiff.design.output import sha256
@@ -243,23 +295,33 @@ def input_settings(config: Config, reference: Reference, window: int, regions: S
     return {"variants": variants, "genome": reference.digest, "window": window}
 
 
-def generate(work: VariantWork, stream: ResumableOutput, summary: InputSummary, assignment: Assignment) -> None:
+def generate(
+    work: VariantWork, stream: ResumableOutput, summary: InputSummary, assignment: Assignment
+) -> None:
     """Score and write the remaining rows."""
     from dnadiff.variant_effect.effects import Audit
 
     scorer, writer = work.scorer, work.writer
-    log.info(f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} bases, method {scorer.method_name}")
+    log.info(
+        f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} bases, method {scorer.method_name}"
+    )
     if stream.done:
         log.info(f"resuming after {stream.done:,} rows")
     bar = Progress(summary.rows, "variants", stream.done)
     audit, missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
     work.report, scorer.audited = bar.update, audit.sites
-    content = b"" if stream.done else writer.header(work.source, summary.contigs(scorer.network.reference.lengths))
+    content = (
+        b""
+        if stream.done
+        else writer.header(work.source, summary.contigs(scorer.network.reference.lengths))
+    )
     try:
         for result in assignment.results(ROWS, work, stream.done):
             audit.include(Audit(*result.about["audit"]))
             missing += result.about["missing"]
-            stream.append(content + result.content, result.items, audit=audit.values, missing=missing)
+            stream.append(
+                content + result.content, result.items, audit=audit.values, missing=missing
+            )
             content = b""
     finally:
         bar.close()
@@ -267,7 +329,9 @@ def generate(work: VariantWork, stream: ResumableOutput, summary: InputSummary, 
     scorer.audit, scorer.num_missing = audit, missing
 
 
-def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart) -> None:
+def write_about(
+    scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart
+) -> None:
     """Write the JSON file next to the finished output, which cannot be resumed afterwards."""
     from dnadiff.design.output import discard
     from dnadiff.design.provenance import write_settings
@@ -280,7 +344,13 @@ def write_about(scorer: RowScorer, stream: ResumableOutput, summary: InputSummar
         without_value=scorer.num_missing,
         in_training_part=summary.in_training if training.known else None,
         training_part=training.note,
-        sites_per_window_error={"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared} if audit.shared else None,
+        sites_per_window_error={
+            "rms": audit.rms,
+            "sites": audit.sites,
+            "shared_sites": audit.shared,
+        }
+        if audit.shared
+        else None,
     )
     discard(stream.output)
 

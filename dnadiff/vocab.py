@@ -34,17 +34,33 @@ class Vocab:
         object.__setattr__(self, "never_emitted", tuple(sorted(set(self.never_emitted))))
         if self.complement is not None:
             object.__setattr__(self, "complement", tuple(self.complement))
-        for name, ids in (("mask_id", (self.mask_id,)), ("pad_id", (self.pad_id,)), ("never_emitted", self.never_emitted)):
+        for name, ids in (
+            ("mask_id", (self.mask_id,)),
+            ("pad_id", (self.pad_id,)),
+            ("never_emitted", self.never_emitted),
+        ):
             if not all(0 <= i < self.size for i in ids):
-                raise ValueError(f"{name} {ids} is outside 0..{self.size - 1}; set {name} to ids of the vocabulary")
+                raise ValueError(
+                    f"{name} {ids} is outside 0..{self.size - 1}; set {name} to ids of the vocabulary"
+                )
         if self.mask_id not in self.never_emitted:
-            raise ValueError(f"never_emitted {self.never_emitted} must include mask_id {self.mask_id}: a sample may not contain the mask")
+            raise ValueError(
+                f"never_emitted {self.never_emitted} must include mask_id {self.mask_id}: a sample may not contain the mask"
+            )
         if len(self.never_emitted) >= self.size:
-            raise ValueError("never_emitted includes every id; at least one token must be emittable")
+            raise ValueError(
+                "never_emitted includes every id; at least one token must be emittable"
+            )
         if self.complement is not None and sorted(self.complement) != list(range(self.size)):
-            raise ValueError(f"complement must be a permutation of 0..{self.size - 1}, got {self.complement}")
-        if self.complement is not None and any(self.complement[j] != i for i, j in enumerate(self.complement)):
-            raise ValueError("complement must be its own inverse: the complement of a complement is the token itself")
+            raise ValueError(
+                f"complement must be a permutation of 0..{self.size - 1}, got {self.complement}"
+            )
+        if self.complement is not None and any(
+            self.complement[j] != i for i, j in enumerate(self.complement)
+        ):
+            raise ValueError(
+                "complement must be its own inverse: the complement of a complement is the token itself"
+            )
 
     @cached_property
     def emitted(self) -> tuple[int, ...]:
@@ -63,12 +79,16 @@ class Vocab:
     def reverse_complement(self, ids: Tensor) -> Tensor:
         """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no complement."""
         if self.complement is None:
-            raise ValueError("this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA")
+            raise ValueError(
+                "this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA"
+            )
         return _table(self.complement, torch.int64, ids.device)[ids.flip(-1).long()]
 
 
 @lru_cache(maxsize=64)
 def _table(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A table on a device, copied there once: a copy in every call would make a GPU wait for the CPU. Do not write to it."""
-    with torch.inference_mode(False):  # a tensor of inference mode could not be used in training later
+    with torch.inference_mode(
+        False
+    ):  # a tensor of inference mode could not be used in training later
         return torch.tensor(values, dtype=dtype, device=device)

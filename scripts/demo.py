@@ -30,7 +30,10 @@ from dnadiff.progress import duration, table
 from dnadiff.report import RunResults, headlines, read_metrics, sentences
 
 GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"
-UPSTREAM, GENE_START = 60, 3_716_546  # bases before the first one (0-based) of b3552, in the part that the bundled model has not seen
+UPSTREAM, GENE_START = (
+    60,
+    3_716_546,
+)  # bases before the first one (0-based) of b3552, in the part that the bundled model has not seen
 WINDOW, NUM_GROUPS = 512, 32  # of the designs
 TEST_TOKENS = 464_165
 TASK_LENGTH = 200
@@ -62,11 +65,23 @@ class Settings:
     def shortened(self, full: Settings) -> list[str]:
         """What is less than in the full demo, in words."""
         said = [
-            (self.num_designs < full.num_designs, f"{self.num_designs} designs instead of {full.num_designs}"),
-            (self.num_bases < full.num_bases, f"{self.num_bases} bases of the gene instead of {full.num_bases}"),
-            (self.num_draws < full.num_draws, f"{self.num_draws} draws per window instead of {full.num_draws}"),
+            (
+                self.num_designs < full.num_designs,
+                f"{self.num_designs} designs instead of {full.num_designs}",
+            ),
+            (
+                self.num_bases < full.num_bases,
+                f"{self.num_bases} bases of the gene instead of {full.num_bases}",
+            ),
+            (
+                self.num_draws < full.num_draws,
+                f"{self.num_draws} draws per window instead of {full.num_draws}",
+            ),
             (self.conjoin < full.conjoin, "one strand instead of both conjoined"),
-            (self.seeds < full.seeds, f"{self.seeds} seed{'s' * (self.seeds > 1)} of fine-tuning instead of {full.seeds}"),
+            (
+                self.seeds < full.seeds,
+                f"{self.seeds} seed{'s' * (self.seeds > 1)} of fine-tuning instead of {full.seeds}",
+            ),
         ]
         return [words for less, words in said if less]
 
@@ -127,7 +142,11 @@ class Speed:
         return self.start
 
 
-def choose(available: float, stages: Sequence[Callable[[Settings], float]], ladder: Sequence[Settings] = LADDER) -> Settings:
+def choose(
+    available: float,
+    stages: Sequence[Callable[[Settings], float]],
+    ladder: Sequence[Settings] = LADDER,
+) -> Settings:
     """The most complete settings whose remaining stages take at most `available` seconds, or else the shortest."""
     return next((s for s in ladder if sum(stage(s) for stage in stages) <= available), ladder[-1])
 
@@ -141,7 +160,9 @@ def command(name: str, *args: str) -> str:
     """Run one command and return its command line; exits if it fails."""
     line = f"python -m dnadiff.{name} {' '.join(args)}"
     print(f"\n$ {line}", flush=True)
-    status = subprocess.run([sys.executable, "-m", f"dnadiff.{name}", *args], check=False).returncode
+    status = subprocess.run(
+        [sys.executable, "-m", f"dnadiff.{name}", *args], check=False
+    ).returncode
     if status:
         raise SystemExit(status)
     return line
@@ -150,7 +171,13 @@ def command(name: str, *args: str) -> str:
 def measure(folder: Path) -> Speed:
     """The speed of this machine, from a short training run in `folder` and from the bundled network."""
     begin = time.monotonic()
-    command("train", "experiment=ecoli_demo", "trainer.max_steps=80", "data.max_valid_windows=16", f"hydra.run.dir={folder}")
+    command(
+        "train",
+        "experiment=ecoli_demo",
+        "trainer.max_steps=80",
+        "data.max_valid_windows=16",
+        f"hydra.run.dir={folder}",
+    )
     took = time.monotonic() - begin
     rows = read_metrics(folder / "metrics.csv")
     done = rows["train_loss"] == rows["train_loss"]  # not NaN: rows of training
@@ -162,7 +189,9 @@ def measure(folder: Path) -> Speed:
     windows, batch = torch.full((4, LONG), mask_id), torch.full((16, TASK_LENGTH), mask_id)
     conjoined = Conjoined(loaded.denoiser, loaded.tokenizer.vocab)
     with torch.no_grad():
-        forward = 2 * windows.numel() / seconds_of(lambda: conjoined.log_probs(windows), 4)  # both strands are read
+        forward = (
+            2 * windows.numel() / seconds_of(lambda: conjoined.log_probs(windows), 4)
+        )  # both strands are read
     short = batch.numel() / seconds_of(lambda: backbone(batch).logsumexp(-1).sum().backward(), 20)
     return Speed(took - seconds[-1], float(training), forward, short)
 
@@ -195,23 +224,73 @@ def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], li
         done.append(choose(left, stages[len(done) :], at_most(done[-1]) if done else LADDER))
         return done[-1]
 
-    folder.joinpath("upstream.bed").write_text(f"{RECORD}\t{end - UPSTREAM}\t{end}\n", encoding="utf-8")
-    designs = (f"infill={folder / 'upstream.bed'}", f"genome={GENOME}", f"length={WINDOW}", f"sampler.num_groups={NUM_GROUPS}")
-    lines = [command("sample", model, f"num_samples={choice().num_designs}", *designs, f"output={folder / 'designs.fa'}", where)]
+    folder.joinpath("upstream.bed").write_text(
+        f"{RECORD}\t{end - UPSTREAM}\t{end}\n", encoding="utf-8"
+    )
+    designs = (
+        f"infill={folder / 'upstream.bed'}",
+        f"genome={GENOME}",
+        f"length={WINDOW}",
+        f"sampler.num_groups={NUM_GROUPS}",
+    )
+    lines = [
+        command(
+            "sample",
+            model,
+            f"num_samples={choice().num_designs}",
+            *designs,
+            f"output={folder / 'designs.fa'}",
+            where,
+        )
+    ]
     region = f"saturate={RECORD}:{end + 1}-{end + choice().num_bases}"
     files = f"output={folder / 'variants.tsv'}", f"report={folder / 'variants.html'}"
     lines.append(command("variants", model, region, f"genome={GENOME}", *files, where))
     draws = (f"num_draws={choice().num_draws}", f"conjoin={str(done[-1].conjoin).lower()}")
-    lines.append(command("evaluate", model, "orders=[0,2,3,6,9,12]", *draws, f"output={folder / 'evaluate.json'}", where))
+    lines.append(
+        command(
+            "evaluate",
+            model,
+            "orders=[0,2,3,6,9,12]",
+            *draws,
+            f"output={folder / 'evaluate.json'}",
+            where,
+        )
+    )
     seeds = f"seeds={choice().seeds}"
-    lines.append(command("finetune", model, "task=ecoli_coding", seeds, *RECIPE, f"hydra.run.dir={folder / 'finetune'}"))
+    lines.append(
+        command(
+            "finetune",
+            model,
+            "task=ecoli_coding",
+            seeds,
+            *RECIPE,
+            f"hydra.run.dir={folder / 'finetune'}",
+        )
+    )
     seconds = remaining() - speed.report - speed.own_evaluation - speed.start
     steps = max(100, round(0.97 * seconds * speed.training / (16 * 512)))  # 3 % for validation
     print(f"\n{duration(max(seconds, 0))} of training, {steps:,} steps")
-    lines.append(command("train", "experiment=ecoli_demo", f"trainer.max_steps={steps}", f"hydra.run.dir={folder / 'train'}"))
+    lines.append(
+        command(
+            "train",
+            "experiment=ecoli_demo",
+            f"trainer.max_steps={steps}",
+            f"hydra.run.dir={folder / 'train'}",
+        )
+    )
     draws = ("num_draws=2", "orders=[0,3,6]", f"output={folder / 'train' / 'evaluate.json'}")
-    lines.append(command("evaluate", f"checkpoint={folder / 'train'}", *draws, f"hydra.run.dir={folder / 'train'}"))
-    used = Settings(done[0].num_designs, done[1].num_bases, done[2].num_draws, done[2].conjoin, done[3].seeds)
+    lines.append(
+        command(
+            "evaluate",
+            f"checkpoint={folder / 'train'}",
+            *draws,
+            f"hydra.run.dir={folder / 'train'}",
+        )
+    )
+    used = Settings(
+        done[0].num_designs, done[1].num_bases, done[2].num_draws, done[2].conjoin, done[3].seeds
+    )
     return lines, used.shortened(LADDER[0]), speed
 
 
@@ -223,14 +302,30 @@ def designs_in(folder: Path) -> Designs:
     real = load("ecoli").tokenizer.decode(genome.window(RECORD, low, low + WINDOW))
     sequences = [letters_of(record.sequence) for record in read_fasta(folder / "designs.fa")]
     first = GENE_START - UPSTREAM - low
-    return Designs(sequences, real, first, first + UPSTREAM, f"{RECORD}:{GENE_START - UPSTREAM + 1:,}-{GENE_START:,}")
+    return Designs(
+        sequences,
+        real,
+        first,
+        first + UPSTREAM,
+        f"{RECORD}:{GENE_START - UPSTREAM + 1:,}-{GENE_START:,}",
+    )
 
 
 def main() -> None:
     """Run all steps."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="total time, without installation (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=None, help="folder for the results (default: runs/demo/<date_time>)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="total time, without installation (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="folder for the results (default: runs/demo/<date_time>)",
+    )
     options = parser.parse_args()
     start = time.monotonic()
     folder = options.folder or Path("runs/demo") / time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -243,21 +338,43 @@ def main() -> None:
     def content(*parts: str) -> dict:
         return json.loads(folder.joinpath(*parts).read_text(encoding="utf-8"))
 
-    bundled = RunResults(evaluation=content("evaluate.json"), finetune=content("finetune", "finetune.json"))
-    own = RunResults(metrics=read_metrics(folder / "train" / "metrics.csv"), evaluation=content("train", "evaluate.json"))
+    bundled = RunResults(
+        evaluation=content("evaluate.json"), finetune=content("finetune", "finetune.json")
+    )
+    own = RunResults(
+        metrics=read_metrics(folder / "train" / "metrics.csv"),
+        evaluation=content("train", "evaluate.json"),
+    )
     training = content("train", "metrics.json")
-    details = {"tokens seen in training": training["tokens"], "tokens per second": training["tokens_per_second"]}
-    write_page(folder / "report.html", designs_in(folder), folder / "variants_heat_map_1.png", bundled, own, details, lines)
+    details = {
+        "tokens seen in training": training["tokens"],
+        "tokens per second": training["tokens_per_second"],
+    }
+    write_page(
+        folder / "report.html",
+        designs_in(folder),
+        folder / "variants_heat_map_1.png",
+        bundled,
+        own,
+        details,
+        lines,
+    )
 
     for title, results in (("The bundled model", bundled), ("The model trained here", own)):
         rows = [(h.name, h.value, h.interval) for h in headlines(results)]
         print(f"\n{title}\n\n" + table(rows, ("result", "value", "95 % interval")))
         print("\n" + "\n".join(sentences(results)))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (1 << 20 if sys.platform == "darwin" else 1 << 10)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (
+        1 << 20 if sys.platform == "darwin" else 1 << 10
+    )
     total, per_second = duration(time.monotonic() - start), training["tokens_per_second"]
-    print(f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s (predicted {speed.training:,.0f})")
+    print(
+        f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s (predicted {speed.training:,.0f})"
+    )
     if shortened:
-        print(f"shortened to fit {options.minutes:g} minutes on this machine: {'; '.join(shortened)}")
+        print(
+            f"shortened to fit {options.minutes:g} minutes on this machine: {'; '.join(shortened)}"
+        )
     print(f"peak memory of one command: {peak:,} MB")
     print(f"report: {folder / 'report.html'}")
 

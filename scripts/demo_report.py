@@ -46,7 +46,13 @@ class Designs:
     def identity(self) -> float:
         """The mean share of designed bases that are those of the genome."""
         return float(
-            np.mean([a == b for each in self.sequences for a, b in zip(each[self.start : self.end], self.real[self.start : self.end])])
+            np.mean(
+                [
+                    a == b
+                    for each in self.sequences
+                    for a, b in zip(each[self.start : self.end], self.real[self.start : self.end])
+                ]
+            )
         )
 
     def figure(self) -> Figure:
@@ -57,7 +63,9 @@ class Designs:
         with figures.style():
             figure = Figure(figsize=(10.5, 2.2), layout="constrained")
             for axes, heights, title in zip(
-                figure.subplots(2, 1, gridspec_kw={"height_ratios": [2, 1]}), (shares, own), ("designs", "genome")
+                figure.subplots(2, 1, gridspec_kw={"height_ratios": [2, 1]}),
+                (shares, own),
+                ("designs", "genome"),
             ):
                 logo(axes, heights, len(shown), top=1.0)
                 axes.set_ylabel(title)
@@ -67,7 +75,13 @@ class Designs:
 
 
 def write_page(
-    path: Path, designs: Designs, heat_map: Path, bundled: RunResults, own: RunResults, details: dict[str, Json], commands: Sequence[str]
+    path: Path,
+    designs: Designs,
+    heat_map: Path,
+    bundled: RunResults,
+    own: RunResults,
+    details: dict[str, Json],
+    commands: Sequence[str],
 ) -> Path:
     """Write the page."""
     title = "dnadiff: a demonstration on E. coli"
@@ -76,10 +90,15 @@ def write_page(
         f"<header><h1>{escape(title)}</h1><p>Designs, variant effects, likelihoods and a classifier of a model of <i>E. coli</i> that ships "
         f"with the package, and the training of a small one. {sections.NOTICE}</p></header>",
         design_section(designs),
-        section("Variants of a held-out gene", image(heat_map, "heat map of the first bases of a gene", heat_map_caption())),
+        section(
+            "Variants of a held-out gene",
+            image(heat_map, "heat map of the first bases of a gene", heat_map_caption()),
+        ),
         sections.main_results(bundled),
         sections.likelihood(evaluation, bundled.unit),
-        sections.context(evaluation, bundled.unit, bundled.uniform_bits) if evaluation.get("curve") else "",
+        sections.context(evaluation, bundled.unit, bundled.uniform_bits)
+        if evaluation.get("curve")
+        else "",
         sections.downstream(bundled.finetune) if bundled.finetune else "",
         stored_section(),
         sections.training(own.metrics, own.unit) if own.metrics else "",
@@ -96,27 +115,40 @@ def design_section(designs: Designs) -> str:
         f"{len(designs.sequences)} designs of {designs.name}, conditioned on its flanks (outside the dotted lines). Height: share of designs. "
         f"{100 * designs.identity():.0f} % of the designed bases are those of the genome; 25 % is chance."
     )
-    return section("Designs in real flanks", picture(designs.figure(), "designs", f"designs of {designs.name} above the genome", caption))
+    return section(
+        "Designs in real flanks",
+        picture(
+            designs.figure(), "designs", f"designs of {designs.name} above the genome", caption
+        ),
+    )
 
 
 def heat_map_caption() -> str:
     """What the colors mean."""
-    return (
-        "Log-likelihood ratio of each base (rows) to that of the genome (dots): red is less likely. Letters: information of the prediction."
-    )
+    return "Log-likelihood ratio of each base (rows) to that of the genome (dots): red is less likely. Letters: information of the prediction."
 
 
 def stored_section() -> str:
     """A picture of results that were measured before."""
     caption = "Stored, not measured by this run: test scores of classifiers by the number of training items (docs/results/fine_tuning.md)."
-    return section("Stored results", image(STORED, "test scores by the number of training items", caption)) if STORED.is_file() else ""
+    return (
+        section(
+            "Stored results", image(STORED, "test scores by the number of training items", caption)
+        )
+        if STORED.is_file()
+        else ""
+    )
 
 
 def own_section(own: RunResults) -> str:
     """The headline numbers of the model that the demo trained."""
     rows = headlines(own)
     head = ("Result", "Value", "95 % interval", "How to read it")
-    return section("The model trained here", table(head, rows, numbers=(1, 2), kind="cards")) if rows else ""
+    return (
+        section("The model trained here", table(head, rows, numbers=(1, 2), kind="cards"))
+        if rows
+        else ""
+    )
 
 
 def image(path: Path, label: str, caption: str) -> str:

@@ -13,7 +13,11 @@ import pytest
 
 from dnadiff.config import config_dir
 
-OWN = {str(config_dir()), "hydra.conf", ""}  # the package's folder, Hydra's and its schemas: their files do not change while the tests run
+OWN = {
+    str(config_dir()),
+    "hydra.conf",
+    "",
+}  # the package's folder, Hydra's and its schemas: their files do not change while the tests run
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:
@@ -21,7 +25,9 @@ def remember(patch: pytest.MonkeyPatch) -> None:
     from hydra._internal import config_loader_impl as loader
     from hydra._internal.config_repository import CachingConfigRepository
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
-    from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+    from hydra._internal.core_plugins.importlib_resources_config_source import (
+        ImportlibResourcesConfigSource,
+    )
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     for source in (FileConfigSource, ImportlibResourcesConfigSource):
@@ -73,12 +79,22 @@ def choose_once(create: Callable[..., Any]) -> Callable[..., Any]:
     """`create_defaults_list`: the files that a command and the choices of its command line name."""
     known: dict[tuple, Any] = {}
 
-    def create_defaults_list(repo: Any, config_name: str, overrides_list: list[Any], **options: bool) -> Any:
+    def create_defaults_list(
+        repo: Any, config_name: str, overrides_list: list[Any], **options: bool
+    ) -> Any:
         if not own(repo):
             return create(repo, config_name, overrides_list, **options)
         given = [each for each in overrides_list if not each.is_sweep_override()]
-        values = [each for each in given if isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)]
-        key = (config_name, *options.items(), *(each.input_line for each in given if each not in values))
+        values = [
+            each
+            for each in given
+            if isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)
+        ]
+        key = (
+            config_name,
+            *options.items(),
+            *(each.input_line for each in given if each not in values),
+        )
         if key not in known:
             known[key] = create(repo, config_name, overrides_list, **options)
         return replace(known[key], config_overrides=values)

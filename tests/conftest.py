@@ -36,7 +36,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def neighbor(name: str) -> ModuleType:
     """The module of this folder with that name."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -102,7 +104,10 @@ def objects_are_frozen():
 @pytest.fixture(scope="session", autouse=True)
 def nothing_for_absent_devices():
     """Every random seed is also kept for the first use of a GPU, with its stack, and every Trainer searches all packages for callbacks."""
-    torch, trainer = (sys.modules.get(name) for name in ("torch", "lightning.pytorch.trainer.connectors.callback_connector"))
+    torch, trainer = (
+        sys.modules.get(name)
+        for name in ("torch", "lightning.pytorch.trainer.connectors.callback_connector")
+    )
     with pytest.MonkeyPatch.context() as patch:
         if torch is not None and not torch.cuda.is_available():
             patch.setattr("torch.cuda.manual_seed_all", lambda seed: None)
@@ -198,7 +203,13 @@ def cli(monkeypatch, tmp_path, capfd):
     return run
 
 
-SMALL = ["data.length=64", "data.batch_size=4", "trainer.val_check_interval=4", "data.max_valid_windows=4", "trainer.accelerator=cpu"]
+SMALL = [
+    "data.length=64",
+    "data.batch_size=4",
+    "trainer.val_check_interval=4",
+    "data.max_valid_windows=4",
+    "trainer.accelerator=cpu",
+]
 SMALL_NETWORK = {
     "caduceus": ["backbone.d_model=16", "backbone.n_layers=1"],
     "dit": ["backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2"],
@@ -212,7 +223,15 @@ def train_args(tiny_fasta):
     """Arguments of a training run of seconds: train_args(backbone, steps, *more)."""
 
     def args(backbone="caduceus", steps=4, *more, data=("data=fasta", f"data.path={tiny_fasta}")):
-        return [*data, f"backbone={backbone}", *SMALL, *SMALL_NETWORK[backbone], f"trainer.max_steps={steps}", "hydra.run.dir=run", *more]
+        return [
+            *data,
+            f"backbone={backbone}",
+            *SMALL,
+            *SMALL_NETWORK[backbone],
+            f"trainer.max_steps={steps}",
+            "hydra.run.dir=run",
+            *more,
+        ]
 
     return args
 
@@ -226,7 +245,14 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     path = folder / "tiny.fa"
     path.write_text(">one\n" + "ACGTTGA" * 860 + "\n")
-    args = ["data=fasta", f"data.path={path}", *SMALL, *SMALL_NETWORK["caduceus"], "trainer.max_steps=30", "optimizer.lr=1e-2"]
+    args = [
+        "data=fasta",
+        f"data.path={path}",
+        *SMALL,
+        *SMALL_NETWORK["caduceus"],
+        "trainer.max_steps=30",
+        "optimizer.lr=1e-2",
+    ]
     run(compose("train", args), folder / "run", args)
     return folder / "run"
 
@@ -238,7 +264,9 @@ def exported(trained, tmp_path_factory):
     from dnadiff.config import compose
 
     folder = tmp_path_factory.mktemp("exported")
-    return export.run(compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, [])
+    return export.run(
+        compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, []
+    )
 
 
 @pytest.fixture(scope="session")

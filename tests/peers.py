@@ -15,7 +15,13 @@ class ThreadPeers:
     """One of `size` threads that run the same code; `bytes_sent` counts what it sends."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, slots: list[Any]) -> None:
-        self.rank, self.size, self._barrier, self._slots, self.bytes_sent = rank, size, barrier, slots, 0
+        self.rank, self.size, self._barrier, self._slots, self.bytes_sent = (
+            rank,
+            size,
+            barrier,
+            slots,
+            0,
+        )
 
     def gather(self, x: Tensor) -> Tensor:
         self.bytes_sent += x.numel() * x.element_size()

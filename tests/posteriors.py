@@ -15,7 +15,9 @@ def posterior(process, log_probs, xt, t, s, remask=0.0):
     """
     alpha_t, alpha_s = process.noise.alpha(t), process.noise.alpha(s)
     largest = ((1 - alpha_s) / alpha_t.clamp(min=torch.finfo(alpha_t.dtype).tiny)).clamp(max=1.0)
-    r = torch.minimum(torch.as_tensor(remask, dtype=alpha_t.dtype, device=alpha_t.device).clamp(min=0.0), largest)
+    r = torch.minimum(
+        torch.as_tensor(remask, dtype=alpha_t.dtype, device=alpha_t.device).clamp(min=0.0), largest
+    )
     unmask = unmask_probability(alpha_t, alpha_s, r)[:, None, None]
     is_mask = torch.zeros(log_probs.shape[-1], dtype=log_probs.dtype, device=log_probs.device)
     is_mask[process.vocab.mask_id] = 1.0
@@ -38,7 +40,9 @@ def plug_in_posterior(process, log_probs, xt, t, s):
     is_mask[process.vocab.mask_id] = 1.0
     probs = log_probs.exp()
     on_mask = probs[..., process.vocab.mask_id, None]
-    from_mask = torch.where(is_mask > 0, 1 - alpha_s + alpha_s * on_mask, (alpha_s - alpha_t) * probs) / (1 - alpha_t + alpha_t * on_mask)
+    from_mask = torch.where(
+        is_mask > 0, 1 - alpha_s + alpha_s * on_mask, (alpha_s - alpha_t) * probs
+    ) / (1 - alpha_t + alpha_t * on_mask)
     visible = torch.nn.functional.one_hot(xt, log_probs.shape[-1]).to(log_probs.dtype)
     return torch.where((xt == process.vocab.mask_id)[..., None], from_mask, visible)
 
@@ -50,8 +54,12 @@ def analytic_posterior(log_score, xt, sigma_t, sigma_s, vocab):
     1; they are then scaled to 1.
     """
     letters = log_score.masked_fill(~vocab.is_emitted(log_score.device), -torch.inf)
-    probability = (log_expm1(sigma_t - sigma_s) + letters.logsumexp(-1)).exp().clamp(max=1.0)[..., None]
-    is_mask = torch.nn.functional.one_hot(torch.tensor(vocab.mask_id, device=xt.device), log_score.shape[-1])
+    probability = (
+        (log_expm1(sigma_t - sigma_s) + letters.logsumexp(-1)).exp().clamp(max=1.0)[..., None]
+    )
+    is_mask = torch.nn.functional.one_hot(
+        torch.tensor(vocab.mask_id, device=xt.device), log_score.shape[-1]
+    )
     from_mask = probability * torch.softmax(letters, -1) + (1 - probability) * is_mask
     visible = torch.nn.functional.one_hot(xt, log_score.shape[-1])
     return torch.where((xt == vocab.mask_id)[..., None], from_mask, visible.to(from_mask))

@@ -86,18 +86,34 @@ class Starter:
                 _serve(theirs)
             theirs.close()
 
-    def start(self, *command: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, fork: bool = True) -> Process:
+    def start(
+        self,
+        *command: object,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        fork: bool = True,
+    ) -> Process:
         """Start `python COMMAND` with one thread for each OpenMP region. `torch.compile` fails in a forked process: `fork=False`."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         printed, words = (folder / "output", folder / "errors"), [str(word) for word in command]
-        env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        env = {
+            **(os.environ if env is None else env),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        }
         with printed[0].open("wb") as output, printed[1].open("wb") as errors:
             if self._socket is None or not fork:
-                handle = subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, stdout=output, stderr=errors)
+                handle = subprocess.Popen(
+                    [sys.executable, *words], cwd=cwd, env=env, stdout=output, stderr=errors
+                )
                 return Process(handle, printed)
             reader, writer = os.pipe()
             request = {"command": words, "cwd": str(cwd or Path.cwd()), "env": env}
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [writer, output.fileno(), errors.fileno()])
+            socket.send_fds(
+                self._socket,
+                [json.dumps(request).encode()],
+                [writer, output.fileno(), errors.fileno()],
+            )
             os.close(writer)
         return Process(Forked(os.fdopen(reader, "rb", buffering=0)), printed)
 
@@ -142,7 +158,9 @@ def _detach(kept: int) -> None:
 
 def _watch(request: SimpleNamespace, status: int, output: int, errors: int) -> None:
     """Run the command in another process and report its number and its exit status."""
-    process = multiprocessing.get_context("fork").Process(target=_run, args=(request, output, errors))
+    process = multiprocessing.get_context("fork").Process(
+        target=_run, args=(request, output, errors)
+    )
     process.start()
     os.write(status, b"%d\n" % process.pid)
     process.join()
@@ -153,7 +171,10 @@ def _run(request: SimpleNamespace, output: int, errors: int) -> None:
     """As the interpreter runs a command line."""
     os.dup2(output, 1), os.dup2(errors, 2)
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
-    for name in (None, *logging.root.manager.loggerDict):  # Lightning logs to the stream that it found when it was imported
+    for name in (
+        None,
+        *logging.root.manager.loggerDict,
+    ):  # Lightning logs to the stream that it found when it was imported
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler):
                 handler.setStream(sys.stderr)

@@ -20,18 +20,37 @@ def run(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
-    args = ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=64", "data.batch_size=8", "trainer.val_check_interval=20"]
-    args += ["backbone.d_model=16", "backbone.n_layers=1", "objective=block_mdlm", "objective.block_size=4", "optimizer.lr=1e-2"]
+    args = [
+        "data=fasta",
+        f"data.path={folder / 'tiny.fa'}",
+        "data.length=64",
+        "data.batch_size=8",
+        "trainer.val_check_interval=20",
+    ]
+    args += [
+        "backbone.d_model=16",
+        "backbone.n_layers=1",
+        "objective=block_mdlm",
+        "objective.block_size=4",
+        "optimizer.lr=1e-2",
+    ]
     args += ["trainer.max_steps=40", "trainer.accelerator=cpu", "data.max_valid_windows=4"]
     train.run(compose("train", args), folder / "run", args)
-    options = [f"checkpoint={folder / 'run'}", f"output={folder / 'run' / 'evaluate.json'}", "part=valid", "num_draws=4"]
+    options = [
+        f"checkpoint={folder / 'run'}",
+        f"output={folder / 'run' / 'evaluate.json'}",
+        "part=valid",
+        "num_draws=4",
+    ]
     evaluate.run(compose("evaluate", options), folder / "run", options)
     return folder / "run"
 
 
 def test_the_evaluation_is_of_blocks(run):
     found = json.loads((run / "evaluate.json").read_text())
-    assert found["protocol"].startswith("NELBO, count form in blocks of b = 4 tokens, 4 stratified draws")
+    assert found["protocol"].startswith(
+        "NELBO, count form in blocks of b = 4 tokens, 4 stratified draws"
+    )
     table = found["code_length"]
     assert table["length"] == 4 and [row["groups"] for row in table["rows"]] == [1, 2, 4]
     assert table["applies_to"].startswith("each block of sampler=block")
@@ -48,23 +67,37 @@ def test_the_evaluation_is_of_blocks(run):
 def test_sampling_takes_the_groups_of_a_block_from_the_evaluation(cli, run, tmp_path):
     status, _, err = cli("sample", f"checkpoint={run}", "num_samples=2", "output=x.fa")
     assert status != 0 and "set sampler=block" in err
-    status, _, err = cli("sample", f"checkpoint={run}", "sampler=block", "num_samples=3", "length=150", "output=x.fa")
+    status, _, err = cli(
+        "sample", f"checkpoint={run}", "sampler=block", "num_samples=3", "length=150", "output=x.fa"
+    )
     assert status == 0, err
     assert "lose at most 2 % of the structure, by evaluate.json" in err
     settings = json.loads((tmp_path / "x.fa.json").read_text())
-    assert settings["sampler_settings"]["block_size"] == 4 and settings["sampler_settings"]["sampler"]["num_groups"] in (1, 2, 3, 4)
+    assert settings["sampler_settings"]["block_size"] == 4 and settings["sampler_settings"][
+        "sampler"
+    ]["num_groups"] in (1, 2, 3, 4)
     text = "".join(line for line in (tmp_path / "x.fa").read_text().splitlines() if line[0] != ">")
     assert len(text) == 450 and set(text) == set("ACGT")
 
 
 def test_templates_have_weights(cli, run, tmp_path):
     (tmp_path / "t.fa").write_text(">t\nNNNNNACGTTNNNNNGATTACA\n")
-    status, _, err = cli("sample", f"checkpoint={run}", "sampler=block", "template=t.fa", "num_samples=4", "output=x.fa")
+    status, _, err = cli(
+        "sample",
+        f"checkpoint={run}",
+        "sampler=block",
+        "template=t.fa",
+        "num_samples=4",
+        "output=x.fa",
+    )
     assert status == 0, err
     lines = (tmp_path / "x.fa").read_text().splitlines()
     assert all(line[5:10] == "ACGTT" and line[15:] == "GATTACA" for line in lines if line[0] != ">")
     assert all("log_weight=" in line for line in lines if line[0] == ">")
-    assert "does not see fixed tokens to the right" in err and "one for each token that is fixed in a later block" in err
+    assert (
+        "does not see fixed tokens to the right" in err
+        and "one for each token that is fixed in a later block" in err
+    )
 
 
 def test_scores_are_those_of_the_evaluation_and_files_are_restored(cli, run, tmp_path):
@@ -73,11 +106,18 @@ def test_scores_are_those_of_the_evaluation_and_files_are_restored(cli, run, tmp
     assert status == 0, err
     with (tmp_path / "s.tsv").open() as file:
         first, second = csv.DictReader(file, delimiter="\t")
-    assert float(first["bits_per_base"]) < 1.5 < float(second["bits_per_base"]) and second["counted"] == "11"
+    assert (
+        float(first["bits_per_base"]) < 1.5 < float(second["bits_per_base"])
+        and second["counted"] == "11"
+    )
     model = load(run)
-    assert model.nll(["ACGTTGA" * 30], num_draws=64)[0] / math.log(2) == pytest.approx(float(first["bits_per_base"]), abs=0.1)
+    assert model.nll(["ACGTTGA" * 30], num_draws=64)[0] / math.log(2) == pytest.approx(
+        float(first["bits_per_base"]), abs=0.1
+    )
     pytest.importorskip("constriction")
-    status, _, err = cli("compress", f"checkpoint={run}", "input=x.fa", "output=x.dnd", "num_groups=4", "threads=1")
+    status, _, err = cli(
+        "compress", f"checkpoint={run}", "input=x.fa", "output=x.dnd", "num_groups=4", "threads=1"
+    )
     assert status == 0, err
     status, _, err = cli("decompress", f"checkpoint={run}", "input=x.dnd", "output=y.fa")
     assert status == 0, err
@@ -87,7 +127,9 @@ def test_scores_are_those_of_the_evaluation_and_files_are_restored(cli, run, tmp
 def test_variants_have_the_difference_of_the_bounds(run):
     genome = "ACGTTGA" * 20
     model = load(run)
-    found = model.variants([("one", 71, "A", "C"), ("one", 72, "C", "CA")], genome={"one": genome}, window=64)
+    found = model.variants(
+        [("one", 71, "A", "C"), ("one", 72, "C", "CA")], genome={"one": genome}, window=64
+    )
     assert (found["SE"] > 0).all() and (found["LLR"] < -1).all() and found["entropy"].isna().all()
     denoiser = model.denoiser
     assert isinstance(denoiser, BlockDenoiser)
@@ -112,7 +154,11 @@ def test_embeddings_are_those_of_blocks(run):
             ["input=x.fa", "output=s.tsv", "per_base=i.bedgraph"],
             "the information of each base needs a model that sees both sides of it",
         ),
-        ("variants", ["saturate=a:30-31", "genome=x.fa", "output=v.tsv", "num_draws=1"], "num_draws 1 must be even and at least 2"),
+        (
+            "variants",
+            ["saturate=a:30-31", "genome=x.fa", "output=v.tsv", "num_draws=1"],
+            "num_draws 1 must be even and at least 2",
+        ),
         ("sample", ["sampler=ar", "num_samples=1", "output=z.fa"], "set sampler=block"),
         (
             "sample",
@@ -124,16 +170,36 @@ def test_embeddings_are_those_of_blocks(run):
             ["sampler=block", "sampler.sampler.num_groups=5", "num_samples=1", "output=z.fa"],
             "num_groups 5 is larger than the length 4",
         ),
-        ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "objective.block_size=0"], "objective.block_size"),
+        (
+            "train",
+            ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "objective.block_size=0"],
+            "objective.block_size",
+        ),
         (
             "train",
             ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "objective.block_size=2000"],
             "objective.block_size 2000 is more than the 512 tokens",
         ),
-        ("train", ["objective=block_mdlm", "backbone.time_conditioning=true"], "set backbone.time_conditioning=false"),
-        ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=mamba"], "BlockMDLM does not fit backbone Mamba"),
-        ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=caduceus_ps"], "both strands"),
-        ("train", ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone.scan=mamba_ssm"], "mamba_ssm"),
+        (
+            "train",
+            ["objective=block_mdlm", "backbone.time_conditioning=true"],
+            "set backbone.time_conditioning=false",
+        ),
+        (
+            "train",
+            ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=mamba"],
+            "BlockMDLM does not fit backbone Mamba",
+        ),
+        (
+            "train",
+            ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone=caduceus_ps"],
+            "both strands",
+        ),
+        (
+            "train",
+            ["data=fasta", "data.path=x.fa", "objective=block_mdlm", "backbone.scan=mamba_ssm"],
+            "mamba_ssm",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(cli, run, tmp_path, command, options, message):
@@ -153,7 +219,14 @@ def test_an_error_in_blocks_comes_before_the_run_folder(cli, tmp_path, monkeypat
 
     monkeypatch.setattr(Caduceus, "block_features", fails)
     (tmp_path / "x.fa").write_text(">a\n" + "ACGTTGA" * 800 + "\n")
-    options = ["data=fasta", "data.path=x.fa", "data.length=64", "backbone.d_model=8", "backbone.n_layers=1", "objective=block_mdlm"]
+    options = [
+        "data=fasta",
+        "data.path=x.fa",
+        "data.length=64",
+        "backbone.d_model=8",
+        "backbone.n_layers=1",
+        "objective=block_mdlm",
+    ]
     status, _, err = cli("train", *options, "hydra.run.dir=out", "trainer.accelerator=cpu")
     assert status != 0 and "blocks cannot be read here" in err
     assert not (tmp_path / "out").exists()

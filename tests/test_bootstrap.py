@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dnadiff.bootstrap import ConfidenceInterval, blocks, effective_block_size, ratio, student_t, verdict
+from dnadiff.bootstrap import (
+    ConfidenceInterval,
+    blocks,
+    effective_block_size,
+    ratio,
+    student_t,
+    verdict,
+)
 
 
 def excludes_zero(interval: ConfidenceInterval) -> bool:
@@ -37,20 +44,37 @@ def test_zero_denominator_is_an_error():
         ratio(np.zeros(2), np.zeros(2))
 
 
-@pytest.mark.parametrize("num_blocks", [5, *(pytest.param(number, marks=pytest.mark.slow) for number in (10, 40))])
+@pytest.mark.parametrize(
+    "num_blocks", [5, *(pytest.param(number, marks=pytest.mark.slow) for number in (10, 40))]
+)
 def test_intervals_of_noise_exclude_zero_at_the_nominal_rate(num_blocks):
     random = np.random.default_rng(0)
-    wrong = np.mean([excludes_zero(ratio(random.normal(size=num_blocks), np.ones(num_blocks), num_resamples=300)) for _ in range(600)])
+    wrong = np.mean(
+        [
+            excludes_zero(
+                ratio(random.normal(size=num_blocks), np.ones(num_blocks), num_resamples=300)
+            )
+            for _ in range(600)
+        ]
+    )
     assert wrong == pytest.approx(0.05, abs=0.03)
 
 
 def test_too_few_blocks_give_no_interval():
     found = ratio(np.array([1.0, 1.1, 0.9, 1.0]), np.ones(4))
-    assert found.value == pytest.approx(1.0) and np.isnan([found.se, found.low, found.high]).all() and not excludes_zero(found)
+    assert (
+        found.value == pytest.approx(1.0)
+        and np.isnan([found.se, found.low, found.high]).all()
+        and not excludes_zero(found)
+    )
 
 
 def test_blocks_shrink_until_there_are_twenty():
-    assert blocks(400, 8).max() == 49 and blocks(100, 50).max() == 19 and blocks(7, 16).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert (
+        blocks(400, 8).max() == 49
+        and blocks(100, 50).max() == 19
+        and blocks(7, 16).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    )
     assert effective_block_size(100, 50) == 5
 
 
@@ -60,9 +84,21 @@ def test_student_t_is_the_exact_quantile(degrees_of_freedom):
     z, f = 1.959964, degrees_of_freedom
     expansion = z + (z**3 + z) / 4 / f + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / f**2
     expansion += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / f**3
-    assert student_t(f) == pytest.approx(stats.t(f).ppf(0.975), rel=1e-12) == pytest.approx(expansion, rel=5e-3)
+    assert (
+        student_t(f)
+        == pytest.approx(stats.t(f).ppf(0.975), rel=1e-12)
+        == pytest.approx(expansion, rel=5e-3)
+    )
 
 
 def test_verdict_compares_the_interval_with_zero():
-    assert [verdict(*bounds, "above", "below") for bounds in ((1, 2), (-2, -1), (-1, 1))] == ["above", "below", "not distinguishable"]
-    assert verdict(None, 1, "above", "below") == verdict(math.nan, 1, "above", "below") == "no interval, so no verdict"
+    assert [verdict(*bounds, "above", "below") for bounds in ((1, 2), (-2, -1), (-1, 1))] == [
+        "above",
+        "below",
+        "not distinguishable",
+    ]
+    assert (
+        verdict(None, 1, "above", "below")
+        == verdict(math.nan, 1, "above", "below")
+        == "no interval, so no verdict"
+    )

@@ -21,7 +21,14 @@ from dnadiff.metrics import memorization
 
 ROOT = Path(__file__).parents[1]
 GENOME = "bundled:ecoli_K12_MG1655.fa.gz"
-SIZES = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1", "data=ecoli", "data.length=64", "data.batch_size=4")
+SIZES = (
+    "backbone=caduceus",
+    "backbone.d_model=16",
+    "backbone.n_layers=1",
+    "data=ecoli",
+    "data.length=64",
+    "data.batch_size=4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +36,26 @@ def made(tmp_path_factory):
     """A folder of bundled models with one untrained network, `tiny`, of the bundled genome."""
     folder, config = tmp_path_factory.mktemp("shipped"), compose("train", list(SIZES))
     torch.manual_seed(0)
-    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
+    state = {
+        f"denoiser.{name}": tensor
+        for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()
+    }
     data = build(config["data"])
-    described = {"config": config, "tokenizer": DNATokenizer().config(), "split_hash": data.describe()["split_hash"], "digest": data.digest}
-    torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 7, "tokens_seen": 9}, folder / "tiny.ckpt")
-    return export.run(compose("export", [f"checkpoint={folder}/tiny.ckpt", f"output={folder}/bundled/tiny"]), folder, []).parent
+    described = {
+        "config": config,
+        "tokenizer": DNATokenizer().config(),
+        "split_hash": data.describe()["split_hash"],
+        "digest": data.digest,
+    }
+    torch.save(
+        {"state_dict": state, "hyper_parameters": described, "global_step": 7, "tokens_seen": 9},
+        folder / "tiny.ckpt",
+    )
+    return export.run(
+        compose("export", [f"checkpoint={folder}/tiny.ckpt", f"output={folder}/bundled/tiny"]),
+        folder,
+        [],
+    ).parent
 
 
 @pytest.fixture
@@ -44,49 +66,86 @@ def bundled(made, monkeypatch):
 
 def test_a_misspelled_name_lists_the_models_that_ship_with_the_package(bundled, cli):
     status, _, err = cli("info", "checkpoint=tinny")
-    assert status == 1 and "tinny does not exist" in err and "a model that ships with dnadiff (tiny)" in err.splitlines()[-1]
+    assert (
+        status == 1
+        and "tinny does not exist" in err
+        and "a model that ships with dnadiff (tiny)" in err.splitlines()[-1]
+    )
 
 
 def test_a_bundled_model_knows_its_data(bundled):
     loaded = checkpoint.load("tiny")
     data, own = evaluation.data_of(loaded, {"data": None, "length": None, "trust": []})
-    assert own and data.name.startswith("E. coli") and data.digest == loaded.origin.digest and loaded.training_length() == 64
-    assert loaded.origin.kind == "bundled with dnadiff" and "may be used and redistributed" in loaded.origin.data_license
-    assert memorization.searched_data(loaded, data) is data and evaluation.training_data(loaded, data, []) is data
+    assert (
+        own
+        and data.name.startswith("E. coli")
+        and data.digest == loaded.origin.digest
+        and loaded.training_length() == 64
+    )
+    assert (
+        loaded.origin.kind == "bundled with dnadiff"
+        and "may be used and redistributed" in loaded.origin.data_license
+    )
+    assert (
+        memorization.searched_data(loaded, data) is data
+        and evaluation.training_data(loaded, data, []) is data
+    )
 
 
 def test_the_wheel_holds_the_bundled_models():
     build_settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build_settings["targets"]["wheel"]["packages"] == ["dnadiff"]
-    files = [f"dnadiff/bundled/{path.name}/{file}" for path in [sources.BUNDLED / "x"] for file in export.FILES]
-    excluded = [*build_settings.get("exclude", []), *build_settings["targets"]["wheel"].get("exclude", [])]
+    files = [
+        f"dnadiff/bundled/{path.name}/{file}"
+        for path in [sources.BUNDLED / "x"]
+        for file in export.FILES
+    ]
+    excluded = [
+        *build_settings.get("exclude", []),
+        *build_settings["targets"]["wheel"].get("exclude", []),
+    ]
     assert not [file for file in files for pattern in excluded if fnmatch.fnmatch(file, pattern)]
     if (ROOT / ".git").exists():  # files that git ignores are left out of the wheel
-        ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True)
+        ignored = subprocess.run(
+            ["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True
+        )
         assert ignored.returncode == 1 and not ignored.stdout
 
 
 def test_the_split_of_several_genomes_is_that_of_each_of_them(monkeypatch):
-    spec = importlib.util.spec_from_file_location("multi_split", ROOT / "scripts" / "bundled" / "multi_split.py")
+    spec = importlib.util.spec_from_file_location(
+        "multi_split", ROOT / "scripts" / "bundled" / "multi_split.py"
+    )
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert (script.FOLDER / "multi.split.bed").read_text(encoding="ascii").splitlines() == script.rows()
-    genomes = {f"{genome}:{name}": length for genome, lengths in script.LENGTHS.items() for name, length in lengths.items()}
+    assert (script.FOLDER / "multi.split.bed").read_text(
+        encoding="ascii"
+    ).splitlines() == script.rows()
+    genomes = {
+        f"{genome}:{name}": length
+        for genome, lengths in script.LENGTHS.items()
+        for name, length in lengths.items()
+    }
     names, lengths = [*genomes, "human:20"], [*genomes.values(), 63025520]
     found = RegionSplit(script.FOLDER / "multi.split.bed")(names, lengths)
     whole = FractionSplit()(list(genomes), list(genomes.values()))
     human = RegionSplit(script.FOLDER / "human_chr20_GRCh37.split.bed")(["20"], [63025520])
     for part in ("train", "valid", "test"):
         assert [i for i in found[part] if i.record < len(genomes)] == whole[part]
-        assert [(i.start, i.end) for i in found[part] if i.record == len(genomes)] == [(i.start, i.end) for i in human[part]]
+        assert [(i.start, i.end) for i in found[part] if i.record == len(genomes)] == [
+            (i.start, i.end) for i in human[part]
+        ]
 
 
 def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
     folder, model = sources.BUNDLED / "ecoli", dnadiff.load("ecoli")
-    assert (folder / "model.safetensors").stat().st_size < 3_000_000 and "license: apache-2.0" in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").stat().st_size < 3_000_000 and "license: apache-2.0" in (
+        folder / "README.md"
+    ).read_text()
     data = build(model.loaded.config["data"])
     held_out = [
-        model.tokenizer.decode(data.genome.window("U00096.3", start, start + 1024)) for start in range(3_800_000, 4_100_000, 75_000)
+        model.tokenizer.decode(data.genome.window("U00096.3", start, start + 1024))
+        for start in range(3_800_000, 4_100_000, 75_000)
     ]
     bits = float(model.nll(held_out, num_draws=4).mean()) / math.log(2)
     assert 1.85 < bits < 1.95, bits  # 1.895 on the whole test part; order 3 costs 1.951
@@ -96,14 +155,31 @@ def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
 def test_every_bundled_model_has_a_card_with_what_it_was_measured_on(name):
     loaded, card = checkpoint.load(name), (sources.BUNDLED / name / "README.md").read_text()
     likelihood, curve = loaded.origin.likelihood, loaded.origin.curve
-    assert f"| all | {likelihood['groups']['all']['bits']:.4f} |" in card and likelihood["part"] == "test" and likelihood["own_data"]
+    assert (
+        f"| all | {likelihood['groups']['all']['bits']:.4f} |" in card
+        and likelihood["part"] == "test"
+        and likelihood["own_data"]
+    )
     orders = {row["order"]: row["groups"]["novel"]["bits"] for row in likelihood["markov"]}
-    assert {0, 3, 6, 12} <= orders.keys() and likelihood["groups"]["novel"]["bits"] < min(orders.values())
-    assert curve["bits"][0] > curve["bits"][-1] and loaded.origin.license == "apache-2.0" and loaded.origin.note in card
+    assert {0, 3, 6, 12} <= orders.keys() and likelihood["groups"]["novel"]["bits"] < min(
+        orders.values()
+    )
+    assert (
+        curve["bits"][0] > curve["bits"][-1]
+        and loaded.origin.license == "apache-2.0"
+        and loaded.origin.note in card
+    )
 
 
 def test_the_bundled_models_stay_small():
-    assert sum(file.stat().st_size for name in sources.bundled_names() for file in (sources.BUNDLED / name).iterdir()) < 9_000_000
+    assert (
+        sum(
+            file.stat().st_size
+            for name in sources.bundled_names()
+            for file in (sources.BUNDLED / name).iterdir()
+        )
+        < 9_000_000
+    )
 
 
 LETTERS = "ACGTTGAACGTTGACATTGACCAG"
@@ -111,7 +187,13 @@ CPU = "accelerator=cpu"
 COMMANDS = {
     "info": (),
     "export": ("output=again",),
-    "train": (*SIZES[3:], "trainer.max_steps=1", "trainer.val_check_interval=1", "data.max_valid_windows=4", "trainer.accelerator=cpu"),
+    "train": (
+        *SIZES[3:],
+        "trainer.max_steps=1",
+        "trainer.val_check_interval=1",
+        "data.max_valid_windows=4",
+        "trainer.accelerator=cpu",
+    ),
     "evaluate": ("length=4096", "num_draws=2", "orders=[0]", CPU),
     "compare": ("b=tiny", "length=4096", "num_draws=2", CPU),
     "score": ("input=s.fa", "num_draws=2", CPU),
@@ -120,7 +202,17 @@ COMMANDS = {
     "sample": ("num_samples=2", "sampler.num_groups=4", CPU),
     "judge": ("samples=long.fa", "num_splits=20", "order=1"),
     "copies": ("input=s.fa",),
-    "finetune": ("task=csv", "task.path=labels.csv", "seeds=1", "epochs=1", "lr=1e-3", "batch_size=8", "kmer=2", "scratch=false", CPU),
+    "finetune": (
+        "task=csv",
+        "task.path=labels.csv",
+        "seeds=1",
+        "epochs=1",
+        "lr=1e-3",
+        "batch_size=8",
+        "kmer=2",
+        "scratch=false",
+        CPU,
+    ),
     "compress": ("input=s.fa", "output=s.dnd", "num_groups=2", "threads=1", CPU),
     "decompress": ("input=s.dnd", "output=again.fa", CPU),
 }
@@ -130,9 +222,16 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_a_bundled_model_without_further_data(name, bundled, cli, tmp_path):
     records = [LETTERS[i:] + LETTERS[:i] for i in range(24)]
-    (tmp_path / "s.fa").write_text("".join(f">s{i}\n{record}\n" for i, record in enumerate(records)))
-    (tmp_path / "long.fa").write_text("".join(f">s{i}\n{record * 80}\n" for i, record in enumerate(records)))
-    (tmp_path / "labels.csv").write_text("sequence,label\n" + "".join(f"{record},{'ab'[i % 2]}\n" for i, record in enumerate(records)))
+    (tmp_path / "s.fa").write_text(
+        "".join(f">s{i}\n{record}\n" for i, record in enumerate(records))
+    )
+    (tmp_path / "long.fa").write_text(
+        "".join(f">s{i}\n{record * 80}\n" for i, record in enumerate(records))
+    )
+    (tmp_path / "labels.csv").write_text(
+        "sequence,label\n"
+        + "".join(f"{record},{'ab'[i % 2]}\n" for i, record in enumerate(records))
+    )
     if name in ("compress", "decompress"):
         pytest.importorskip("constriction")
     if name == "decompress":

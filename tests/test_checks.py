@@ -30,7 +30,11 @@ def test_other_values_are_not_numbers(value):
 
 def test_an_integer_may_be_written_as_a_float():
     assert checks.integer("key", 1e3) == 1000 and type(checks.integer("key", 1e3)) is int
-    assert checks.is_integer(10.0, 10) and not checks.is_integer(9.0, 10) and not checks.is_integer(2.5)
+    assert (
+        checks.is_integer(10.0, 10)
+        and not checks.is_integer(9.0, 10)
+        and not checks.is_integer(2.5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +62,9 @@ def test_fractions_include_the_ends_by_default():
     assert [checks.fraction("key", value) for value in (0, 0.5, 1)] == [0, 0.5, 1]
     assert checks.fraction("key", 0.5, inclusive=False) == 0.5
     for value in (-0.1, 1.1, "0.5", True, None):
-        with pytest.raises(ValueError, match=re.escape(f"key {value!r} must be a number from 0 to 1")):
+        with pytest.raises(
+            ValueError, match=re.escape(f"key {value!r} must be a number from 0 to 1")
+        ):
             checks.fraction("key", value)
     for value in (0, 1):
         with pytest.raises(ValueError, match=f"key {value} must be a number between 0 and 1"):
@@ -81,7 +87,10 @@ def test_names_are_strings_and_numbers_become_strings():
 
 def test_a_home_folder_of_nobody_is_named():
     assert checks.expand_user("~/x").is_absolute() and str(checks.expand_user("a/~")) == "a/~"
-    with pytest.raises(ValueError, match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete path"):
+    with pytest.raises(
+        ValueError,
+        match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete path",
+    ):
         checks.expand_user("~nobody-at-all/x")
 
 
@@ -93,11 +102,26 @@ def test_a_number_below_one(wrong):
 
 
 HINTS = [
-    (checks.PositiveInt, [1, 1e3], [0, -1, 1.5, True, "1", 10**30, None], "key 0 must be an integer of at least 1"),
-    (checks.Fraction | None, [0, 0.5, None], [-1, 1.5, math.nan], "key -1 must be a number from 0 to 1 or null"),
+    (
+        checks.PositiveInt,
+        [1, 1e3],
+        [0, -1, 1.5, True, "1", 10**30, None],
+        "key 0 must be an integer of at least 1",
+    ),
+    (
+        checks.Fraction | None,
+        [0, 0.5, None],
+        [-1, 1.5, math.nan],
+        "key -1 must be a number from 0 to 1 or null",
+    ),
     (bool, [True, False], [0, "no", None], "key 0 must be true or false"),
     (str, ["a"], ["", " ", ["a"], {}], "key '' must be a string"),
-    (Path | str | None, ["a", Path("a"), None], [1, "", []], "key 1 must be a string or null; put it into quotes, as in 'key=\"1\"'"),
+    (
+        Path | str | None,
+        ["a", Path("a"), None],
+        [1, "", []],
+        "key 1 must be a string or null; put it into quotes, as in 'key=\"1\"'",
+    ),
     (Literal["a", "b"], ["a"], ["c", 1], "key 'c' is not known; choose one of a, b"),
     (Sequence[int], [[1], (2,)], ["12", [1, "x"], {}], "key '12' must be a list"),
     (list[checks.Natural] | int, [3, [0]], [[0, -1]], "key[1] -1 must be an integer of at least 0"),
@@ -135,6 +159,9 @@ class Schedule:
 
 def test_arguments_are_compared_with_the_signature_and_named_by_their_dotted_key():
     checks.check_arguments(Schedule, {"kind": "a", "rate": None, "size": 3, "of nobody": []}, "lr.")
-    for wrong, message in (({"kind": 3}, "lr.kind 3 must be a string"), ({"size": 0}, "lr.size 0 must be an integer of at least 1")):
+    for wrong, message in (
+        ({"kind": 3}, "lr.kind 3 must be a string"),
+        ({"size": 0}, "lr.size 0 must be an integer of at least 1"),
+    ):
         with pytest.raises(ValueError, match=re.escape(message)):
             checks.check_arguments(Schedule, wrong, "lr.")

@@ -74,10 +74,18 @@ def test_wrong_training_input_gets_one_line(cli, bad_files, tmp_path, wrong):
 def test_an_empty_mapping_is_a_known_key(monkeypatch):
     from dnadiff import commands
 
-    monkeypatch.setattr(commands, "recompose", lambda *args, **kwargs: {"data": {"options": {}, "path": 1}, "logger": {}})
-    assert commands.unknown_key("loger", "train") == "unknown key loger; did you mean logger?; known: data, logger"
+    monkeypatch.setattr(
+        commands,
+        "recompose",
+        lambda *args, **kwargs: {"data": {"options": {}, "path": 1}, "logger": {}},
+    )
     assert (
-        commands.unknown_key("data.option", "train") == "unknown key data.option; did you mean data.options?; known in data: options, path"
+        commands.unknown_key("loger", "train")
+        == "unknown key loger; did you mean logger?; known: data, logger"
+    )
+    assert (
+        commands.unknown_key("data.option", "train")
+        == "unknown key data.option; did you mean data.options?; known in data: options, path"
     )
 
 
@@ -92,12 +100,26 @@ def test_commands_of_one_second_have_different_run_folders(tmp_path, monkeypatch
 
     found = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config, "_made", lambda path, made=config._made: found.append(made(tmp_path / "runs" / "now")) or found[-1])
+    monkeypatch.setattr(
+        config,
+        "_made",
+        lambda path, made=config._made: found.append(made(tmp_path / "runs" / "now")) or found[-1],
+    )
     monkeypatch.setattr(sys, "argv", ["info", "checkpoint=ecoli"])
     for _ in range(3):
         config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
-    assert [path.name for path in found] == ["now", "now", "now_2", "now_2", "now_3", "now_3"] and all(path.is_dir() for path in found)
-    for given in (["hydra.run.dir=mine"], []):  # a folder that is given is shared, and so is one of several processes of a launcher
+    assert [path.name for path in found] == [
+        "now",
+        "now",
+        "now_2",
+        "now_2",
+        "now_3",
+        "now_3",
+    ] and all(path.is_dir() for path in found)
+    for given in (
+        ["hydra.run.dir=mine"],
+        [],
+    ):  # a folder that is given is shared, and so is one of several processes of a launcher
         monkeypatch.setattr(sys, "argv", ["info", "checkpoint=ecoli", *given])
         monkeypatch.setenv("SLURM_NTASKS", "2") if not given else None
         config.call_composed("info", lambda composed, run_dir, overrides: found.append(run_dir))
@@ -109,7 +131,11 @@ def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "last.ckpt").write_text("mine")
     status, _, err = cli("train", *train_args())
-    assert status == 1 and "run already holds a run" in err and (tmp_path / "run" / "checkpoints" / "last.ckpt").read_text() == "mine"
+    assert (
+        status == 1
+        and "run already holds a run" in err
+        and (tmp_path / "run" / "checkpoints" / "last.ckpt").read_text() == "mine"
+    )
 
 
 @pytest.fixture
@@ -124,9 +150,21 @@ def other_files(tmp_path, trained):
     [
         ("sample", ["checkpoint={run}", "output=old.fa"], "old.fa exists; set overwrite=true"),
         ("sample", ["checkpoint={run}", "output=x.txt"], "this model writes .fa"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "length=-1"], "length -1 must be an integer of at least 1"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "length=40", "sampler.num_groups=64"], "num_groups 64 is larger than the length 40"),
-        ("sample", ["checkpoint={run}", "output=x.fa", "num_samples=few"], "num_samples 'few' must be an integer"),
+        (
+            "sample",
+            ["checkpoint={run}", "output=x.fa", "length=-1"],
+            "length -1 must be an integer of at least 1",
+        ),
+        (
+            "sample",
+            ["checkpoint={run}", "output=x.fa", "length=40", "sampler.num_groups=64"],
+            "num_groups 64 is larger than the length 40",
+        ),
+        (
+            "sample",
+            ["checkpoint={run}", "output=x.fa", "num_samples=few"],
+            "num_samples 'few' must be an integer",
+        ),
         ("sample", ["checkpoint={run}", "output=x.fa", "seed=x"], "seed 'x' must be an integer"),
         ("finetune", ["checkpoint={run}", "kmer=14"], "kmer 14 must be an integer from 1 to 8"),
         ("finetune", ["checkpoint={run}", "seeds=0"], "seeds 0 must be an integer of at least 1"),
@@ -135,17 +173,29 @@ def other_files(tmp_path, trained):
         ("sample", [], "checkpoint is missing: give checkpoint=..."),
         ("sample", ["checkpoint=latest"], "checkpoint=latest found no run"),
         ("evaluate", ["checkpoint={run}", "num_draws=3"], "num_draws 3 must be even"),
-        ("evaluate", ["checkpoint={run}", "data.length=8"], "the data come from the checkpoint's run"),
-        ("evaluate", ["checkpoint={run}", "data=text", "data.path=book.txt"], "choose data or a model of the same vocabulary"),
+        (
+            "evaluate",
+            ["checkpoint={run}", "data.length=8"],
+            "the data come from the checkpoint's run",
+        ),
+        (
+            "evaluate",
+            ["checkpoint={run}", "data=text", "data.path=book.txt"],
+            "choose data or a model of the same vocabulary",
+        ),
         ("evaluate", ["checkpoint={run}", "part=tset"], "part 'tset' is not known"),
         ("evaluate", ["checkpoint={run}", "accelerator=tpu9"], "accelerator 'tpu9' is not known"),
     ],
 )
-def test_wrong_use_of_a_checkpoint_gets_one_line(cli, other_files, tmp_path, trained, command, args, message):
+def test_wrong_use_of_a_checkpoint_gets_one_line(
+    cli, other_files, tmp_path, trained, command, args, message
+):
     before = {p.name for p in tmp_path.iterdir()}
     status, _, err = cli(command, *(a.format(run=trained) for a in args))
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
-    assert {p.name for p in tmp_path.iterdir()} == before and (tmp_path / "old.fa").read_text() == "kept"
+    assert {p.name for p in tmp_path.iterdir()} == before and (
+        tmp_path / "old.fa"
+    ).read_text() == "kept"
 
 
 @pytest.mark.parametrize(
@@ -173,21 +223,33 @@ def test_help_is_for_newcomers(cli, command):
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
 
 
-@pytest.mark.parametrize("more", [[], ["hydra.mode=MULTIRUN", "data.length=4,5"], ["data.length=4,5", "--multirun"]])
-def test_hydra_composes_the_configuration_of_one_job_once_and_runs_several(cli, tmp_path, monkeypatch, more):
+@pytest.mark.parametrize(
+    "more", [[], ["hydra.mode=MULTIRUN", "data.length=4,5"], ["data.length=4,5", "--multirun"]]
+)
+def test_hydra_composes_the_configuration_of_one_job_once_and_runs_several(
+    cli, tmp_path, monkeypatch, more
+):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
     (tmp_path / "a.fa").write_text(">one\nACGTACGTACGTACGT\n")
     compose, calls = ConfigLoaderImpl._load_configuration_impl, []
-    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", lambda *args, **options: calls.append(1) or compose(*args, **options))
+    monkeypatch.setattr(
+        ConfigLoaderImpl,
+        "_load_configuration_impl",
+        lambda *args, **options: calls.append(1) or compose(*args, **options),
+    )
     status, out, err = cli("genome", "action=describe", "data=fasta", "data.path=a.fa", *more)
     assert status == 0 and out.count("one ") == (2 if more else 1), err
     assert more or len(calls) == 1
 
 
 def test_every_command_is_installed_as_a_script():
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert scripts == {f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS}
+    scripts = tomllib.loads(
+        (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]["scripts"]
+    assert scripts == {
+        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS
+    }
 
 
 def test_the_list_of_commands():
@@ -200,7 +262,13 @@ def test_the_list_of_commands():
 
 def test_a_traceback_is_shown_on_request(python, tmp_path):
     for value, shown in (("1", True), ("0", False)):
-        process = python("-m", "dnadiff.decompress", "input=none.dnd", cwd=tmp_path, env=os.environ | {"HYDRA_FULL_ERROR": value})
+        process = python(
+            "-m",
+            "dnadiff.decompress",
+            "input=none.dnd",
+            cwd=tmp_path,
+            env=os.environ | {"HYDRA_FULL_ERROR": value},
+        )
         assert process.wait() != 0 and ("Traceback" in process.errors) == shown
 
 
@@ -209,7 +277,9 @@ def own_folder(tmp_path, monkeypatch):
     """A user's own folder of YAML files, and their package on the Python path: a noise schedule and a split of the sizes of a network."""
     package = tmp_path / "python" / "my_package"
     package.mkdir(parents=True)
-    package.joinpath("__init__.py").write_text("from dnadiff.noise import LogLinear\n\nclass MyNoise(LogLinear):\n    pass\n")
+    package.joinpath("__init__.py").write_text(
+        "from dnadiff.noise import LogLinear\n\nclass MyNoise(LogLinear):\n    pass\n"
+    )
     for name, text in {
         "noise/mine.yaml": "_target_: my_package.MyNoise\neps: 1.0e-3\n",
         "noise/broken.yaml": "_target_: [my_package\n",
@@ -256,16 +326,28 @@ def test_a_folder_of_ones_own_may_be_given_in_every_form(cli, own_folder, option
 
 def test_a_folder_of_ones_own_that_is_absent_is_named(cli, tmp_path):
     status, _, err = cli("train", "--config-dir", "nowhere", "noise=mine")
-    assert status == 1 and err.startswith("error: ") and "nowhere' not found" in err and err.count("\n") == 1
+    assert (
+        status == 1
+        and err.startswith("error: ")
+        and "nowhere' not found" in err
+        and err.count("\n") == 1
+    )
 
 
 def test_a_class_of_ones_own_trains_and_is_loaded_if_trusted(cli, own_folder, train_args, tmp_path):
-    status, _, err = cli("train", "--config-dir", own_folder, *train_args("caduceus", 2, "noise=mine", "noise.eps=5e-4"))
+    status, _, err = cli(
+        "train",
+        "--config-dir",
+        own_folder,
+        *train_args("caduceus", 2, "noise=mine", "noise.eps=5e-4"),
+    )
     assert status == 0, err
     sample = ["sample", "checkpoint=run", "num_samples=1", "length=20"]
     status, _, err = cli(*sample, "output=a.fa")
     assert status == 1 and "trust=[my_package]" in err
-    status, _, err = cli(*sample, "output=b.fa", "trust=[my_package]", "--config-dir", own_folder, "sampler=mine")
+    status, _, err = cli(
+        *sample, "output=b.fa", "trust=[my_package]", "--config-dir", own_folder, "sampler=mine"
+    )
     assert status == 0 and "calls=4" in (tmp_path / "b.fa").read_text(), err
 
 
@@ -288,7 +370,10 @@ GROUPS = {
 def test_help_lists_the_choices_that_the_command_reads(cli, command):
     status, out, _ = cli(command, "--help")
     listed = out.partition("Choices:\n")[2].partition("\n\n")[0].splitlines()
-    assert status == 0 and [line.partition(":")[0] for line in listed] == GROUPS.get(command, "").split()
+    assert (
+        status == 0
+        and [line.partition(":")[0] for line in listed] == GROUPS.get(command, "").split()
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -34,9 +34,15 @@ def compare(cli, tmp_path):
 def untrained(path, trained, *overrides):
     """A checkpoint of an untrained network on the data of a training run."""
     data = yaml.safe_load((trained / "config.yaml").read_text())["data"]
-    config = compose("train", ["data=fasta", "data.path=x", "backbone.d_model=16", "backbone.n_layers=1", *overrides]) | {"data": data}
+    config = compose(
+        "train",
+        ["data=fasta", "data.path=x", "backbone.d_model=16", "backbone.n_layers=1", *overrides],
+    ) | {"data": data}
     torch.manual_seed(0)
-    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
+    state = {
+        f"denoiser.{name}": tensor
+        for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()
+    }
     described = {"config": config, "tokenizer": DNATokenizer().config()}
     torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 0}, path)
     return path
@@ -51,14 +57,28 @@ def test_a_model_does_not_differ_from_itself(compare, trained):
     content, out = compare(f"a={trained}", f"b={trained}")
     for group in content["groups"].values():
         d = group["difference"]
-        assert d["nll"] == d["low"] == d["high"] == d["se_mc"] == 0 and d["verdict"] == "not distinguishable"
-    assert content["groups"]["all"]["a"] == content["groups"]["all"]["b"] and "not distinguishable" in out
+        assert (
+            d["nll"] == d["low"] == d["high"] == d["se_mc"] == 0
+            and d["verdict"] == "not distinguishable"
+        )
+    assert (
+        content["groups"]["all"]["a"] == content["groups"]["all"]["b"]
+        and "not distinguishable" in out
+    )
 
 
-def test_the_difference_is_that_of_two_evaluations_with_the_interval_of_pairs(cli, compare, trained, other, tmp_path):
+def test_the_difference_is_that_of_two_evaluations_with_the_interval_of_pairs(
+    cli, compare, trained, other, tmp_path
+):
     nll = {}
     for name, run in (("a", trained), ("b", other)):
-        args = (*QUICK, f"checkpoint={run}", "orders=[]", f"output={name}.json", f"windows={name}.npz")
+        args = (
+            *QUICK,
+            f"checkpoint={run}",
+            "orders=[]",
+            f"output={name}.json",
+            f"windows={name}.npz",
+        )
         assert cli("evaluate", *args)[0] == 0
         nll[name] = json.loads((tmp_path / f"{name}.json").read_text())["groups"]
     content, out = compare(f"a={trained}", f"b={other}")
@@ -80,23 +100,33 @@ def test_the_difference_is_that_of_two_evaluations_with_the_interval_of_pairs(cl
 
 def test_conjoining_one_of_two_equal_models_never_costs_bits_in_the_mean(compare, trained):
     content, _ = compare(f"a={trained}", f"b={trained}", "conjoin=[b]")
-    assert not content["a"]["conjoined"] and content["b"]["conjoined"] and "both strands" in content["protocol"]["b"]
+    assert (
+        not content["a"]["conjoined"]
+        and content["b"]["conjoined"]
+        and "both strands" in content["protocol"]["b"]
+    )
     assert content["groups"]["all"]["difference"]["nll"] != 0
     both, _ = compare(f"a={trained}", f"b={trained}", "conjoin=true")
     assert both["groups"]["all"]["difference"]["nll"] == 0
     assert both["groups"]["all"]["a"] == content["groups"]["all"]["b"]
 
 
-def test_an_autoregressive_model_is_compared_by_its_exact_likelihood(cli, compare, trained, tiny_fasta, tmp_path):
+def test_an_autoregressive_model_is_compared_by_its_exact_likelihood(
+    cli, compare, trained, tiny_fasta, tmp_path
+):
     untrained(tmp_path / "ar.ckpt", trained, "backbone=mamba", "objective=ar")
-    content, _ = compare(f"a={trained}", "b=ar.ckpt", "data=fasta", f"data.path={tiny_fasta}", "data.length=64")
+    content, _ = compare(
+        f"a={trained}", "b=ar.ckpt", "data=fasta", f"data.path={tiny_fasta}", "data.length=64"
+    )
     assert content["groups"]["all"]["b"]["se_mc"] == 0 and "chain rule" in content["protocol"]["b"]
     whole = content["groups"]["all"]
     assert whole["difference"]["nll"] == pytest.approx(whole["a"]["nll"] - whole["b"]["nll"])
     assert whole["difference"]["se_mc"] == pytest.approx(whole["a"]["se_mc"])
     assert content["own_data"] is False and "of" in content["novelty"]
     status, _, err = cli("compare", *QUICK, f"a={trained}", "b=ar.ckpt", "conjoin=true")
-    assert status == 1 and err.strip().splitlines()[-1].startswith("error: b: conjoin=true needs a model that unmasks in any order")
+    assert status == 1 and err.strip().splitlines()[-1].startswith(
+        "error: b: conjoin=true needs a model that unmasks in any order"
+    )
 
 
 def test_an_exact_likelihood_takes_any_number_of_draws(cli, trained, tiny_fasta, tmp_path):
@@ -113,13 +143,26 @@ def test_an_exact_likelihood_takes_any_number_of_draws(cli, trained, tiny_fasta,
             status, _, err = cli(name, *args, draws, f"output={name}-{number}")
             assert status == 0, err
     assert (tmp_path / "score-1").read_bytes() == (tmp_path / "score-3").read_bytes()
-    status, _, err = cli("compare", "a=ar.ckpt", f"b={trained}", *data, "num_draws=1", "output=c.json")
-    assert status == 1 and "error: b: num_draws 1 must be even and at least 2" in err and not (tmp_path / "c.json").exists()
+    status, _, err = cli(
+        "compare", "a=ar.ckpt", f"b={trained}", *data, "num_draws=1", "output=c.json"
+    )
+    assert (
+        status == 1
+        and "error: b: num_draws 1 must be even and at least 2" in err
+        and not (tmp_path / "c.json").exists()
+    )
 
 
 def toy(draws, protocol=COUNT, tokens=(4, 4, 4, 4, 4)):
     nats = np.arange(5.0 * draws).reshape(5, draws) ** 1.5
-    return Likelihood({"all": nats}, {"all": np.array(tokens)}, np.ones((5, draws), int), np.array(tokens), 1, protocol)
+    return Likelihood(
+        {"all": nats},
+        {"all": np.array(tokens)},
+        np.ones((5, draws), int),
+        np.array(tokens),
+        1,
+        protocol,
+    )
 
 
 def test_draws_are_paired_and_an_exact_likelihood_is_subtracted_from_each():
@@ -143,10 +186,18 @@ def test_a_base_is_novel_only_if_it_is_so_for_both_models(monkeypatch):
         return {"all": np.ones((1, 4), bool), "novel": novel, "repeated": ~novel}
 
     monkeypatch.setattr(comparison, "token_groups", groups)
-    monkeypatch.setattr(comparison.evaluation, "training_data", lambda model, own, trust: SimpleNamespace(name=model.config["data"]))
-    models = {name: SimpleNamespace(config={"data": data}) for name, data in (("a", "x"), ("b", "y"))}
+    monkeypatch.setattr(
+        comparison.evaluation,
+        "training_data",
+        lambda model, own, trust: SimpleNamespace(name=model.config["data"]),
+    )
+    models = {
+        name: SimpleNamespace(config={"data": data}) for name, data in (("a", "x"), ("b", "y"))
+    }
     found, words = comparison.groups_of(models, None, False, None, {"trust": [], "part": "test"})
-    assert found["novel"].tolist() == [[True, False, False, False]] and found["repeated"].tolist() == [[False, True, True, True]]
+    assert found["novel"].tolist() == [[True, False, False, False]] and found[
+        "repeated"
+    ].tolist() == [[False, True, True, True]]
     assert words == "against the training part of x and of y"
 
 
@@ -162,19 +213,27 @@ def test_a_base_is_novel_only_if_it_is_so_for_both_models(monkeypatch):
     ],
 )
 def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, tmp_path, args, message):
-    status, _, err = cli("compare", f"a={trained}", *([] if args[0].startswith("b=") else [f"b={trained}"]), *args)
+    status, _, err = cli(
+        "compare", f"a={trained}", *([] if args[0].startswith("b=") else [f"b={trained}"]), *args
+    )
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert not list(tmp_path.iterdir())
 
 
 def test_different_vocabularies_are_refused():
     dna, text, other = (
-        SimpleNamespace(tokenizer=tokenizer, labels=()) for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd"))
+        SimpleNamespace(tokenizer=tokenizer, labels=())
+        for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd"))
     )
     comparison.check_vocabularies(dna, dna)
-    with pytest.raises(ValueError, match=r"a reads dna \(12 tokens\), and b reads characters \(5 tokens\).*cannot be compared"):
+    with pytest.raises(
+        ValueError,
+        match=r"a reads dna \(12 tokens\), and b reads characters \(5 tokens\).*cannot be compared",
+    ):
         comparison.check_vocabularies(dna, text)
-    with pytest.raises(ValueError, match=r"a reads characters \(5 tokens\), and b reads characters \(6 tokens\)"):
+    with pytest.raises(
+        ValueError, match=r"a reads characters \(5 tokens\), and b reads characters \(6 tokens\)"
+    ):
         comparison.check_vocabularies(text, other)
 
 
@@ -184,6 +243,7 @@ def test_different_labels_are_refused():
     comparison.check_vocabularies(a, a)
     comparison.check_vocabularies(a, without)
     with pytest.raises(
-        ValueError, match="a has the labels human, yeast, and b has the labels human, mouse: windows cannot have the labels"
+        ValueError,
+        match="a has the labels human, yeast, and b has the labels human, mouse: windows cannot have the labels",
     ):
         comparison.check_vocabularies(a, b)

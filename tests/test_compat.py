@@ -25,7 +25,12 @@ from dnadiff.training.resume import PROCESSES, START, differences
 COMPAT = Path(__file__).parent / "compat"
 OLD_DNA_RUN = [
     *("data=ecoli", "data.length=64", "data.batch_size=2", "data.max_valid_windows=4", "seed=5"),
-    *("backbone=caduceus", "backbone.d_model=8", "backbone.n_layers=1", "trainer.val_check_interval=4"),
+    *(
+        "backbone=caduceus",
+        "backbone.d_model=8",
+        "backbone.n_layers=1",
+        "trainer.val_check_interval=4",
+    ),
 ]
 
 
@@ -64,7 +69,11 @@ def test_every_class_named_in_an_old_run_exists(run):
 
 
 def test_a_renamed_class_is_not_renamed_twice():
-    assert all(current_name(new) == new for old, new in MOVED.items() if new.rpartition(".")[2][0].isupper())
+    assert all(
+        current_name(new) == new
+        for old, new in MOVED.items()
+        if new.rpartition(".")[2][0].isupper()
+    )
 
 
 def test_old_runs_load():
@@ -76,26 +85,52 @@ def test_old_runs_load():
 
 
 def test_samples_of_an_old_run_are_the_same_sequences(cli, old_run, tmp_path):
-    status, _, err = cli("sample", "checkpoint=dna", "num_samples=2", "length=40", "seed=3", "output=s.fa")
+    status, _, err = cli(
+        "sample", "checkpoint=dna", "num_samples=2", "length=40", "seed=3", "output=s.fa"
+    )
     assert status == 0, err
-    sequences = [[line for line in path.read_text().splitlines() if line[0] != ">"] for path in (tmp_path / "s.fa", COMPAT / "s.fa")]
+    sequences = [
+        [line for line in path.read_text().splitlines() if line[0] != ">"]
+        for path in (tmp_path / "s.fa", COMPAT / "s.fa")
+    ]
     assert sequences[0] == sequences[1]
 
 
 def test_an_old_run_is_evaluated(cli, old_run):
-    data = ["data=fasta", f"data.path={COMPAT / 'tiny.fa'}", "data.length=16"]  # E. coli takes seconds
-    status, _, err = cli("evaluate", "checkpoint=dna", *data, "part=valid", "num_draws=2", "orders=[]", "output=e.json")
+    data = [
+        "data=fasta",
+        f"data.path={COMPAT / 'tiny.fa'}",
+        "data.length=16",
+    ]  # E. coli takes seconds
+    status, _, err = cli(
+        "evaluate",
+        "checkpoint=dna",
+        *data,
+        "part=valid",
+        "num_draws=2",
+        "orders=[]",
+        "output=e.json",
+    )
     assert status == 0, err
 
 
 def test_an_old_run_is_resumed(cli, old_run):
-    status, _, err = cli("train", *OLD_DNA_RUN, "trainer.max_steps=6", "resume=true", "hydra.run.dir=dna")
+    status, _, err = cli(
+        "train", *OLD_DNA_RUN, "trainer.max_steps=6", "resume=true", "hydra.run.dir=dna"
+    )
     assert status == 0 and "resuming dna/checkpoints/last.ckpt" in err, err
     assert checkpoint.read(old_run / "checkpoints" / "last.ckpt")["global_step"] == 6
 
 
 def test_an_old_run_is_resumed_with_the_old_name_of_a_choice(cli, old_run):
-    status, _, err = cli("train", *OLD_DNA_RUN, "objective/masking=coins", "trainer.max_steps=5", "resume=true", "hydra.run.dir=dna")
+    status, _, err = cli(
+        "train",
+        *OLD_DNA_RUN,
+        "objective/masking=coins",
+        "trainer.max_steps=5",
+        "resume=true",
+        "hydra.run.dir=dna",
+    )
     assert status == 0 and "resuming" in err, err
     assert err.count("objective/masking=coins is now called objective/masking=bernoulli") == 1
 
@@ -105,26 +140,46 @@ def test_an_old_run_is_found_among_unfinished_ones(cli, tmp_path):
     shutil.copytree(COMPAT / "dna", run)
     (run / "metrics.json").unlink()
     status, _, err = cli("train", *OLD_DNA_RUN, "trainer.max_steps=4", "resume=true")
-    assert status == 0 and "resuming runs/train/old/checkpoints/last.ckpt" in err and "running the validation of step 4" in err, err
+    assert (
+        status == 0
+        and "resuming runs/train/old/checkpoints/last.ckpt" in err
+        and "running the validation of step 4" in err
+    ), err
     assert (run / "metrics.json").is_file()
 
 
 def test_a_new_run_starts_from_an_old_one(cli, old_run, tmp_path):
     args = [a for a in OLD_DNA_RUN if "backbone" not in a]
-    status, _, err = cli("train", *args, "init_from=dna", "trainer.max_steps=1", "optimizer.lr=0.0", "hydra.run.dir=new")
+    status, _, err = cli(
+        "train",
+        *args,
+        "init_from=dna",
+        "trainer.max_steps=1",
+        "optimizer.lr=0.0",
+        "hydra.run.dir=new",
+    )
     assert status == 0, err
     old, new = (checkpoint.load(tmp_path / name).denoiser.state_dict() for name in ("dna", "new"))
     assert all(torch.equal(old[key], new[key]) for key in old)
 
 
 def test_an_old_network_may_be_named_next_to_init_from(cli, old_run):
-    status, _, err = cli("train", *OLD_DNA_RUN, "init_from=dna", "trainer.max_steps=1", "hydra.run.dir=new")
+    status, _, err = cli(
+        "train", *OLD_DNA_RUN, "init_from=dna", "trainer.max_steps=1", "hydra.run.dir=new"
+    )
     assert status == 0, err
 
 
 def test_an_old_packed_genome_is_used_as_it_is(old_cache, tmp_path):
     before = files_of(old_cache, "genomes")
-    data = build({"_target_": "dnadiff.data.datamodule.GenomeDataModule", "path": str(tmp_path / "tiny.fa"), "length": 64, "batch_size": 2})
+    data = build(
+        {
+            "_target_": "dnadiff.data.datamodule.GenomeDataModule",
+            "path": str(tmp_path / "tiny.fa"),
+            "length": 64,
+            "batch_size": 2,
+        }
+    )
     data.prepare()
     assert data.names == ["a", "b"] and files_of(old_cache, "genomes") == before
 
@@ -149,15 +204,27 @@ def test_the_old_name_of_a_choice_works_with_one_line_of_warning(old, cli):
     name = "sample" if old.startswith("sampler") else "train"
     same = compose(name, [old])
     assert same == compose(name, [RENAMED_CHOICES[old]])
-    status, _, err = cli(name, "checkpoint=x" if name == "sample" else "seed=1", old, "--cfg", "job")
-    assert status == 0 and err.strip() == f"{old} is now called {RENAMED_CHOICES[old]}; the old name will stop working in version 0.3"
+    status, _, err = cli(
+        name, "checkpoint=x" if name == "sample" else "seed=1", old, "--cfg", "job"
+    )
+    assert (
+        status == 0
+        and err.strip()
+        == f"{old} is now called {RENAMED_CHOICES[old]}; the old name will stop working in version 0.3"
+    )
 
 
 def test_the_error_for_an_old_choice_in_an_own_yaml_file_names_the_new_one(cli, tmp_path):
     (tmp_path / "mine" / "experiment").mkdir(parents=True)
-    (tmp_path / "mine" / "experiment" / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - override /objective/masking: coins\n")
+    (tmp_path / "mine" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /objective/masking: coins\n"
+    )
     status, _, err = cli("train", "--config-dir", "mine", "experiment=mine")
-    assert status == 1 and "objective/masking=coins does not exist any more; it is now objective/masking=bernoulli; known: " in err
+    assert (
+        status == 1
+        and "objective/masking=coins does not exist any more; it is now objective/masking=bernoulli; known: "
+        in err
+    )
 
 
 @pytest.mark.parametrize("old", RENAMED_KEYS)
@@ -165,7 +232,11 @@ def test_old_keys_of_the_command_line_have_their_new_names(old, caplog):
     new = RENAMED_KEYS[old]
     with caplog.at_level("WARNING", logger="dnadiff"):
         assert with_current_choices([f"{old}=24", "task=csv"]) == [f"{new}=24", "task=csv"]
-    assert f"{old} is now called {new}; the old name will stop working in version 0.3" in caplog.text
-    command, more = ("judge_text", []) if new == "ngram_size" else ("finetune", ["task=csv", "task.path=x.csv"])
+    assert (
+        f"{old} is now called {new}; the old name will stop working in version 0.3" in caplog.text
+    )
+    command, more = (
+        ("judge_text", []) if new == "ngram_size" else ("finetune", ["task=csv", "task.path=x.csv"])
+    )
     config, key = compose(command, [*more, f"{new}=24"]), new.split(".")
     assert functools.reduce(operator.getitem, key, config) == 24

@@ -36,7 +36,9 @@ FASTAS = {
     "odd layout": "\n\n>x  two spaces \nACGT\n\nAC\n>empty\n>last\n\nACGTTGA",
     "crlf": PLAIN.replace("\n", "\r\n"),
     "crlf without end": PLAIN.replace("\n", "\r\n").removesuffix("\r\n"),
-    "many": "".join(f">record_{i} öäü\n{'ACGTTGA' * (1 + i % 5)}{'N' * (i % 3)}\n" for i in range(12)),
+    "many": "".join(
+        f">record_{i} öäü\n{'ACGTTGA' * (1 + i % 5)}{'N' * (i % 3)}\n" for i in range(12)
+    ),
     "header only": ">nothing\n",
     "byte order mark": "\ufeff" + PLAIN,
     "names twice": ">a\nACGTTGA\n>a\nACGA\n",
@@ -81,7 +83,9 @@ def test_the_file_records_the_number_of_threads(cli, trained, small, tmp_path):
 
 
 def test_an_autoregressive_model_is_rejected():
-    loaded = SimpleNamespace(path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1)))
+    loaded = SimpleNamespace(
+        path="run", denoiser=CausalDenoiser(Mamba(DNATokenizer().vocab, d_model=8, n_layers=1))
+    )
     with pytest.raises(ValueError, match="run is autoregressive; compress needs a diffusion model"):
         coding.diffusion_denoiser(loaded)
 
@@ -103,7 +107,16 @@ def test_the_code_length_agrees_with_the_likelihood(trained):
     for groups in (1, 2, 6):
         expected = code_length.code_length(h, code_length.uniform_sizes(6, groups)) / math.log(2)
         encoder, times = coding.Encoder(), 300
-        coding.code(loaded.denoiser, loaded.process, [x] * times, [maskable] * times, encoder, groups, 1, 100)
+        coding.code(
+            loaded.denoiser,
+            loaded.process,
+            [x] * times,
+            [maskable] * times,
+            encoder,
+            groups,
+            1,
+            100,
+        )
         found = encoder.bits / times
         alone = []
         for seed in range(30):
@@ -120,13 +133,24 @@ def test_more_calls_give_a_shorter_code(trained):
     lengths = []
     for groups in (1, 4, 32):
         encoder = coding.Encoder()
-        coding.code(loaded.denoiser, loaded.process, x, [torch.ones(63, dtype=torch.bool)] * 8, encoder, groups, 1, 8)
+        coding.code(
+            loaded.denoiser,
+            loaded.process,
+            x,
+            [torch.ones(63, dtype=torch.bool)] * 8,
+            encoder,
+            groups,
+            1,
+            8,
+        )
         lengths.append(encoder.bits)
     assert lengths[0] > lengths[1] > lengths[2]
 
 
 def test_frequencies_add_up_and_none_is_zero():
-    log_probs = torch.tensor([[0.7, 0.2, 0.1, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 1e-30, 0.0, 0.0]]).log()
+    log_probs = torch.tensor(
+        [[0.7, 0.2, 0.1, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 1e-30, 0.0, 0.0]]
+    ).log()
     found = coding.frequencies(log_probs)
     assert (found.sum(1) == 2**coding.PRECISION).all() and (found > 0).all()
     assert found / 2**coding.PRECISION == pytest.approx(log_probs.exp().numpy(), abs=1e-6)
@@ -137,11 +161,21 @@ bodies = st.lists(st.text("ACGTacgtNnRyUu", max_size=9), max_size=4)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(headers, bodies), min_size=1, max_size=4), st.booleans(), st.sampled_from(["\n", "\r\n"]))
+@given(
+    st.lists(st.tuples(headers, bodies), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from(["\n", "\r\n"]),
+)
 def test_any_layout_is_preserved(records, ended, newline):
-    text = newline.join(line for header, body in records for line in (f">{header}", *body)) + newline * ended
+    text = (
+        newline.join(line for header, body in records for line in (f">{header}", *body))
+        + newline * ended
+    )
     about, letters = layout.parse(text.encode(), "x.fa")
-    assert layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) == text.encode()
+    assert (
+        layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters])
+        == text.encode()
+    )
     for skeleton, sequence in zip(layout.skeletons(about), letters):
         assert [(s == 0) for s in skeleton] == [x in "ACGTU" for x in sequence.decode().upper()]
 
@@ -150,7 +184,13 @@ def test_any_layout_is_preserved(records, ended, newline):
 def compressed_once(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     (folder / "x.fa").write_text(PLAIN)
-    compress.run(compose("compress", [*small_settings(trained), f"input={folder}/x.fa", f"output={folder}/x.dnd"]), folder, [])
+    compress.run(
+        compose(
+            "compress", [*small_settings(trained), f"input={folder}/x.fa", f"output={folder}/x.dnd"]
+        ),
+        folder,
+        [],
+    )
     return folder
 
 
@@ -173,7 +213,9 @@ def test_foreign_and_damaged_files_are_rejected(cli, trained, compressed, tmp_pa
     content = compressed.read_bytes()
     check_rejected(cli, trained, tmp_path, "x.fa is not a .dnd file", "input=x.fa")
     for place in (20, len(content) // 2, len(content) - 40, len(content) - 1):
-        (tmp_path / "bad.dnd").write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        (tmp_path / "bad.dnd").write_bytes(
+            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        )
         check_rejected(cli, trained, tmp_path, "bad.dnd is damaged", "input=bad.dnd")
     (tmp_path / "cut.dnd").write_bytes(content[:-7])
     check_rejected(cli, trained, tmp_path, "cut.dnd is damaged", "input=cut.dnd")
@@ -201,7 +243,14 @@ def test_another_machine_is_rejected(cli, trained, compressed, tmp_path, key, va
     header, about, words = container.unpack(compressed)
     header = replace(header, machine={**header.machine, key: value})
     (tmp_path / "other.dnd").write_bytes(container.pack(header, about, words))
-    check_rejected(cli, trained, tmp_path, f"was compressed with {key} {value}", "input=other.dnd", hint=message)
+    check_rejected(
+        cli,
+        trained,
+        tmp_path,
+        f"was compressed with {key} {value}",
+        "input=other.dnd",
+        hint=message,
+    )
 
 
 def test_every_recorded_property_of_a_machine_is_compared(trained, compressed):
@@ -213,7 +262,11 @@ def test_every_recorded_property_of_a_machine_is_compared(trained, compressed):
 def test_files_of_the_version_before_are_read(cli, trained, compressed, tmp_path):
     """They record neither the libraries nor the compiler of the kernels nor results."""
     header, about, words = container.unpack(compressed)
-    old = {key: value for key, value in header.machine.items() if key not in ("math", "kernels", "results")}
+    old = {
+        key: value
+        for key, value in header.machine.items()
+        if key not in ("math", "kernels", "results")
+    }
     (tmp_path / "old.dnd").write_bytes(container.pack(replace(header, machine=old), about, words))
     status, _, err = cli("decompress", f"checkpoint={trained}", "input=old.dnd", "output=y.fa")
     assert status == 0 and (tmp_path / "y.fa").read_text() == PLAIN, err
@@ -221,15 +274,41 @@ def test_files_of_the_version_before_are_read(cli, trained, compressed, tmp_path
 
 def crafted(header, side, words=b"", size=None, check=lzma.CHECK_CRC64):
     """A file with a valid digest and any header and layout."""
-    side = side if isinstance(side, bytes) else lzma.compress(json.dumps(side).encode(), check=check)
-    about = header if isinstance(header, bytes) else json.dumps({**header, "side_bytes": len(side) if size is None else size}).encode()
+    side = (
+        side if isinstance(side, bytes) else lzma.compress(json.dumps(side).encode(), check=check)
+    )
+    about = (
+        header
+        if isinstance(header, bytes)
+        else json.dumps({**header, "side_bytes": len(side) if size is None else size}).encode()
+    )
     body = container.MAGIC + struct.pack("<I", len(about)) + about + side + words
     return body + hashlib.blake2b(body, digest_size=16).digest()
 
 
-MACHINE = dict.fromkeys(["device", "instructions", "torch", "dtype", "scan", "products", "constriction"], "x") | {"threads": 1}
-HEADER = {"format": 1, "model": "0" * 32, "machine": MACHINE, "window": 32, "num_groups": 8, "seed": 1, "batch_size": 4, "text": "0" * 32}
-LAYOUT = {"headers": ["a"], "lines": [[4, 1]], "lower": [[]], "others": [[]], "newline": "\n", "ended": True, "leading": 0, "marked": False}
+MACHINE = dict.fromkeys(
+    ["device", "instructions", "torch", "dtype", "scan", "products", "constriction"], "x"
+) | {"threads": 1}
+HEADER = {
+    "format": 1,
+    "model": "0" * 32,
+    "machine": MACHINE,
+    "window": 32,
+    "num_groups": 8,
+    "seed": 1,
+    "batch_size": 4,
+    "text": "0" * 32,
+}
+LAYOUT = {
+    "headers": ["a"],
+    "lines": [[4, 1]],
+    "lower": [[]],
+    "others": [[]],
+    "newline": "\n",
+    "ended": True,
+    "leading": 0,
+    "marked": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -240,21 +319,37 @@ LAYOUT = {"headers": ["a"], "lines": [[4, 1]], "lower": [[]], "others": [[]], "n
         (b"[" * 5000, LAYOUT, "its header is nested too deeply"),
         (b"{}", LAYOUT, "its header lacks format"),
         ({"format": 9}, LAYOUT, "has format 9, this version reads 1"),
-        ({"format": 1}, LAYOUT, "its header lacks model, machine, window, num_groups, seed, batch_size, text"),
+        (
+            {"format": 1},
+            LAYOUT,
+            "its header lacks model, machine, window, num_groups, seed, batch_size, text",
+        ),
         (HEADER | {"window": 0}, LAYOUT, "window 0 must be an integer"),
         (HEADER | {"batch_size": 1 << 70}, LAYOUT, "batch_size"),
         (HEADER | {"num_groups": "8"}, LAYOUT, "num_groups '8' must be an integer"),
         (HEADER | {"model": 5}, LAYOUT, "model 5 must be 32 hexadecimal digits"),
         (HEADER | {"machine": {}}, LAYOUT, "its header lacks machine.device"),
-        (HEADER | {"machine": MACHINE | {"threads": 10**9}}, LAYOUT, "machine.threads 1000000000 must be an integer from 1 to 1024"),
-        (HEADER | {"machine": MACHINE | {"threads": None}}, LAYOUT, "machine.threads None must be an integer"),
+        (
+            HEADER | {"machine": MACHINE | {"threads": 10**9}},
+            LAYOUT,
+            "machine.threads 1000000000 must be an integer from 1 to 1024",
+        ),
+        (
+            HEADER | {"machine": MACHINE | {"threads": None}},
+            LAYOUT,
+            "machine.threads None must be an integer",
+        ),
         (HEADER | {"machine": MACHINE | {"torch": 3}}, LAYOUT, "machine.torch 3 must be a string"),
         (HEADER, b"neither xz nor anything else", "its layout is damaged"),
         (HEADER, lzma.compress(b"{}")[:-9], "its layout does not end where the header says"),
         (HEADER, [1], "its layout is damaged: the layout holds a list"),
         (HEADER, LAYOUT | {"x": 1}, "other attributes"),
         (HEADER, {"headers": []}, "other attributes"),
-        (HEADER, LAYOUT | {"lines": [[10**10, 1]]}, "its text takes 10,000,000,004 bytes, more than the 1,048,576 that"),
+        (
+            HEADER,
+            LAYOUT | {"lines": [[10**10, 1]]},
+            "its text takes 10,000,000,004 bytes, more than the 1,048,576 that",
+        ),
         (HEADER, LAYOUT | {"lines": [[0, 10**10]]}, "its text takes 10,000,000,003 bytes"),
         (HEADER, LAYOUT | {"leading": 10**10}, "its text takes"),
         (HEADER, LAYOUT | {"lines": [[4]]}, "the lengths of lines"),
@@ -268,7 +363,11 @@ LAYOUT = {"headers": ["a"], "lines": [[4, 1]], "lower": [[]], "others": [[]], "n
         (HEADER, LAYOUT | {"others": [[0, 1, "A"]]}, "a letter"),
         (HEADER, LAYOUT | {"others": [[0, 1, ["N"]]]}, "a letter"),
         (HEADER, LAYOUT | {"newline": "\r"}, "the kind of line breaks"),
-        (HEADER, lzma.compress(b" " * (3 << 20)), "its layout, decompressed, takes 1,048,577 bytes, more than the 1,048,576"),
+        (
+            HEADER,
+            lzma.compress(b" " * (3 << 20)),
+            "its layout, decompressed, takes 1,048,577 bytes, more than the 1,048,576",
+        ),
     ],
 )
 def test_a_crafted_file_is_refused_before_work(tmp_path, header, side, message):
@@ -282,31 +381,61 @@ def test_a_crafted_file_is_refused_before_work(tmp_path, header, side, message):
 @pytest.mark.parametrize(("size", "words"), [(10**6, b""), (None, b"abc")])
 def test_declared_sizes_are_compared_with_the_file(tmp_path, size, words):
     (tmp_path / "c.dnd").write_bytes(crafted(HEADER, LAYOUT, words, size))
-    with pytest.raises(ValueError, match=r"c\.dnd is damaged: its parts are declared longer than the file, or not of whole words"):
+    with pytest.raises(
+        ValueError,
+        match=r"c\.dnd is damaged: its parts are declared longer than the file, or not of whole words",
+    ):
         container.unpack(tmp_path / "c.dnd")
 
 
-def test_a_batch_is_bounded_and_nothing_is_computed_for_another_machine(cli, trained, compressed, tmp_path, monkeypatch):
+def test_a_batch_is_bounded_and_nothing_is_computed_for_another_machine(
+    cli, trained, compressed, tmp_path, monkeypatch
+):
     header, about, words = container.unpack(compressed)
-    many = replace(about, headers=["a"] * 4000, lines=[[400, 1], *[[1, 1]] * 3999], lower=[[]] * 4000, others=[[]] * 4000)
+    many = replace(
+        about,
+        headers=["a"] * 4000,
+        lines=[[400, 1], *[[1, 1]] * 3999],
+        lower=[[]] * 4000,
+        others=[[]] * 4000,
+    )
     content = container.pack(replace(header, window=500, batch_size=5000), many, words)
     (tmp_path / "big.dnd").write_bytes(content)
-    check_rejected(cli, trained, tmp_path, "a batch takes 1,600,000 bytes, more than the 1,048,576", "input=big.dnd")
+    check_rejected(
+        cli,
+        trained,
+        tmp_path,
+        "a batch takes 1,600,000 bytes, more than the 1,048,576",
+        "input=big.dnd",
+    )
     monkeypatch.setattr(coding, "threads", None)
     foreign = replace(header, machine=header.machine | {"torch": "1.0", "threads": 7})
     (tmp_path / "other.dnd").write_bytes(container.pack(foreign, about, words))
     check_rejected(cli, trained, tmp_path, "install that version of torch", "input=other.dnd")
 
 
-def test_a_text_of_few_bits_is_decompressed_with_a_larger_limit(cli, trained, small, tmp_path, monkeypatch):
+def test_a_text_of_few_bits_is_decompressed_with_a_larger_limit(
+    cli, trained, small, tmp_path, monkeypatch
+):
     monkeypatch.setattr(container, "_LEAST", 1000)
     monkeypatch.setattr(container, "_RATIO", 1)
     text = ">n\n" + ("N" * 60 + "\n") * 50 + "ACGT\n"
     (tmp_path / "x.fa").write_text(text)
     status, out, err = cli("compress", *small, "input=x.fa", "output=x.dnd")
     assert status == 0 and f"set max_bytes={len(text)}" in out, err
-    check_rejected(cli, trained, tmp_path, f"if you trust the file, set max_bytes={len(text)}", "input=x.dnd")
-    assert cli("decompress", f"checkpoint={trained}", "input=x.dnd", "output=y.fa", f"max_bytes={len(text)}")[0] == 0
+    check_rejected(
+        cli, trained, tmp_path, f"if you trust the file, set max_bytes={len(text)}", "input=x.dnd"
+    )
+    assert (
+        cli(
+            "decompress",
+            f"checkpoint={trained}",
+            "input=x.dnd",
+            "output=y.fa",
+            f"max_bytes={len(text)}",
+        )[0]
+        == 0
+    )
     assert (tmp_path / "y.fa").read_text() == text
 
 
@@ -314,20 +443,28 @@ def test_words_that_no_encoder_wrote_are_refused(cli, trained, compressed, tmp_p
     header, about, words = container.unpack(compressed)
     for other in (words[:0], words[:1], words ^ 0xFFFFFFFF, np.zeros_like(words)):
         (tmp_path / "w.dnd").write_bytes(container.pack(header, about, other))
-        check_rejected(cli, trained, tmp_path, "the decoded text is not the compressed one", "input=w.dnd")
+        check_rejected(
+            cli, trained, tmp_path, "the decoded text is not the compressed one", "input=w.dnd"
+        )
 
 
 def test_another_model_is_rejected(cli, train_args, compressed, tmp_path):
     assert cli("train", *train_args("caduceus", 1))[0] == 0
     status, _, err = cli("decompress", "checkpoint=run", "input=x.dnd", "output=y.fa")
-    assert status == 1 and "was compressed with another model" in err and not (tmp_path / "y.fa").exists()
+    assert (
+        status == 1
+        and "was compressed with another model" in err
+        and not (tmp_path / "y.fa").exists()
+    )
 
 
 def test_other_probabilities_are_detected(cli, trained, compressed, tmp_path):
     header, about, words = container.unpack(compressed)
     header = replace(header, seed=header.seed + 1)
     (tmp_path / "other.dnd").write_bytes(container.pack(header, about, words))
-    check_rejected(cli, trained, tmp_path, "the decoded text is not the compressed one", "input=other.dnd")
+    check_rejected(
+        cli, trained, tmp_path, "the decoded text is not the compressed one", "input=other.dnd"
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,15 @@ def test_build_makes_nested_objects_and_partials():
     masking = config.build({"_target_": "dnadiff.objective.masking.Bernoulli", "t_min": 2e-3})
     assert isinstance(masking, Bernoulli) and masking.t_min == 2e-3
     partial = config.build(
-        {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True, "masking": {"_target_": "dnadiff.objective.masking.Bernoulli"}}
+        {
+            "_target_": "dnadiff.objective.mdlm.MDLM",
+            "_partial_": True,
+            "masking": {"_target_": "dnadiff.objective.masking.Bernoulli"},
+        }
     )
-    assert isinstance(partial, functools.partial) and isinstance(partial.keywords["masking"], Bernoulli)
+    assert isinstance(partial, functools.partial) and isinstance(
+        partial.keywords["masking"], Bernoulli
+    )
     assert isinstance(config.build([{"_target_": "dnadiff.noise.LogLinear"}, 3][0]), LogLinear)
 
 
@@ -52,10 +58,15 @@ def test_everything_is_checked_before_anything_is_called(tmp_path):
 
 
 def test_a_trusted_package_is_allowed():
-    assert config.build({"_target_": "fractions.Fraction", "numerator": 3}, trust=("fractions",)) == 3
+    assert (
+        config.build({"_target_": "fractions.Fraction", "numerator": 3}, trust=("fractions",)) == 3
+    )
 
 
-@pytest.mark.parametrize(("target", "message"), [("dnadiff.noise.Missing", "does not exist"), ("dnadiff.nowhere.X", "does not exist")])
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("dnadiff.noise.Missing", "does not exist"), ("dnadiff.nowhere.X", "does not exist")],
+)
 def test_misspelled_targets_are_named(target, message):
     with pytest.raises(ValueError, match=message):
         config.build({"_target_": target})
@@ -73,28 +84,52 @@ def test_published_sizes_have_names(backbone):
         return found["d_model"], found["n_layers"]
 
     assert size() == (64, 4)
-    for name in ("64x4", "118x4", "256x4", "256x8", "256x16") if backbone == "caduceus" else ("118x4",):
+    for name in (
+        ("64x4", "118x4", "256x4", "256x8", "256x16") if backbone == "caduceus" else ("118x4",)
+    ):
         assert size(f"backbone/size={name}") == tuple(map(int, name.split("x")))
     assert size("backbone/size=256x8", "backbone.d_model=32") == (32, 8)
 
 
 @pytest.mark.parametrize("backbone", ["dit", "transformer"])
 def test_the_published_sizes_of_the_transformers_by_name(backbone):
-    sizes = {"mini": (128, 4, 4), "tiny": (512, 8, 8), "small": (768, 12, 12), "medium": (1024, 24, 16)}
+    sizes = {
+        "mini": (128, 4, 4),
+        "tiny": (512, 8, 8),
+        "small": (768, 12, 12),
+        "medium": (1024, 24, 16),
+    }
     for name, expected in sizes.items():
-        found = config.compose("train", [f"backbone={backbone}", f"backbone/size={name}"])["backbone"]
+        found = config.compose("train", [f"backbone={backbone}", f"backbone/size={name}"])[
+            "backbone"
+        ]
         assert (found["d_model"], found["n_layers"], found["n_heads"]) == expected
     assert config.compose("train", [f"backbone={backbone}"])["backbone"]["d_model"] == 128
 
 
 def test_leaves_have_dotted_keys():
-    assert dict(config.leaves({"noise": {"eps": 0.001}, "seed": 1})) == {"noise.eps": 0.001, "seed": 1}
+    assert dict(config.leaves({"noise": {"eps": 0.001}, "seed": 1})) == {
+        "noise.eps": 0.001,
+        "seed": 1,
+    }
 
 
 def test_files_that_are_read_once_compose_as_those_that_are_read_again(python):
     # The fixture `composing_once` of all tests; another process reads and merges every file.
-    chosen = ["data=fasta", "data.path=x.fa", "backbone=dit", "+data.split.low=3", "~callbacks.ema", "data.keep=[a,b]"]
-    cases = [("train", chosen), ("train", [*chosen[:3], "data.path=y.fa"]), ("train", []), ("sample", ["sampler=block", "checkpoint=x"])]
+    chosen = [
+        "data=fasta",
+        "data.path=x.fa",
+        "backbone=dit",
+        "+data.split.low=3",
+        "~callbacks.ema",
+        "data.keep=[a,b]",
+    ]
+    cases = [
+        ("train", chosen),
+        ("train", [*chosen[:3], "data.path=y.fa"]),
+        ("train", []),
+        ("sample", ["sampler=block", "checkpoint=x"]),
+    ]
     code = "import json, sys\nfrom dnadiff.config import compose\nprint(json.dumps([compose(*case) for case in json.loads(sys.argv[1])]))"
     process = python("-c", code, json.dumps(cases))
     once = [config.compose(*case) for case in cases]

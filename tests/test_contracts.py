@@ -33,11 +33,20 @@ def choices(group):
 
 def small(backbone):
     """A yaml's network made small."""
-    settings = composed("train", f"backbone={backbone}")["backbone"] | {"d_model": 16, "n_layers": 1}
-    return settings | ({"n_heads": 2} if "n_heads" in settings else {}) | ({"max_length": 64} if "max_length" in settings else {})
+    settings = composed("train", f"backbone={backbone}")["backbone"] | {
+        "d_model": 16,
+        "n_layers": 1,
+    }
+    return (
+        settings
+        | ({"n_heads": 2} if "n_heads" in settings else {})
+        | ({"max_length": 64} if "max_length" in settings else {})
+    )
 
 
-@pytest.mark.parametrize("path", sorted(config_dir().rglob("*.yaml")), ids=lambda p: str(p.relative_to(config_dir())))
+@pytest.mark.parametrize(
+    "path", sorted(config_dir().rglob("*.yaml")), ids=lambda p: str(p.relative_to(config_dir()))
+)
 def test_targets_exist_and_take_the_keys_given(path):
     import yaml
 
@@ -51,16 +60,26 @@ def unknown_keys(node):
     found = [key for value in node.values() for key in unknown_keys(value)]
     if "_target_" in node and not str(node["_target_"]).startswith("lightning."):
         taken = keywords(locate(node["_target_"], None))
-        found += [key for key in node if key not in taken and key not in ("_target_", "_partial_", "defaults")]
+        found += [
+            key
+            for key in node
+            if key not in taken and key not in ("_target_", "_partial_", "defaults")
+        ]
     return found
 
 
 def keywords(target):
     parameters = inspect.signature(target).parameters
-    names = {name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    names = {
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            options = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)[name]
+            options = get_type_hints(
+                target.__init__ if inspect.isclass(target) else target, include_extras=True
+            )[name]
             names |= get_type_hints(get_args(options)[0]).keys()
     return names
 
@@ -120,11 +139,15 @@ def test_schedules_run_from_clean_to_masked(name):
     torch.testing.assert_close(noise.dalpha(t.detach()), slope)
     torch.testing.assert_close(noise.inverse(alpha), t)
     inside = t.detach()[1:]
-    torch.testing.assert_close(noise.weight(inside), -noise.dalpha(inside) / (1 - noise.alpha(inside)))
+    torch.testing.assert_close(
+        noise.weight(inside), -noise.dalpha(inside) / (1 - noise.alpha(inside))
+    )
     torch.testing.assert_close(noise.sigma(inside[:-1]), -noise.alpha(inside[:-1]).log())
     assert noise.sigma(t.detach()).isfinite().all()
     beyond = noise.inverse(torch.tensor([1.1, 1.0, 0.0, -0.1], dtype=torch.float64))
-    assert beyond.min() >= 0 and beyond.max() <= 1  # the nearer end, for samplers and counts that ask for any fraction of masks
+    assert (
+        beyond.min() >= 0 and beyond.max() <= 1
+    )  # the nearer end, for samplers and counts that ask for any fraction of masks
 
 
 def maskings(objective):
@@ -139,11 +162,16 @@ def fits(backbone, reads):
     return issubclass(locate(backbone["_target_"], None), reads)
 
 
-@pytest.mark.parametrize(("name", "masking"), [(name, masking) for name in choices("objective") for masking in maskings(name)])
+@pytest.mark.parametrize(
+    ("name", "masking"),
+    [(name, masking) for name in choices("objective") for masking in maskings(name)],
+)
 @pytest.mark.parametrize("backbone", choices("backbone"))
 def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     torch.manual_seed(0)
-    config = composed("train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])) | {"backbone": small(backbone)}
+    config = composed(
+        "train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])
+    ) | {"backbone": small(backbone)}
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
             check_compatible(config)
@@ -160,7 +188,9 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
         result.loss.backward()
         assert result.loss.isfinite() and not result.nll.requires_grad
         assert result.num_tokens == 124 or (name == "mlm" and 0 < result.num_tokens < 60)
-        assert sum(float(p.grad.abs().sum()) for p in denoiser.parameters() if p.grad is not None) > 0
+        assert (
+            sum(float(p.grad.abs().sum()) for p in denoiser.parameters() if p.grad is not None) > 0
+        )
 
 
 WRONG = {
@@ -191,19 +221,34 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
     torch.manual_seed(0)
     vocab = TOKENIZERS[kind].vocab
     settings = composed("sample", "checkpoint=x", f"sampler={name}")["sampler"]
-    few = {"num_groups": 5} if name == "grouped" else {"num_steps": 20} if settings.get("num_steps") else {}
+    few = (
+        {"num_groups": 5}
+        if name == "grouped"
+        else {"num_steps": 20}
+        if settings.get("num_steps")
+        else {}
+    )
     sampler = build(settings | few)
-    backbone = next(each for each in ("transformer", "dit", "caduceus") if fits(small(each), sampler.reads))
+    backbone = next(
+        each for each in ("transformer", "dit", "caduceus") if fits(small(each), sampler.reads)
+    )
     network, calls = build(small(backbone), vocab=vocab).eval(), []
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    denoiser = {CausalBackbone: CausalDenoiser, BlockBackbone: lambda network: BlockDenoiser(network, 5)}.get(sampler.reads, Denoiser)(
-        network
+    denoiser = {
+        CausalBackbone: CausalDenoiser,
+        BlockBackbone: lambda network: BlockDenoiser(network, 5),
+    }.get(sampler.reads, Denoiser)(network)
+    methods = {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(
+        sampler.reads, ["features"]
     )
-    methods = {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(sampler.reads, ["features"])
     for method in ["step_block", "around"] if name == "fast_dllm" else methods:
         original = getattr(network, method)
-        setattr(network, method, lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k))
+        setattr(
+            network,
+            method,
+            lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k),
+        )
     process = AbsorbingProcess(vocab, build(composed("train")["noise"]))
     x_init = process.prior(3, 12)
     frozen = torch.zeros(3, 12, dtype=torch.bool)
@@ -226,5 +271,10 @@ def test_text_and_dna_fraction_objective_and_sampler(tmp_path):
     for data in (["data=ecoli"], ["data=text", f"data.path={book}"]):
         for backbone in ("dit", "caduceus"):
             settings = composed("train", *data, f"backbone={backbone}")
-            classes.add((locate(settings["objective"]["_target_"], None), locate(settings["noise"]["_target_"], None)))
+            classes.add(
+                (
+                    locate(settings["objective"]["_target_"], None),
+                    locate(settings["noise"]["_target_"], None),
+                )
+            )
     assert len(classes) == 1

@@ -12,8 +12,14 @@ from dnadiff.commands import COMMANDS
 from dnadiff.config import compose
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = {"configs/experiment/hg38/genomic_benchmark.yaml"}  # files of other projects that a page names
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "genomic_benchmarks").glob("*.md"))]
+ELSEWHERE = {
+    "configs/experiment/hg38/genomic_benchmark.yaml"
+}  # files of other projects that a page names
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "genomic_benchmarks").glob("*.md")),
+]
 COMMAND = re.compile(r"^\s*(?:\$ )?python -m dnadiff\.(\w+)((?: +(?!#).*)?)$", re.MULTILINE)
 
 
@@ -26,7 +32,9 @@ def commands():
         for name, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
             words = shlex.split(re.split(r"\s{2,}#|\s#\s", rest)[0])
             if not any(word.startswith("-") or word in ("...", "|") for word in words):
-                yield pytest.param(name, [w for w in words if w != "\\"], id=f"{page.stem}-{name}-{len(rest)}")
+                yield pytest.param(
+                    name, [w for w in words if w != "\\"], id=f"{page.stem}-{name}-{len(rest)}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -39,9 +47,16 @@ def test_links_lead_to_files(page):
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_named_files_exist(page):
     text = re.sub(r"https?://\S+", "", page.read_text(encoding="utf-8"))  # files of other projects
-    named = re.findall(r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b", text)
-    own = page.stem == "extending"  # its files are those of a user, which test_extending writes and runs
-    assert own or not [name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()]
+    named = re.findall(
+        r"\b((?:scripts|configs|dnadiff|docs|tests)/[\w./-]+\.(?:py|sh|json|yaml|md|png|csv))\b",
+        text,
+    )
+    own = (
+        page.stem == "extending"
+    )  # its files are those of a user, which test_extending writes and runs
+    assert own or not [
+        name for name in named if name not in ELSEWHERE and not (ROOT / name).exists()
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
@@ -69,9 +84,22 @@ def test_documented_command_lines_compose(name, overrides):
 
 
 def test_the_table_of_models_has_every_command_that_takes_one():
-    section = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").split("## What each command needs", 1)[1].split("\n## ", 1)[0]
-    listed = [name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])]
-    keys = {name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")).keys() for name in COMMANDS}
+    section = (
+        (ROOT / "docs" / "models.md")
+        .read_text(encoding="utf-8")
+        .split("## What each command needs", 1)[1]
+        .split("\n## ", 1)[0]
+    )
+    listed = [
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    keys = {
+        name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")).keys()
+        for name in COMMANDS
+    }
     taking = [name for name in COMMANDS if keys[name] & {"checkpoint", "init_from", "a", "judge"}]
     assert sorted(name for name in listed if name in COMMANDS) == sorted(taking)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-spec = importlib.util.spec_from_file_location("documented", Path(__file__).with_name("test_docs.py"))
+spec = importlib.util.spec_from_file_location(
+    "documented", Path(__file__).with_name("test_docs.py")
+)
 documented = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(documented)
 
@@ -27,7 +29,12 @@ DOWNLOADS = (
 ELSEWHERE = ("s3://", "gs://", "https://", "launcher=ray")
 NETWORK = ("backbone.d_model=16", "backbone.n_layers=1")
 TRAINING = (
-    *("data.batch_size=4", "data.max_valid_windows=2", "trainer.max_steps=1", "trainer.val_check_interval=1"),
+    *(
+        "data.batch_size=4",
+        "data.max_valid_windows=2",
+        "trainer.max_steps=1",
+        "trainer.val_check_interval=1",
+    ),
     "trainer.accelerator=cpu",
 )
 TASK = ("task=csv", "task.path=table.csv", "scratch=false")
@@ -81,7 +88,9 @@ def write_files(folder):
     for name in ("x.fa", "samples.fa", "new.fa"):
         (folder / name).write_text(records)
     (folder / "x.fa.gz").write_bytes(gzip.compress(records.encode()))
-    (folder / "promoters.fa").write_text("".join(f">p{i}\n{bases[100 * i : 100 * i + 100]}\n" for i in range(8)))
+    (folder / "promoters.fa").write_text(
+        "".join(f">p{i}\n{bases[100 * i : 100 * i + 100]}\n" for i in range(8))
+    )
     (folder / "promoter.fa").write_text(f">p\n{bases[:48]}\n")
     (folder / "t.fa").write_text(">t\n" + "N" * 40 + "ACGT" + "R" * 4 + "N" * 16 + "\n")
     for name in ("genes.bed", "regions.bed", "promoter.bed"):
@@ -93,9 +102,21 @@ def write_files(folder):
     alt = "A" if bases[1999] != "A" else "C"
     vcf = f"##fileformat=VCFv4.2\n##contig=<ID=chr1,length={len(bases)}>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\nchr1\t2000\t.\t{bases[1999]}\t{alt}\t.\t.\t.\n"
     (folder / "x.vcf.gz").write_bytes(gzip.compress(vcf.encode()))
-    rows = [f"{''.join(draw.choices('ACGT', k=32))},{'ab'[i % 2]},{i % 7 + 0.5},{i % 2},{i % 3 // 2},{(i + 1) % 2}" for i in range(60)]
-    (folder / "table.csv").write_text("sequence,label,expression,liver,brain,heart\n" + "\n".join(rows) + "\n")
-    sentences = [" ".join(draw.choices(["To", "be", "or", "not", "to", "be", "that", "is", "the", "question"], k=12)) for _ in range(120)]
+    rows = [
+        f"{''.join(draw.choices('ACGT', k=32))},{'ab'[i % 2]},{i % 7 + 0.5},{i % 2},{i % 3 // 2},{(i + 1) % 2}"
+        for i in range(60)
+    ]
+    (folder / "table.csv").write_text(
+        "sequence,label,expression,liver,brain,heart\n" + "\n".join(rows) + "\n"
+    )
+    sentences = [
+        " ".join(
+            draw.choices(
+                ["To", "be", "or", "not", "to", "be", "that", "is", "the", "question"], k=12
+            )
+        )
+        for _ in range(120)
+    ]
     for name in ("book.txt", "ptb.test.txt"):
         (folder / name).write_text("\n\n".join(sentences) + "\n")
     lines = "".join(json.dumps({"text": sentence}) + "\n" for sentence in sentences)
@@ -109,16 +130,45 @@ def files(tmp_path_factory, start):
     """A folder with every file and run that the pages name."""
     folder = tmp_path_factory.mktemp("documented")
     write_files(folder)
-    text = ("data=text", "data.path=book.txt", "data.length=32", "backbone.n_heads=2", *TRAINING, *NETWORK)
+    text = (
+        "data=text",
+        "data.path=book.txt",
+        "data.length=32",
+        "backbone.n_heads=2",
+        *TRAINING,
+        *NETWORK,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert start("train", ["data=fasta", "data.path=g.fa", "data.length=64", *TRAINING, *NETWORK, "hydra.run.dir=RUN"]) == 0
+        assert (
+            start(
+                "train",
+                [
+                    "data=fasta",
+                    "data.path=g.fa",
+                    "data.length=64",
+                    *TRAINING,
+                    *NETWORK,
+                    "hydra.run.dir=RUN",
+                ],
+            )
+            == 0
+        )
         assert start("train", [*text, "backbone=dit", "hydra.run.dir=TEXT"]) == 0
-        assert start("train", [*text, "backbone=transformer", "objective=ar", "hydra.run.dir=AR_RUN"]) == 0
+        assert (
+            start("train", [*text, "backbone=transformer", "objective=ar", "hydra.run.dir=AR_RUN"])
+            == 0
+        )
         assert start("evaluate", ["checkpoint=RUN", "num_draws=2", "orders=[0]"]) == 0
         assert start("export", ["checkpoint=RUN", "output=caduceus_folder"]) == 0
         assert start("compress", ["checkpoint=RUN", "input=x.fa", "output=x.dnd"]) == 0
-        assert start("finetune", ["checkpoint=RUN", *TASK, *SMALLER["finetune"], "hydra.run.dir=my_classifier"]) == 0
+        assert (
+            start(
+                "finetune",
+                ["checkpoint=RUN", *TASK, *SMALLER["finetune"], "hydra.run.dir=my_classifier"],
+            )
+            == 0
+        )
     for copy in ("OTHER_RUN", "MDLM_RUN", "runs/train/2026-01-01_00-00-00", "runs/train/my_run"):
         shutil.copytree(folder / "RUN", folder / copy)
     for copy in ("FINETUNE_RUN", "runs/coding"):
@@ -132,18 +182,32 @@ def small(page, name, words):
     words = [word.replace("checkpoint=ecoli", "checkpoint=RUN") for word in words]
     if page == "text" and name != "train":
         words = [word.replace("checkpoint=RUN", "checkpoint=TEXT") for word in words]
-    more = [word for word in SMALLER[name] if word.partition("=")[0] != "hydra.run.dir" or "hydra.run.dir" not in given]
+    more = [
+        word
+        for word in SMALLER[name]
+        if word.partition("=")[0] != "hydra.run.dir" or "hydra.run.dir" not in given
+    ]
     if name == "train":
         more += ["overwrite=true"] * ("resume" not in given)
         more += ["data.length=64"] + (["backbone.n_heads=2"] if "backbone=dit" in words else [])
-    more += ["length=64"] * (name == "evaluate" and "length" in given) + ["launcher.shards=1"] * ("launcher" in given)
+    more += ["length=64"] * (name == "evaluate" and "length" in given) + ["launcher.shards=1"] * (
+        "launcher" in given
+    )
     if name == "sample":
         more += ["proposals=4"] * ("proposals" in given) + ["sampler.num_groups=2"]
         more += ["length=160"] * ("motif" in given)
-        more += ["num_draws=2"] * ("reward" in given) + ["method.max_changes=2"] * ("method.max_changes" in given)
+        more += ["num_draws=2"] * ("reward" in given) + ["method.max_changes=2"] * (
+            "method.max_changes" in given
+        )
     if name == "finetune":
-        more += ["minutes=null"] * ("minutes" in given)  # a budget and a number of epochs exclude each other
-        more += ["overwrite=true"] if "runs/coding" in " ".join(words) or "my_classifier" in " ".join(words) else ["hydra.run.dir=out"]
+        more += ["minutes=null"] * (
+            "minutes" in given
+        )  # a budget and a number of epochs exclude each other
+        more += (
+            ["overwrite=true"]
+            if "runs/coding" in " ".join(words) or "my_classifier" in " ".join(words)
+            else ["hydra.run.dir=out"]
+        )
     return [*words, *more]
 
 
@@ -153,18 +217,31 @@ def cases():
         line = " ".join([name, *words])
         if any(each in line for each in ELSEWHERE):
             continue
-        if not any(line.endswith(each) or each in words for each in DOWNLOADS) and "trust=[my_models]" not in words:
+        if (
+            not any(line.endswith(each) or each in words for each in DOWNLOADS)
+            and "trust=[my_models]" not in words
+        ):
             yield pytest.param(parameter.id.split("-")[0], name, words, id=parameter.id)
 
 
 @pytest.mark.parametrize(("page", "name", "words"), list(cases()))
-def test_documented_command_lines_run(page, name, words, files, start, tmp_path, monkeypatch, capfd):
+def test_documented_command_lines_run(
+    page, name, words, files, start, tmp_path, monkeypatch, capfd
+):
     if any("wandb" in word for word in words):
         pytest.importorskip("wandb")
     folder = shutil.copytree(files, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("dnadiff.likelihood.records._BASES", 128)  # of a group of windows, which is not divided between shards
+    monkeypatch.setattr(
+        "dnadiff.likelihood.records._BASES", 128
+    )  # of a group of windows, which is not divided between shards
     if name == "merge":
-        assert start("score", ["checkpoint=RUN", "input=x.fa", "output=scores.tsv", "num_draws=2", "shard=1/1"]) == 0
+        assert (
+            start(
+                "score",
+                ["checkpoint=RUN", "input=x.fa", "output=scores.tsv", "num_draws=2", "shard=1/1"],
+            )
+            == 0
+        )
     status = start(name, small(page, name, words))
     assert status == 0, capfd.readouterr().err

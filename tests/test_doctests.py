@@ -11,7 +11,9 @@ import dnadiff
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 PACKAGE = Path(dnadiff.__file__).parent
 MODULES = [
-    ".".join(["dnadiff", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
+    ".".join(["dnadiff", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
     for path in sorted(PACKAGE.rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
@@ -20,7 +22,11 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_give_what_they_show(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = [test for test in doctest.DocTestFinder().find(importlib.import_module(name)) if test.examples]
+    found = [
+        test
+        for test in doctest.DocTestFinder().find(importlib.import_module(name))
+        if test.examples
+    ]
     assert found
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)

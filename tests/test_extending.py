@@ -13,7 +13,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("my_project")
-    for name, content in re.findall(r"```(?:python|yaml)\n# ([\w./]+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+    for name, content in re.findall(
+        r"```(?:python|yaml)\n# ([\w./]+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -37,7 +39,11 @@ def run(python, project):
 @pytest.fixture(scope="module")
 def done(run):
     """Runs the command lines of the page."""
-    lines = re.search(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1].strip().splitlines()
+    lines = (
+        re.search(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+        .strip()
+        .splitlines()
+    )
     assert lines and all(line.startswith("python -m dnadiff.") for line in lines)
     for line in lines:
         status, errors = run(line)
@@ -52,11 +58,15 @@ def test_its_command_lines_run(done, project):
 
 
 def test_a_checkpoint_with_foreign_classes_needs_trust(done, run):
-    status, errors = run("python -m dnadiff.evaluate checkpoint=run part=valid output=untrusted.json")
+    status, errors = run(
+        "python -m dnadiff.evaluate checkpoint=run part=valid output=untrusted.json"
+    )
     assert status == 1 and "trust=[my_models]" in errors and len(errors.strip().splitlines()) == 1
 
 
 def test_a_wrong_key_is_one_line(run):
-    status, errors = run("python -m dnadiff.train --config-dir configs data=phages backbone=conv backbone.kernel=5 hydra.run.dir=other")
+    status, errors = run(
+        "python -m dnadiff.train --config-dir configs data=phages backbone=conv backbone.kernel=5 hydra.run.dir=other"
+    )
     assert status == 1 and len(errors.strip().splitlines()) == 1
     assert "backbone.kernel" in errors and "kernel_size" in errors

@@ -39,7 +39,14 @@ def checkpoint(path: Path, tokenizer, network: tuple[str, ...] = DIT) -> str:
     torch.manual_seed(0)
     denoiser, _ = build_denoiser(config, tokenizer)
     state = {f"denoiser.{name}": tensor for name, tensor in denoiser.state_dict().items()}
-    torch.save({"state_dict": state, "hyper_parameters": {"config": config, "tokenizer": tokenizer.config()}, "global_step": 7}, path)
+    torch.save(
+        {
+            "state_dict": state,
+            "hyper_parameters": {"config": config, "tokenizer": tokenizer.config()},
+            "global_step": 7,
+        },
+        path,
+    )
     return str(path)
 
 
@@ -51,7 +58,9 @@ def table(tmp_path: Path) -> str:
         writer.writerow(["sequence", "label"])
         for i in range(120):
             letters = random.choice(
-                list("ACGT"), random.integers(20, 40), p=[0.35, 0.15, 0.15, 0.35] if i % 2 else [0.15, 0.35, 0.35, 0.15]
+                list("ACGT"),
+                random.integers(20, 40),
+                p=[0.35, 0.15, 0.15, 0.35] if i % 2 else [0.15, 0.35, 0.35, 0.15],
             )
             writer.writerow(["".join(letters), "rich" if i % 2 == 0 else "poor"])
     return str(tmp_path / "table.csv")
@@ -60,26 +69,50 @@ def table(tmp_path: Path) -> str:
 def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
     """The run folder of the command; without its report, whose figures take longer than the study."""
     run_dir = tmp_path / "runs" / "tiny"
-    os.environ.pop("HYDRA_FULL_ERROR", None)  # a command line sets it, and an earlier one in this process left it
+    os.environ.pop(
+        "HYDRA_FULL_ERROR", None
+    )  # a command line sets it, and an earlier one in this process left it
     with pytest.MonkeyPatch.context() as patch:
         if not report:
             patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
-        commands.run("finetune", finetune.run, finetune.KEYS, [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
+        commands.run(
+            "finetune",
+            finetune.run,
+            finetune.KEYS,
+            [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides],
+        )
     return run_dir
 
 
 def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_are_named():
-    conv, paper, fixed = {"_target_": "conv"}, build_protocol("paper", 4), build_protocol("fixed", 4)
+    conv, paper, fixed = (
+        {"_target_": "conv"},
+        build_protocol("paper", 4),
+        build_protocol("fixed", 4),
+    )
 
     def found(protocol, overrides, one_hot="auto", trains=True):
-        config = {"head": conv, "inputs": {"layers": [], "one_hot": one_hot}, "fine_tune": trains, "scratch": False}
+        config = {
+            "head": conv,
+            "inputs": {"layers": [], "one_hot": one_hot},
+            "fine_tune": trains,
+            "scratch": False,
+        }
         settings = finetune.head_settings(config, protocol, overrides)
         return settings["head"], settings["inputs"]["one_hot"]
 
-    assert found(fixed, []) == (conv, True) and found(paper, ["task=tf_0", "lr=1e-3"]) == (MEAN_HEAD, False)
+    assert found(fixed, []) == (conv, True) and found(paper, ["task=tf_0", "lr=1e-3"]) == (
+        MEAN_HEAD,
+        False,
+    )
     assert found(paper, ["head=conv"]) == found(paper, ["head.dropout=0.3"]) == (conv, False)
-    assert found(fixed, [], False) == (conv, False) and found(paper, ["inputs.one_hot=true"], True) == (MEAN_HEAD, True)
-    assert found(fixed, [], trains=False) == (conv, False)  # no head is trained, and none is reported
+    assert found(fixed, [], False) == (conv, False) and found(
+        paper, ["inputs.one_hot=true"], True
+    ) == (MEAN_HEAD, True)
+    assert found(fixed, [], trains=False) == (
+        conv,
+        False,
+    )  # no head is trained, and none is reported
 
 
 def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
@@ -98,7 +131,12 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     ]
     run_dir = call(tmp_path, *overrides)
     result = json.loads((run_dir / "finetune.json").read_text())
-    assert list(result["models"]) == ["3-mer logistic regression", "fine-tuned", "scratch", "same head on one-hot"]
+    assert list(result["models"]) == [
+        "3-mer logistic regression",
+        "fine-tuned",
+        "scratch",
+        "same head on one-hot",
+    ]
     assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
     assert result["models"]["3-mer logistic regression"]["accuracy"] > 0.8
@@ -114,7 +152,9 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     assert f"files are in {run_dir}" in printed
 
     again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
-    assert [m["per_seed"] for m in again["models"].values()] == [m["per_seed"] for m in result["models"].values()]
+    assert [m["per_seed"] for m in again["models"].values()] == [
+        m["per_seed"] for m in result["models"].values()
+    ]
 
 
 def refusal(tmp_path: Path, capsys, *overrides: str) -> str:
@@ -135,9 +175,15 @@ def test_bad_input_gets_a_one_line_error_and_leaves_no_run_folder(tmp_path, tabl
     assert "task.path" in refusal(tmp_path, capsys, run, "task=csv")
     assert "no column 'y'" in refusal(tmp_path, capsys, run, *csv_task, "task.label_column=y")
     assert "ecoli_coding" in refusal(tmp_path, capsys, run, "task=ecoli")
-    assert "exists; set overwrite=true" in refusal(tmp_path, capsys, run, *csv_task, f"output={table}")
-    assert "one of fixed, paper, kfold" in refusal(tmp_path, capsys, run, *csv_task, "task.protocol=papers")
-    assert "holds none of demo_coding" in refusal(tmp_path, capsys, run, "task=genomic_benchmarks", f"task.path={tmp_path}")
+    assert "exists; set overwrite=true" in refusal(
+        tmp_path, capsys, run, *csv_task, f"output={table}"
+    )
+    assert "one of fixed, paper, kfold" in refusal(
+        tmp_path, capsys, run, *csv_task, "task.protocol=papers"
+    )
+    assert "holds none of demo_coding" in refusal(
+        tmp_path, capsys, run, "task=genomic_benchmarks", f"task.path={tmp_path}"
+    )
     assert "seeds 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "seeds=0")
 
 
@@ -159,10 +205,22 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length", "GC", "boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(result["models"])
+    assert {"length", "GC", "boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(
+        result["models"]
+    )
     assert all(len(m["per_seed"]) == 1 for m in result["models"].values())
-    assert set(result["models"]["GC"]["metrics"]) == {"accuracy", "mcc", "f1", "auroc", "auprc", "calibration_error"}
-    pairs = [(study_models.PROBE, study_models.RANDOM_PROBE), (study_models.PROBE, "2-mer logistic regression")]
+    assert set(result["models"]["GC"]["metrics"]) == {
+        "accuracy",
+        "mcc",
+        "f1",
+        "auroc",
+        "auprc",
+        "calibration_error",
+    }
+    pairs = [
+        (study_models.PROBE, study_models.RANDOM_PROBE),
+        (study_models.PROBE, "2-mer logistic regression"),
+    ]
     assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
     assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
     assert 0 < result["differences"][0]["p_value"] <= 1
@@ -181,9 +239,16 @@ def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
             folder = tmp_path / "gb" / "human_ocr_ensembl" / part / name
             folder.mkdir(parents=True)
             for number in range(count):
-                (folder / f"{number}.txt").write_text("".join(random.choice(list("ACGT"), 30, p=share)))
+                (folder / f"{number}.txt").write_text(
+                    "".join(random.choice(list("ACGT"), 30, p=share))
+                )
     settings = ["fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
-    suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={tmp_path / 'gb'}", "task.protocol=paper"]
+    suite = [
+        f"checkpoint={run}",
+        "task=genomic_benchmarks",
+        f"task.path={tmp_path / 'gb'}",
+        "task.protocol=paper",
+    ]
     run_dir = call(tmp_path, *suite, *settings, report=True)
     result = json.loads((run_dir / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
@@ -197,12 +262,35 @@ def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
 
 def test_validation_chooses_rate_and_batch_size_with_the_first_layer_only(tmp_path, table):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
-    overrides = [f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=2", "scratch=false", "layer=1"]
-    run_dir = call(tmp_path, *overrides, "lr=[1e-7,2e-2]", "batch_size=[16,64]", "epochs=1", "pretraining_overlap=true")
+    overrides = [
+        f"checkpoint={run}",
+        "task=csv",
+        f"task.path={table}",
+        "seeds=1",
+        "kmer=2",
+        "scratch=false",
+        "layer=1",
+    ]
+    run_dir = call(
+        tmp_path,
+        *overrides,
+        "lr=[1e-7,2e-2]",
+        "batch_size=[16,64]",
+        "epochs=1",
+        "pretraining_overlap=true",
+    )
     model = json.loads((run_dir / "finetune.json").read_text())["models"]["fine-tuned"]
     (found,), parts = model["found"][0], model["subsets"]
-    assert parts["inside pretraining"]["items"] == 0 and parts["outside pretraining"]["accuracy"] == model["accuracy"]
-    assert [(one["lr"], one["batch_size"]) for one in found["tried"]] == [(1e-7, 16), (1e-7, 64), (2e-2, 16), (2e-2, 64)]
+    assert (
+        parts["inside pretraining"]["items"] == 0
+        and parts["outside pretraining"]["accuracy"] == model["accuracy"]
+    )
+    assert [(one["lr"], one["batch_size"]) for one in found["tried"]] == [
+        (1e-7, 16),
+        (1e-7, 64),
+        (2e-2, 16),
+        (2e-2, 64),
+    ]
     best = max(found["tried"], key=lambda one: (one["valid_accuracy"], -one["valid_loss"]))
     assert found["chosen"] == {"lr": best["lr"], "batch_size": best["batch_size"]}
     assert (run_dir / "results" / "table").is_dir()
@@ -211,10 +299,18 @@ def test_validation_chooses_rate_and_batch_size_with_the_first_layer_only(tmp_pa
 def test_a_bad_rate_or_layer_gets_a_one_line_error(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
     csv_task = ["task=csv", f"task.path={table}", "kmer=2"]
-    assert "lr[1] 0 must be a number above 0" in refusal(tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]")
-    assert "lr_scratch is an empty list; give at least one value" in refusal(tmp_path, capsys, run, *csv_task, "lr_scratch=[]")
-    assert "layer 9 is not one of this network's 1" in refusal(tmp_path, capsys, run, *csv_task, "layer=9")
-    assert "batch_size[1] 0 must be" in refusal(tmp_path, capsys, run, *csv_task, "batch_size=[4,0]")
+    assert "lr[1] 0 must be a number above 0" in refusal(
+        tmp_path, capsys, run, *csv_task, "lr=[1e-3,0]"
+    )
+    assert "lr_scratch is an empty list; give at least one value" in refusal(
+        tmp_path, capsys, run, *csv_task, "lr_scratch=[]"
+    )
+    assert "layer 9 is not one of this network's 1" in refusal(
+        tmp_path, capsys, run, *csv_task, "layer=9"
+    )
+    assert "batch_size[1] 0 must be" in refusal(
+        tmp_path, capsys, run, *csv_task, "batch_size=[4,0]"
+    )
 
 
 def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path, table, capsys):
@@ -238,30 +334,58 @@ def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path
     ):
         assert message in refusal(tmp_path, capsys, *start, *setting.split())
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}"
-    assert "baselines.x is 5; give it a _target_" in refusal(tmp_path, capsys, run, *start[1:], "+baselines.x=5")
+    assert "baselines.x is 5; give it a _target_" in refusal(
+        tmp_path, capsys, run, *start[1:], "+baselines.x=5"
+    )
 
 
 def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
-    run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
+    run, random, folder = (
+        checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()),
+        np.random.default_rng(2),
+        tmp_path / "gb",
+    )
     folder.mkdir()
-    rows = [("".join(random.choice(list("ACGT"), 30)), "ab"[i % 2], "test" if i % 3 else "train") for i in range(90)]
+    rows = [
+        ("".join(random.choice(list("ACGT"), 30)), "ab"[i % 2], "test" if i % 3 else "train")
+        for i in range(90)
+    ]
     lines = [",".join(row) + "\n" for row in rows]
     (folder / "human_ocr_ensembl.part.csv").write_text("sequence,class,split\n" + "".join(lines))
-    (folder / "human_ensembl_regulatory.csv").write_text("sequence,class,split\nAC,a,train\n" + "".join(lines))
-    (folder / "human_enhancers_cohn.csv").write_text("sequence,class,split\nACXT,a,train\n" + "".join(lines))
-    too_long = [line.replace(",", "ACGT" * 10 + ",", 1) for line in lines]
-    (folder / "human_nontata_promoters.csv").write_text("sequence,class,split\n" + "".join(too_long))
-    suite = [f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2"]
-    flat = (
-        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    (folder / "human_ensembl_regulatory.csv").write_text(
+        "sequence,class,split\nAC,a,train\n" + "".join(lines)
     )
-    run_dir = call(tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"')
+    (folder / "human_enhancers_cohn.csv").write_text(
+        "sequence,class,split\nACXT,a,train\n" + "".join(lines)
+    )
+    too_long = [line.replace(",", "ACGT" * 10 + ",", 1) for line in lines]
+    (folder / "human_nontata_promoters.csv").write_text(
+        "sequence,class,split\n" + "".join(too_long)
+    )
+    suite = [
+        f"checkpoint={run}",
+        "task=genomic_benchmarks",
+        f"task.path={folder}",
+        "fine_tune=false",
+        "scratch=false",
+        "seeds=1",
+        "kmer=2",
+    ]
+    flat = "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    run_dir = call(
+        tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"'
+    )
     result = json.loads((run_dir / "finetune.json").read_text())
     with np.load(next((run_dir / "results").rglob("*.npz"))) as stored:
         assert "https://server/x.fa?..." in json.loads(str(stored["about"]))["command"]
     assert "https://server/x.fa?..." in (run_dir / "finetune.yaml").read_text()
-    assert not [path for path in run_dir.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
-    assert list(result["tasks"]) == ["human_ocr_ensembl"] and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
+    assert not [
+        path for path in run_dir.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()
+    ]
+    assert (
+        list(result["tasks"]) == ["human_ocr_ensembl"]
+        and result["tasks"]["human_ocr_ensembl"]["task"]["tested"] == 60
+    )
     assert result["left_out"]["demo_human_or_worm"] == "no data"
     assert "letter 'X' at position 3" in result["left_out"]["human_enhancers_cohn"]
     assert "takes at most 40" in result["left_out"]["human_nontata_promoters"]
@@ -297,7 +421,16 @@ def test_a_checkpoint_has_the_published_counterpart_of_its_kind(tmp_path, networ
 
 def test_the_result_names_the_published_counterpart(tmp_path, table):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
-    run_dir = call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", "seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
+    run_dir = call(
+        tmp_path,
+        f"checkpoint={run}",
+        "task=csv",
+        f"task.path={table}",
+        "seeds=1",
+        "kmer=1",
+        "fine_tune=false",
+        "scratch=false",
+    )
     assert json.loads((run_dir / "finetune.json").read_text())["counterpart"] == "Caduceus MDLM"
 
 
@@ -305,16 +438,28 @@ def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
     for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
         models = models_of_network(loaded, "probe=true")
-        for name in (study_models.FINE_TUNED, study_models.SCRATCH, study_models.PROBE, study_models.RANDOM_PROBE):
+        for name in (
+            study_models.FINE_TUNED,
+            study_models.SCRATCH,
+            study_models.PROBE,
+            study_models.RANDOM_PROBE,
+        ):
             assert ("strands" in models[name].describe()) == merges
 
 
-def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_started_again(tmp_path, table, monkeypatch):
+def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_started_again(
+    tmp_path, table, monkeypatch
+):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
-    monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *args: (_ for _ in ()).throw(OSError("interrupted")))
+    monkeypatch.setattr(
+        "dnadiff.report.suite.write_suite",
+        lambda *args: (_ for _ in ()).throw(OSError("interrupted")),
+    )
     with pytest.raises(SystemExit):
         settings = ("seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
-        call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings, report=True)
+        call(
+            tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings, report=True
+        )
     assert not (tmp_path / "runs" / "tiny" / "finetune.json").exists()
 
 
@@ -323,39 +468,76 @@ RECIPE = ("seeds=1", "kmer=2", "batch_size=32", "epochs=1", "lr=1e-2", "lr_scrat
 
 def study_of(tmp_path: Path, table: str, *overrides: str, report: bool = False) -> dict:
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
-    run_dir = call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *RECIPE, *overrides, report=report)
+    run_dir = call(
+        tmp_path,
+        f"checkpoint={run}",
+        "task=csv",
+        f"task.path={table}",
+        *RECIPE,
+        *overrides,
+        report=report,
+    )
     return json.loads((run_dir / "finetune.json").read_text())
 
 
 def models_of(tmp_path: Path, *overrides: str) -> dict:
-    return models_of_network(load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)), *overrides)
+    return models_of_network(
+        load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)), *overrides
+    )
 
 
 def models_of_network(loaded: Loaded, *overrides: str) -> dict:
     config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", *overrides])
     finetune.check_settings(config)
     protocol = build_protocol(config["task"]["protocol"], 4)
-    return study_models.build_models(config | finetune.head_settings(config, protocol, overrides), loaded, DATA, protocol, "cpu")
+    return study_models.build_models(
+        config | finetune.head_settings(config, protocol, overrides), loaded, DATA, protocol, "cpu"
+    )
 
 
 def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
     models = models_of(tmp_path)
     tuned, scratch = (models[name].describe() for name in ("fine-tuned", "scratch"))
-    assert (tuned["epochs"], tuned["patience"], tuned["layer_decay"], tuned["lr"]) == (None, 5, 0.8, [3e-4, 8e-4, 2e-3, 5e-3])
+    assert (tuned["epochs"], tuned["patience"], tuned["layer_decay"], tuned["lr"]) == (
+        None,
+        5,
+        0.8,
+        [3e-4, 8e-4, 2e-3, 5e-3],
+    )
     assert scratch["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in scratch
-    set_by_hand = models_of(tmp_path, "epochs=3", "lr=1e-3", "layer_decay=0.5", "minutes=null")["fine-tuned"].describe()
-    assert [set_by_hand[key] for key in ("epochs", "patience", "layer_decay", "lr")] == [3, None, 0.5, 1e-3]
+    set_by_hand = models_of(tmp_path, "epochs=3", "lr=1e-3", "layer_decay=0.5", "minutes=null")[
+        "fine-tuned"
+    ].describe()
+    assert [set_by_hand[key] for key in ("epochs", "patience", "layer_decay", "lr")] == [
+        3,
+        None,
+        0.5,
+        1e-3,
+    ]
 
 
 def test_the_protocol_of_the_paper_keeps_its_epochs_rates_and_one_rate_for_all_layers(tmp_path):
-    for candidate, lr in zip(models_of(tmp_path, "task.protocol=paper")["fine-tuned"].describe()["candidates"], (1e-3, 2e-3), strict=True):
-        assert (candidate["epochs"], candidate["patience"], candidate["lr"]) == (10, None, lr) and "layer_decay" not in candidate
-    with pytest.raises(ValueError, match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set minutes=null"):
+    for candidate, lr in zip(
+        models_of(tmp_path, "task.protocol=paper")["fine-tuned"].describe()["candidates"],
+        (1e-3, 2e-3),
+        strict=True,
+    ):
+        assert (candidate["epochs"], candidate["patience"], candidate["lr"]) == (
+            10,
+            None,
+            lr,
+        ) and "layer_decay" not in candidate
+    with pytest.raises(
+        ValueError,
+        match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set minutes=null",
+    ):
         models_of(tmp_path, "task.protocol=paper", "minutes=2")
 
 
 def test_candidates_of_a_grid_share_the_minutes(tmp_path):
-    candidates = models_of(tmp_path, "minutes=6", "head=auto")["fine-tuned"].describe()["candidates"]
+    candidates = models_of(tmp_path, "minutes=6", "head=auto")["fine-tuned"].describe()[
+        "candidates"
+    ]
     assert [one["minutes"] for one in candidates] == [1.5] * 4
     assert models_of(tmp_path, "minutes=6")["scratch"].describe()["minutes"] == 6
 
@@ -364,13 +546,21 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
     for override in ("adapter=lora", "freeze=backbone"):
         tuned = models_of(tmp_path, override)["fine-tuned"].describe()
         assert tuned["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in tuned
-    assert models_of(tmp_path, "adapter=lora", "layer_decay=0.5")["fine-tuned"].describe()["layer_decay"] == 0.5
+    assert (
+        models_of(tmp_path, "adapter=lora", "layer_decay=0.5")["fine-tuned"].describe()[
+            "layer_decay"
+        ]
+        == 0.5
+    )
     with pytest.raises(ValueError, match="freeze=backbone trains no layer"):
         models_of(tmp_path, "adapter=lora", "freeze=backbone")
     tuned, scratch = (
-        models_of(tmp_path, "class_weights=balanced", "mixup=0.2", "freeze=1")[name].describe() for name in ("fine-tuned", "scratch")
+        models_of(tmp_path, "class_weights=balanced", "mixup=0.2", "freeze=1")[name].describe()
+        for name in ("fine-tuned", "scratch")
     )
-    weighted = models_of(tmp_path, "class_weights=balanced")["scratch"].record(ValidScore(0.5, -1.0), DATA)
+    weighted = models_of(tmp_path, "class_weights=balanced")["scratch"].record(
+        ValidScore(0.5, -1.0), DATA
+    )
     assert weighted == {"valid_weighted_accuracy": 0.5, "valid_loss": 1.0}
     assert tuned["balanced"] and tuned["mixup"] == scratch["mixup"] == 0.2 and scratch["balanced"]
     assert tuned["frozen"] == {"backbone": False, "layers": 1} and "frozen" not in scratch
@@ -378,16 +568,26 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
 
 def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
     models = models_of(tmp_path, "batch_size=[8,16]", "lr=[1e-3,2e-3]", "epochs=4")
-    control, tuned = (models[name].describe()["candidates"] for name in ("same head on one-hot", "fine-tuned"))
+    control, tuned = (
+        models[name].describe()["candidates"] for name in ("same head on one-hot", "fine-tuned")
+    )
     same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup", "head_epochs")
-    assert [[one[key] for key in same] for one in control] == [[one[key] for key in same] for one in tuned]
+    assert [[one[key] for key in same] for one in control] == [
+        [one[key] for key in same] for one in tuned
+    ]
     assert all("ConvHead" in one["head"] for one in control)
     classifier = models["fine-tuned"].candidates[0][1].build_classifier(DATA, 1)
     assert control[0]["stored_width"] == classifier.head.width and control[0]["head_epochs"] is None
-    for setting, stage in (("head_epochs=3", 3), ("head_epochs=0", 0), ("fine_tune=false", 0)):  # that of the fine-tuned network
+    for setting, stage in (
+        ("head_epochs=3", 3),
+        ("head_epochs=0", 0),
+        ("fine_tune=false", 0),
+    ):  # that of the fine-tuned network
         models = models_of(tmp_path, setting)
         tuned = models.get("fine-tuned")
-        assert models["same head on one-hot"].head_epochs == stage and (tuned is None or tuned.head_epochs == stage)
+        assert models["same head on one-hot"].head_epochs == stage and (
+            tuned is None or tuned.head_epochs == stage
+        )
     for without in ("inputs.one_hot=false", "task.protocol=paper"):
         assert "same head on one-hot" not in models_of(tmp_path, without)
     assert "same head on one-hot" not in models_of(tmp_path, "fine_tune=false", "scratch=false")
@@ -395,11 +595,11 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
 
 def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, monkeypatch):
     fitted = []
-    monkeypatch.setattr("dnadiff.downstream.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1))
-    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
-    flat = (
-        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    monkeypatch.setattr(
+        "dnadiff.downstream.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1)
     )
+    run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
+    flat = "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
     for setting, message in (
         ("freeze=4", "freeze 4 is more than the 1 layers of this Caduceus"),
         ("adapter=lora adapter.rank=100", "adapter.rank 100: this Caduceus has no linear map"),
@@ -407,31 +607,62 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
         (f"+baselines.x={flat}", "head=flatten"),
     ):
         overrides = [setting] if setting.startswith("+") else setting.split()
-        assert message in refusal(tmp_path, capsys, run, "task=csv", f"task.path={table}", *RECIPE, *overrides)
+        assert message in refusal(
+            tmp_path, capsys, run, "task=csv", f"task.path={table}", *RECIPE, *overrides
+        )
     assert not fitted
 
 
 def test_averaged_seeds_and_a_stack_are_rows_with_intervals(tmp_path, table, capsys):
-    result = study_of(tmp_path, table, "seeds=2", "stack=true", "scratch=false", "adapter=lora", "adapter.rank=2", "inputs.one_hot=false")
-    names = ["2-mer logistic regression", "fine-tuned", "fine-tuned, 2 seeds averaged", "fine-tuned + 2-mers, stacked"]
-    assert list(result["models"]) == names and [len(result["models"][name]["per_seed"]) for name in names] == [1, 2, 1, 2]
+    result = study_of(
+        tmp_path,
+        table,
+        "seeds=2",
+        "stack=true",
+        "scratch=false",
+        "adapter=lora",
+        "adapter.rank=2",
+        "inputs.one_hot=false",
+    )
+    names = [
+        "2-mer logistic regression",
+        "fine-tuned",
+        "fine-tuned, 2 seeds averaged",
+        "fine-tuned + 2-mers, stacked",
+    ]
+    assert list(result["models"]) == names and [
+        len(result["models"][name]["per_seed"]) for name in names
+    ] == [1, 2, 1, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
-    assert [(d["a"], d["b"]) for d in result["differences"]][1:] == [(a, b) for a in names[2:] for b in (names[1], names[0])]
+    assert [(d["a"], d["b"]) for d in result["differences"]][1:] == [
+        (a, b) for a in names[2:] for b in (names[1], names[0])
+    ]
     assert "fine-tuned + 2-mers, stacked" in capsys.readouterr().out
-    assert "stack=true combines" in refusal_of_a_second_run(tmp_path, table, capsys, "stack=true", "fine_tune=false")
+    assert "stack=true combines" in refusal_of_a_second_run(
+        tmp_path, table, capsys, "stack=true", "fine_tune=false"
+    )
 
 
 def refusal_of_a_second_run(tmp_path: Path, table: str, capsys, *overrides: str) -> str:
     with pytest.raises(SystemExit):
-        call(tmp_path, "checkpoint=x", "task=csv", f"task.path={table}", *overrides, "overwrite=true")
+        call(
+            tmp_path, "checkpoint=x", "task=csv", f"task.path={table}", *overrides, "overwrite=true"
+        )
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path, table, capsys, monkeypatch):
-    monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: float(len(model["found"])))
+def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(
+    tmp_path, table, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "dnadiff.downstream.pretraining_warning._mean",
+        lambda model, key: float(len(model["found"])),
+    )
     assert study_of(tmp_path, table)["warning"] is None
     values = iter([0.5, 0.75])
-    monkeypatch.setattr("dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values))
+    monkeypatch.setattr(
+        "dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values)
+    )
     capsys.readouterr()
     warning = study_of(tmp_path, table, "overwrite=true", "trust=[]", report=True)["warning"]
     assert "worse than the same network from scratch (accuracy 0.500 and 0.750)" in warning
@@ -445,7 +676,10 @@ def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, t
     kept = tmp_path / "runs" / "tiny" / "models" / "seed_1" / "model.json"
     kept.parent.mkdir(parents=True)
     kept.write_text("{}")
-    run, task = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}", ("task=csv", f"task.path={table}")
+    run, task = (
+        f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}",
+        ("task=csv", f"task.path={table}"),
+    )
     for setting in ("task.label_column=y", "layer=9", "train_items=1000"):
         refusal_of_a_second_run(tmp_path, table, capsys, run, setting)
         assert kept.is_file()
@@ -454,12 +688,26 @@ def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, t
 
 
 @pytest.mark.parametrize(
-    "failure", [ValueError("diverged"), RuntimeError("out of memory"), PermissionError("denied"), MemoryError()], ids=repr
+    "failure",
+    [
+        ValueError("diverged"),
+        RuntimeError("out of memory"),
+        PermissionError("denied"),
+        MemoryError(),
+    ],
+    ids=repr,
 )
 def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch, failure):
-    run, random, folder = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()), np.random.default_rng(2), tmp_path / "gb"
+    run, random, folder = (
+        checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()),
+        np.random.default_rng(2),
+        tmp_path / "gb",
+    )
     folder.mkdir()
-    rows = "".join(f"{''.join(random.choice(list('ACGT'), 30))},{'ab'[i % 2]},{'test' if i % 3 else 'train'}\n" for i in range(90))
+    rows = "".join(
+        f"{''.join(random.choice(list('ACGT'), 30))},{'ab'[i % 2]},{'test' if i % 3 else 'train'}\n"
+        for i in range(90)
+    )
     for name in ("human_ocr_ensembl", "human_enhancers_cohn"):
         (folder / f"{name}.csv").write_text("sequence,class,split\n" + rows)
     fit = KmerLogistic.fit_predict
@@ -470,11 +718,21 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
         return fit(model, data, *args)
 
     monkeypatch.setattr(KmerLogistic, "fit_predict", fails_for_one)
-    suite = (f"checkpoint={run}", "task=genomic_benchmarks", f"task.path={folder}", "fine_tune=false", "scratch=false", "seeds=1", "kmer=2")
+    suite = (
+        f"checkpoint={run}",
+        "task=genomic_benchmarks",
+        f"task.path={folder}",
+        "fine_tune=false",
+        "scratch=false",
+        "seeds=1",
+        "kmer=2",
+    )
     result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
     assert result["left_out"]["human_enhancers_cohn"] == (str(failure) or "MemoryError")
-    failure = OSError(errno.ENOSPC, "No space left on device")  # every other task would fail as well, after its training
+    failure = OSError(
+        errno.ENOSPC, "No space left on device"
+    )  # every other task would fail as well, after its training
     (tmp_path / "full").mkdir()
     with pytest.raises(SystemExit):
         call(tmp_path / "full", *suite)
@@ -483,8 +741,18 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
 
 def test_few_items_are_checked_with_the_seeds_of_the_study(tmp_path, table, monkeypatch):
     seen, rounds = [], FewItems.rounds
-    monkeypatch.setattr(FewItems, "rounds", lambda few, data, seed: seen.append(seed) or rounds(few, data, seed))
+    monkeypatch.setattr(
+        FewItems, "rounds", lambda few, data, seed: seen.append(seed) or rounds(few, data, seed)
+    )
     settings = ("task=csv", f"task.path={table}", "seed=5", "seeds=3", "train_items=40")
-    run_dir = call(tmp_path, f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}", *settings, "kmer=1", *NO_NETWORK)
+    run_dir = call(
+        tmp_path,
+        f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer())}",
+        *settings,
+        "kmer=1",
+        *NO_NETWORK,
+    )
     assert seen[:3] == [5, 6, 7] and set(seen) == {5, 6, 7}
-    assert list(json.loads((run_dir / "results" / "results.json").read_text())) == ["table, train_items 40"]
+    assert list(json.loads((run_dir / "results" / "results.json").read_text())) == [
+        "table, train_items 40"
+    ]

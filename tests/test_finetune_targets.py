@@ -15,7 +15,13 @@ from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 
-DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40")
+DIT = (
+    "backbone=dit",
+    "backbone.d_model=16",
+    "backbone.n_heads=2",
+    "backbone.n_layers=1",
+    "data.length=40",
+)
 SETTINGS = ("epochs=3", "batch_size=8", "lr=0.01", "kmer=2", "accelerator=cpu")
 
 
@@ -30,14 +36,24 @@ def write_checkpoint(path: Path, tokenizer: DNATokenizer) -> None:
     torch.manual_seed(0)
     weights = build_denoiser(hyper_parameters["config"], tokenizer)[0].state_dict()
     renamed = {"denoiser." + name: weight for name, weight in weights.items()}
-    torch.save({"global_step": 7, "hyper_parameters": hyper_parameters, "state_dict": renamed}, path)
+    torch.save(
+        {"global_step": 7, "hyper_parameters": hyper_parameters, "state_dict": renamed}, path
+    )
 
 
 def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> dict:
     os.environ.pop("HYDRA_FULL_ERROR", None)
-    task = (f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", "task=csv", f"task.path={table}", *SETTINGS)
+    task = (
+        f"checkpoint={world / 'tiny.ckpt'}",
+        f"hydra.run.dir={run_dir}",
+        "task=csv",
+        f"task.path={table}",
+        *SETTINGS,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)  # its figures take longer than the study
+        patch.setattr(
+            "dnadiff.report.suite.write_suite", lambda *_: None
+        )  # its figures take longer than the study
         commands.run("finetune", finetune.run, finetune.KEYS, [*task, *overrides])
     return json.loads((run_dir / "finetune.json").read_text())
 
@@ -48,10 +64,21 @@ def world(tmp_path_factory) -> Path:
     folder, random, rows = tmp_path_factory.mktemp("targets"), np.random.default_rng(0), []
     write_checkpoint(folder / "tiny.ckpt", DNATokenizer())
     for i in range(120):
-        letters = "".join(random.choice(list("ACGT"), random.integers(20, 41), p=random.dirichlet([3] * 4)))
+        letters = "".join(
+            random.choice(list("ACGT"), random.integers(20, 41), p=random.dirichlet([3] * 4))
+        )
         gc = sum(base in "GC" for base in letters) / len(letters)
         a, b = 2 ** (5 * gc + random.normal(0, 0.2)), "" if i % 5 == 0 else round(50 * gc, 2)
-        rows.append([letters, f"{a:.4f}", b, int(gc > 0.5), "NA" if i % 7 == 0 else int(gc < 0.6), "test" if i % 3 == 0 else "train"])
+        rows.append(
+            [
+                letters,
+                f"{a:.4f}",
+                b,
+                int(gc > 0.5),
+                "NA" if i % 7 == 0 else int(gc < 0.6),
+                "test" if i % 3 == 0 else "train",
+            ]
+        )
     header = ["sequence", "a", "b", "rich", "poor", "split"]
     write(folder / "table.csv", header, rows)
     write(folder / "test.csv", header, [row for row in rows if row[-1] == "test"])
@@ -63,15 +90,32 @@ def world(tmp_path_factory) -> Path:
         "seeds=2",
         "inputs.one_hot=false",
     )
-    run_finetune(folder, folder / "run", folder / "table.csv", *settings, "probe=true", "task.transform=log2", "task.loss=huber")
+    run_finetune(
+        folder,
+        folder / "run",
+        folder / "table.csv",
+        *settings,
+        "probe=true",
+        "task.transform=log2",
+        "task.loss=huber",
+    )
     return folder
 
 
 def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world):
     result = json.loads((world / "run" / "finetune.json").read_text())
-    names = ["2-mer ridge regression", "frozen + ridge regression", "untrained, frozen + ridge regression", "fine-tuned"]
+    names = [
+        "2-mer ridge regression",
+        "frozen + ridge regression",
+        "untrained, frozen + ridge regression",
+        "fine-tuned",
+    ]
     names.append("fine-tuned, 2 seeds averaged")
-    assert list(result["models"]) == names and result["task"]["metric"] == "spearman" and result["task"]["p_value_test"] == "bootstrap"
+    assert (
+        list(result["models"]) == names
+        and result["task"]["metric"] == "spearman"
+        and result["task"]["p_value_test"] == "bootstrap"
+    )
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
         *((names[3], names[0]), (names[1], names[2]), (names[1], names[0])),
         *((names[4], names[3]), (names[4], names[0])),
@@ -79,31 +123,51 @@ def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world)
     for name, model in result["models"].items():
         assert model["low"] <= model["spearman"] <= model["high"] and model["spearman"] > 0.5, name
         both = [model["metrics"][f"spearman of {column}"]["value"] for column in "ab"]
-        assert model["metrics"]["spearman"]["value"] == pytest.approx(np.mean(both)) == model["spearman"]
-        assert all({"valid_loss"} <= found.keys() for of_seed in model["found"] for found in of_seed)
+        assert (
+            model["metrics"]["spearman"]["value"]
+            == pytest.approx(np.mean(both))
+            == model["spearman"]
+        )
+        assert all(
+            {"valid_loss"} <= found.keys() for of_seed in model["found"] for found in of_seed
+        )
     scatter = result["models"]["fine-tuned"]["scatter"]
     known = sum(row["b"] != "" for row in csv.DictReader((world / "test.csv").open()))
     assert [len(scatter[f"log2({column})"]["measured"]) for column in "ab"] == [40, known]
     rows = list(csv.DictReader((world / "run" / "results" / "results.csv").open()))
     assert {"spearman of a", "pearson", "r2", "mse"} <= rows[0].keys() and "accuracy" not in rows[0]
-    assert len(list((world / "run" / "results" / "table").glob("*.npz"))) == 6  # missing labels do not look like other items
+    assert (
+        len(list((world / "run" / "results" / "table").glob("*.npz"))) == 6
+    )  # missing labels do not look like other items
 
 
 def test_the_target_is_stored_with_the_networks(world):
     about = json.loads((world / "run" / "models" / "seed_1" / "model.json").read_text())
     rows = [row for row in csv.DictReader((world / "table.csv").open()) if row["split"] == "train"]
-    assert about["target"]["names"] == about["classes"] == ["a", "b"] and about["target"]["transform"] == "log2"
+    assert (
+        about["target"]["names"] == about["classes"] == ["a", "b"]
+        and about["target"]["transform"] == "log2"
+    )
     model = dnadiff.load(world / "run", device="cpu")
     assert model.target.settings() == about["target"]
     values = np.log2([float(row["a"]) for row in rows])
-    assert model.target.mean[0] == pytest.approx(values.mean(), abs=0.2)  # the validation part is not in it
+    assert model.target.mean[0] == pytest.approx(
+        values.mean(), abs=0.2
+    )  # the validation part is not in it
 
 
 def test_predictions_of_the_test_items_reproduce_the_reported_metrics(world, cli, tmp_path):
-    args = (f"checkpoint={world / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=[a,b]")
+    args = (
+        f"checkpoint={world / 'run'}",
+        "accelerator=cpu",
+        f"input={world / 'test.csv'}",
+        "label_column=[a,b]",
+    )
     status, out, err = cli("predict", *args, "track=t.bedgraph", "track_class=a", "output=p.tsv")
     assert status == 0, err
-    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"]["metrics"]
+    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"][
+        "metrics"
+    ]
     content = json.loads((tmp_path / "p.tsv.json").read_text())
     assert {name: each["per_seed"] for name, each in content["metrics"]["each_seed"].items()} == {
         name: pytest.approx(each["per_seed"], rel=1e-6) for name, each in reported.items()
@@ -116,8 +180,12 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics(world, cli
     assert {row["label_b"] for row in rows if row["label_b"] == "nan"} == {"nan"}
     letters = [row["sequence"] for row in csv.DictReader((world / "test.csv").open())]
     found = dnadiff.load(world / "run", device="cpu").predict(letters)
-    np.testing.assert_allclose([float(row["predicted_b"]) for row in rows], found.values[:, 1], rtol=1e-5)
-    of_seeds = np.log2([[2 ** float(row[f"log2(a)_seed_{seed}"]) for row in rows] for seed in (1, 2)])
+    np.testing.assert_allclose(
+        [float(row["predicted_b"]) for row in rows], found.values[:, 1], rtol=1e-5
+    )
+    of_seeds = np.log2(
+        [[2 ** float(row[f"log2(a)_seed_{seed}"]) for row in rows] for seed in (1, 2)]
+    )
     np.testing.assert_allclose(found.values[:, 0], 2 ** of_seeds.mean(0), rtol=1e-4)
     np.testing.assert_allclose(found.spread[:, 0], np.ptp(2**of_seeds, axis=0), rtol=1e-3)
     track = (tmp_path / "t.bedgraph").read_text().splitlines()
@@ -138,8 +206,14 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
         "boosting": "dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]",
     }
     baselines = [f"+baselines.{name}={{_target_: {target}}}" for name, target in classes.items()]
-    result = run_finetune(world, tmp_path / "labels", world / "table.csv", *settings, *baselines, "neighbors=true")
-    assert "2-mer logistic regression" in result["models"] and result["task"]["tested"] == 40 and result["task"]["chance"] == 0.5
+    result = run_finetune(
+        world, tmp_path / "labels", world / "table.csv", *settings, *baselines, "neighbors=true"
+    )
+    assert (
+        "2-mer logistic regression" in result["models"]
+        and result["task"]["tested"] == 40
+        and result["task"]["chance"] == 0.5
+    )
     gc = result["models"]["GCAlone"]
     assert gc["auroc"] > 0.95 and set(gc["metrics"]) == {"auroc", "auprc"} | {
         f"{m} of {x}" for m in ("auroc", "auprc") for x in ("rich", "poor")
@@ -149,40 +223,86 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
 
 
 def test_the_recipe_trains_on_several_labels(world, tmp_path):
-    settings = ("task.kind=multilabel", "task.label_column=[rich,poor]", "seeds=1", "save_models=[]", "task.split_column=split")
-    recipe = ("epochs=1", "lr=[1e-2,2e-2]", "lr_scratch=1e-2", "scratch=false", "mixup=0.4", "inputs.one_hot=true", "stack=true")
+    settings = (
+        "task.kind=multilabel",
+        "task.label_column=[rich,poor]",
+        "seeds=1",
+        "save_models=[]",
+        "task.split_column=split",
+    )
+    recipe = (
+        "epochs=1",
+        "lr=[1e-2,2e-2]",
+        "lr_scratch=1e-2",
+        "scratch=false",
+        "mixup=0.4",
+        "inputs.one_hot=true",
+        "stack=true",
+    )
     result = run_finetune(world, tmp_path / "recipe", world / "table.csv", *settings, *recipe)
-    names = ["2-mer logistic regression", "fine-tuned", "same head on one-hot", "fine-tuned + 2-mers, stacked"]
-    assert list(result["models"]) == names and all("auroc" in model for model in result["models"].values())
+    names = [
+        "2-mer logistic regression",
+        "fine-tuned",
+        "same head on one-hot",
+        "fine-tuned + 2-mers, stacked",
+    ]
+    assert list(result["models"]) == names and all(
+        "auroc" in model for model in result["models"].values()
+    )
     (found,) = result["models"]["fine-tuned"]["found"][0]
     losses = [one["valid_loss"] for one in found["tried"]]
     assert len(losses) == 2 and found["valid_loss"] == min(losses) and "valid_accuracy" not in found
     (chosen,) = result["models"][names[3]]["found"][0]
     assert 0 <= chosen["chosen"]["weight of fine-tuned"] <= 1
-    assert [(names[3], names[1]), (names[3], names[0])] == [(d["a"], d["b"]) for d in result["differences"][-2:]]
+    assert [(names[3], names[1]), (names[3], names[0])] == [
+        (d["a"], d["b"]) for d in result["differences"][-2:]
+    ]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.kind=regression", "task.label_column=sequence"], "in column 'sequence', and a regression expects a number"),
+        (
+            ["task.kind=regression", "task.label_column=sequence"],
+            "in column 'sequence', and a regression expects a number",
+        ),
         (["task.label_column=a"], "different numbers such as"),
         (["task.kind=multilabel", "task.label_column=a"], "and a label is 0 or 1"),
-        (["task.kind=regression", "task.label_column=a", "task.protocol=paper"], "task.protocol=paper is the published protocol"),
-        (["task.kind=regression", "task.label_column=empty"], "has no value in column 'empty' of its training items"),
-        (["task.kind=regression", "task.label_column=same"], "has the same value, 3, in column 'same'"),
+        (
+            ["task.kind=regression", "task.label_column=a", "task.protocol=paper"],
+            "task.protocol=paper is the published protocol",
+        ),
+        (
+            ["task.kind=regression", "task.label_column=empty"],
+            "has no value in column 'empty' of its training items",
+        ),
+        (
+            ["task.kind=regression", "task.label_column=same"],
+            "has the same value, 3, in column 'same'",
+        ),
         (["task.kind=regression", "task.label_column=[a,nothing]"], "no column 'nothing'"),
         (
             ["task.kind=regression", "task.label_column=a", "class_weights=balanced"],
             "class_weights=balanced expects a task of classes, got regression of a, loss mse; set class_weights=none",
         ),
-        (["task.kind=ranking"], "task.kind 'ranking' is not known; set it to classification, regression, multilabel"),
+        (
+            ["task.kind=ranking"],
+            "task.kind 'ranking' is not known; set it to classification, regression, multilabel",
+        ),
     ],
 )
 def test_bad_targets_get_one_line_and_leave_nothing(world, tmp_path, cli, overrides, message):
     rows = [[*row, "", 3] for row in csv.reader((world / "table.csv").open())][1:]
-    table = write(tmp_path / "bad.csv", ["sequence", "a", "b", "rich", "poor", "split", "empty", "same"], rows)
-    task = (f"checkpoint={world / 'tiny.ckpt'}", "task=csv", f"task.path={table}", "hydra.run.dir=out", *SETTINGS)
+    table = write(
+        tmp_path / "bad.csv", ["sequence", "a", "b", "rich", "poor", "split", "empty", "same"], rows
+    )
+    task = (
+        f"checkpoint={world / 'tiny.ckpt'}",
+        "task=csv",
+        f"task.path={table}",
+        "hydra.run.dir=out",
+        *SETTINGS,
+    )
     status, _, err = cli("finetune", *task, *overrides)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
     assert not (tmp_path / "out").exists()
@@ -197,7 +317,12 @@ def test_bad_targets_get_one_line_and_leave_nothing(world, tmp_path, cli, overri
     ],
 )
 def test_bad_predictions_get_one_line(world, cli, overrides, message):
-    args = (f"checkpoint={world / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "output=p.tsv")
+    args = (
+        f"checkpoint={world / 'run'}",
+        "accelerator=cpu",
+        f"input={world / 'test.csv'}",
+        "output=p.tsv",
+    )
     status, _, err = cli("predict", *args, *overrides)
     assert status == 1 and message in err.strip().splitlines()[-1] and not Path("p.tsv").exists()
 
@@ -212,33 +337,65 @@ def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli
     status, _, err = cli("variants", *args, "target=a", "output=e.tsv")
     assert status == 0, err
     rows = list(csv.DictReader((tmp_path / "e.tsv").open(), delimiter="\t"))
-    assert list(rows[0])[5:] == ["predicted_REF", "predicted_ALT", "difference", "SE_seeds"] and len(rows) == 2
+    assert (
+        list(rows[0])[5:] == ["predicted_REF", "predicted_ALT", "difference", "SE_seeds"]
+        and len(rows) == 2
+    )
     model = dnadiff.load(world / "run", device="cpu")
     start = 101 - model.longest // 2 if model.longest % 2 else 100 - (model.longest - 1) // 2
     window = letters[start : start + model.longest]
     place = 100 - start
-    found = model.predict([window, window[:place] + alt + window[place + 1 :]]).outputs[:, :, 0].astype(float)  # log2
+    found = (
+        model.predict([window, window[:place] + alt + window[place + 1 :]])
+        .outputs[:, :, 0]
+        .astype(float)
+    )  # log2
     difference = found[:, 1] - found[:, 0]
     values = [*found.mean(0), difference.mean(), difference.std(ddof=1) / 2**0.5]
-    np.testing.assert_allclose([float(each) for each in list(rows[0].values())[5:]], values, atol=2e-5)
+    np.testing.assert_allclose(
+        [float(each) for each in list(rows[0].values())[5:]], values, atol=2e-5
+    )
     status, _, err = cli("variants", *args, "output=f.vcf.gz")
     assert status == 1 and "target is missing; set it to 'a', 'b'" in err.strip().splitlines()[-1]
     status, _, err = cli("variants", *args, "target=b", "output=f.vcf")
     assert status == 0 and "##INFO=<ID=difference" in (tmp_path / "f.vcf").read_text()
-    for override, message in (("L2=true", "L2 reads a pretrained model"), ("window=41", "window 41 is more than the 40")):
+    for override, message in (
+        ("L2=true", "L2 reads a pretrained model"),
+        ("window=41", "window 41 is more than the 40"),
+    ):
         status, _, err = cli("variants", *args, "target=a", "output=g.tsv", override)
         assert status == 1 and message in err.strip().splitlines()[-1]
 
 
 def test_networks_of_few_items_predict_on_the_scale_of_their_own_items(world, cli, tmp_path):
-    settings = ("task.kind=regression", "task.label_column=a", "task.split_column=split", "scratch=false", "seeds=2", "train_items=12")
+    settings = (
+        "task.kind=regression",
+        "task.label_column=a",
+        "task.split_column=split",
+        "scratch=false",
+        "seeds=2",
+        "train_items=12",
+    )
     result = run_finetune(world, tmp_path / "few", world / "table.csv", *settings, "epochs=1")
-    about = [json.loads((tmp_path / "few" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
+    about = [
+        json.loads((tmp_path / "few" / "models" / f"seed_{seed}" / "model.json").read_text())
+        for seed in (1, 2)
+    ]
     assert about[0]["target"]["mean"] != about[1]["target"]["mean"]
     assert [one["task"]["items"]["train"] for one in about] == [{"sequences": 12}] * 2
-    assert not any("averaged" in name for name in result["models"])  # two seeds together have seen up to 24 items
-    status, _, err = cli("predict", f"checkpoint={tmp_path / 'few'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=a")
+    assert not any(
+        "averaged" in name for name in result["models"]
+    )  # two seeds together have seen up to 24 items
+    status, _, err = cli(
+        "predict",
+        f"checkpoint={tmp_path / 'few'}",
+        "accelerator=cpu",
+        f"input={world / 'test.csv'}",
+        "label_column=a",
+    )
     assert status == 0, err
     (table,) = tmp_path.glob("runs/predict/*/predictions.tsv.json")
     found = json.loads(table.read_text())["metrics"]["each_seed"]["mse"]["per_seed"]
-    assert found == pytest.approx(result["models"]["fine-tuned"]["metrics"]["mse"]["per_seed"], rel=1e-6)
+    assert found == pytest.approx(
+        result["models"]["fine-tuned"]["metrics"]["mse"]["per_seed"], rel=1e-6
+    )

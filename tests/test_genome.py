@@ -16,12 +16,26 @@ def fasta(tmp_path):
 
 
 def test_it_describes_lengths_composition_and_windows(cli, fasta, tmp_path):
-    status, out, err = cli("genome", fasta, "data.length=16", "data/split=fraction", "output=d.json")
+    status, out, err = cli(
+        "genome", fasta, "data.length=16", "data/split=fraction", "output=d.json"
+    )
     assert status == 0, err
     content = json.loads((tmp_path / "d.json").read_text())
-    one = {"name": "chr1", "length": 14, "gc": round(8 / 12, 6), "n": round(2 / 14, 6), "soft_masked": round(4 / 14, 6)}
+    one = {
+        "name": "chr1",
+        "length": 14,
+        "gc": round(8 / 12, 6),
+        "n": round(2 / 14, 6),
+        "soft_masked": round(4 / 14, 6),
+    }
     assert content["records"][0] == one and content["all"]["length"] == 2414
-    assert content["parts"]["test"] == {"bases": 242, "intervals": 2, "too_short_bases": 2, "windows": 15, "left_out": 0}
+    assert content["parts"]["test"] == {
+        "bases": 242,
+        "intervals": 2,
+        "too_short_bases": 2,
+        "windows": 15,
+        "left_out": 0,
+    }
     assert "chr1" in out and "66.67" in out and content["split_hash"] in out
     assert {p.name for p in tmp_path.iterdir()} == {"g.fa", "d.json"}  # no run folder
 
@@ -32,9 +46,15 @@ def test_a_genome_without_room_for_windows_is_described_all_the_same(cli, fasta)
 
 
 @pytest.mark.parametrize(
-    ("row", "says"), [("chr1\t9\t3\ttrain", "end is not after its start"), ("1\t0\t9\ttrain", "one side writes 'chr1'")]
+    ("row", "says"),
+    [
+        ("chr1\t9\t3\ttrain", "end is not after its start"),
+        ("1\t0\t9\ttrain", "one side writes 'chr1'"),
+    ],
 )
-@pytest.mark.parametrize("keys", [("data/split=regions", "data.split.bed=x.bed"), ("data.blacklist=x.bed",)])
+@pytest.mark.parametrize(
+    "keys", [("data/split=regions", "data.split.bed=x.bed"), ("data.blacklist=x.bed",)]
+)
 def test_a_faulty_bed_is_an_error(cli, fasta, tmp_path, row, says, keys):
     (tmp_path / "x.bed").write_text(row + "\n")
     status, _, err = cli("genome", fasta, *keys)
@@ -53,13 +73,22 @@ def test_verify_reads_everything_and_names_damage(cli, fasta, cache_folder):
 
 
 def extracted(folder):
-    return [(r.id, r.description.partition(" ")[2], str(r.seq)) for r in SeqIO.parse(folder / "o.fa", "fasta")]
+    return [
+        (r.id, r.description.partition(" ")[2], str(r.seq))
+        for r in SeqIO.parse(folder / "o.fa", "fasta")
+    ]
 
 
 def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
     (tmp_path / "r.bed").write_text("chr1\t0\t4\tone\nchr1\t2\t6\ttwo\t0\t-\nchr1\t0\t4\tagain\n")
-    (tmp_path / "r.gtf").write_text('chr1\tx\tCDS\t5\t8\t.\t-\t0\tgene_id "g1"\nchr1\tx\texon\t1\t2\t.\t+\t.\tgene_id "g2"\n')
-    expected = [("chr1:1-4", "one", "ACGT"), ("chr1:3-6(-)", "two", "gtAC"), ("chr1:1-4_2", "again", "ACGT")]
+    (tmp_path / "r.gtf").write_text(
+        'chr1\tx\tCDS\t5\t8\t.\t-\t0\tgene_id "g1"\nchr1\tx\texon\t1\t2\t.\t+\t.\tgene_id "g2"\n'
+    )
+    expected = [
+        ("chr1:1-4", "one", "ACGT"),
+        ("chr1:3-6(-)", "two", "gtAC"),
+        ("chr1:1-4_2", "again", "ACGT"),
+    ]
     for regions, records in {
         "regions=r.bed": expected,
         "regions=r.gtf feature=CDS": [("chr1:5-8(-)", "g1", "acgt")],
@@ -67,7 +96,9 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
         "regions=['chr1:9-12:-',r.bed]": [("chr1:9-12(-)", "", "CCNN"), *expected],
         "regions=chr1": [("chr1:1-14", "", "ACGTacgtNNGGGG")],
     }.items():
-        status, out, err = cli("genome", "action=extract", fasta, *regions.split(), "output=o.fa", "overwrite=true")
+        status, out, err = cli(
+            "genome", "action=extract", fasta, *regions.split(), "output=o.fa", "overwrite=true"
+        )
         assert status == 0, err
         assert extracted(tmp_path) == records and f"{len(records)} sequences are in o.fa" in out
 
@@ -78,9 +109,25 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
     files = []
     for number, lines in enumerate((1, 3, 1 << 16)):
         monkeypatch.setattr("dnadiff.data.genome.fasta.LINES_PER_PIECE", lines)
-        assert cli("genome", "action=extract", "data=fasta", "data.path=g.fa", "regions='chr1:1-432'", f"output={number}.fa")[0] == 0
+        assert (
+            cli(
+                "genome",
+                "action=extract",
+                "data=fasta",
+                "data.path=g.fa",
+                "regions='chr1:1-432'",
+                f"output={number}.fa",
+            )[0]
+            == 0
+        )
         files.append((tmp_path / f"{number}.fa").read_text())
-    assert files[0] == files[1] == files[2] == ">chr1:1-432\n" + "".join(letters[i : min(i + 60, 432)] + "\n" for i in range(0, 432, 60))
+    assert (
+        files[0]
+        == files[1]
+        == files[2]
+        == ">chr1:1-432\n"
+        + "".join(letters[i : min(i + 60, 432)] + "\n" for i in range(0, 432, 60))
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,8 +138,14 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
         ("action=extract regions=chr1", "output is missing: give output="),
         ("action=extract regions=chr1 output=g.fa", "g.fa exists; set overwrite=true"),
         ("action=extract regions=chr9 output=o.fa", "is not a file, a region chrom:first-last"),
-        ("action=extract regions='1:1-4' output=o.fa", "one side writes 'chr1' where the other writes '1'"),
-        ("action=extract regions=bad.bed output=o.fa", "bad.bed: line 2 has the region chr1:5-5, whose end is not after its start"),
+        (
+            "action=extract regions='1:1-4' output=o.fa",
+            "one side writes 'chr1' where the other writes '1'",
+        ),
+        (
+            "action=extract regions=bad.bed output=o.fa",
+            "bad.bed: line 2 has the region chr1:5-5, whose end is not after its start",
+        ),
         ("regions=chr1", "regions belongs to action=extract"),
         ("action=verify output=v.json", "action=verify writes no file; leave output out"),
         ("data.iupac=no", "iupac 'no' is not known; choose unknown or refuse"),
@@ -129,11 +182,23 @@ def test_names_from_a_file_neither_fill_nor_control_the_terminal(cli, tmp_path):
 def test_complete_sequences_take_a_split_of_records(cli, tmp_path):
     (tmp_path / "x.fa").write_text("".join(f">s{i}\n{'ACGT' * (i + 2)}\n" for i in range(9)))
     parts = ["test", "valid", *["train"] * 7]
-    (tmp_path / "r.bed").write_text("".join(f"s{i}\t0\t{4 * (i + 2)}\t{part}\n" for i, part in enumerate(parts)))
-    arguments = ["data=sequences", "data.path=x.fa", "data.length=64", "data/split=regions", "data.split.bed=r.bed"]
+    (tmp_path / "r.bed").write_text(
+        "".join(f"s{i}\t0\t{4 * (i + 2)}\t{part}\n" for i, part in enumerate(parts))
+    )
+    arguments = [
+        "data=sequences",
+        "data.path=x.fa",
+        "data.length=64",
+        "data/split=regions",
+        "data.split.bed=r.bed",
+    ]
     status, out, err = cli("genome", *arguments)
     assert status == 0 and "regions (r.bed)" in out, err
-    assert [line.split()[:3] for line in out.splitlines() if line.startswith(("test", "valid", "train "))] == [
+    assert [
+        line.split()[:3]
+        for line in out.splitlines()
+        if line.startswith(("test", "valid", "train "))
+    ] == [
         ["train", "196", "7"],
         ["valid", "12", "1"],
         ["test", "8", "1"],

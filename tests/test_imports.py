@@ -15,13 +15,17 @@ import dnadiff
 PACKAGE = Path(dnadiff.__file__).parent
 MAX_LEVELS = 9
 MAX_OTHER_MODULES = 16  # at the top level, besides the commands
-COMMANDS = {path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")} - {"__main__"}
+COMMANDS = {
+    path.stem for path in PACKAGE.glob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8")
+} - {"__main__"}
 NEVER = {
     "backbone": {"noise", "process", "sampler", "data", "objective", "published"},
     "objective": {"backbone", "sampler", "data", "published"},
     "sampler": {"backbone", "objective", "data", "published"},
 }
-INTERFACES = {"dnadiff.backbone.base"}  # how a network may read a sequence; objectives and samplers say which they need
+INTERFACES = {
+    "dnadiff.backbone.base"
+}  # how a network may read a sequence; objectives and samplers say which they need
 ONLY = {
     "lightning": {"training", "downstream", "train"},
     "hydra": {"config", "commands"},
@@ -42,7 +46,10 @@ def imports():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{a.name}" if node.module == "dnadiff" else node.module for a in node.names]
+                names = [
+                    f"{node.module}.{a.name}" if node.module == "dnadiff" else node.module
+                    for a in node.names
+                ]
             found += [(top, name, path.name) for name in names]
     return found
 
@@ -50,7 +57,11 @@ def imports():
 @functools.cache
 def graph():
     """The modules and folders of the top level that each of them imports."""
-    known = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    known = {
+        p.name.removesuffix(".py")
+        for p in PACKAGE.iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").is_file()
+    }
     found = {top: set() for top in known}
     for top, name, _ in imports():
         parts = name.split(".")
@@ -61,14 +72,22 @@ def graph():
 
 def test_imports_form_levels_without_a_cycle():
     imported, level = graph(), {}
-    for top in graphlib.TopologicalSorter(imported).static_order():  # raises CycleError, which names the cycle
+    for top in graphlib.TopologicalSorter(
+        imported
+    ).static_order():  # raises CycleError, which names the cycle
         level[top] = 1 + max((level[other] for other in imported[top]), default=0)
     assert max(level.values()) <= MAX_LEVELS, sorted(level, key=level.get)[-3:]
 
 
 def test_the_core_does_not_import_what_is_around_it():
-    around = ((top, name, file) for top, name, file in imports() if set(name.split(".")[1:2]) & NEVER.get(top, set()))
-    assert not [f"{top}/{file} imports {name}" for top, name, file in around if name not in INTERFACES]
+    around = (
+        (top, name, file)
+        for top, name, file in imports()
+        if set(name.split(".")[1:2]) & NEVER.get(top, set())
+    )
+    assert not [
+        f"{top}/{file} imports {name}" for top, name, file in around if name not in INTERFACES
+    ]
 
 
 def test_commands_do_not_import_commands():
@@ -78,7 +97,11 @@ def test_commands_do_not_import_commands():
 
 
 def test_only_commands_import_commands():
-    assert not {top: sorted(others & COMMANDS) for top, others in graph().items() if top not in COMMANDS and others & COMMANDS}
+    assert not {
+        top: sorted(others & COMMANDS)
+        for top, others in graph().items()
+        if top not in COMMANDS and others & COMMANDS
+    }
 
 
 def test_few_modules_besides_commands_are_at_the_top_level():
@@ -87,7 +110,11 @@ def test_few_modules_besides_commands_are_at_the_top_level():
 
 
 def test_heavy_packages_stay_where_they_are_needed():
-    wrong = [f"{top}/{file} imports {name}" for top, name, file in imports() if top not in ONLY.get(name.split(".")[0], {top})]
+    wrong = [
+        f"{top}/{file} imports {name}"
+        for top, name, file in imports()
+        if top not in ONLY.get(name.split(".")[0], {top})
+    ]
     assert not wrong
 
 
@@ -100,24 +127,54 @@ for module in sys.argv[1:]:
         raise SystemExit(f"{module} imports {found}")
 """
     modules = ["dnadiff", "dnadiff.__main__", *(f"dnadiff.{name}" for name in sorted(COMMANDS))]
-    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command, line", [("train", "train: loading PyTorch and Lightning"), ("sample", "sample: loading PyTorch")])
+@pytest.mark.parametrize(
+    "command, line",
+    [("train", "train: loading PyTorch and Lightning"), ("sample", "sample: loading PyTorch")],
+)
 def test_the_first_line_is_logged_before_torch_is_imported(tmp_path, command, line):
-    arguments = ("data=fasta", "data.path=absent.fa") if command == "train" else ("checkpoint=absent",)
-    shown = [sys.executable, "-X", "importtime", "-m", f"dnadiff.{command}", *arguments, f"hydra.run.dir={tmp_path / 'run'}"]
+    arguments = (
+        ("data=fasta", "data.path=absent.fa") if command == "train" else ("checkpoint=absent",)
+    )
+    shown = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        f"dnadiff.{command}",
+        *arguments,
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
     done = subprocess.run(shown, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    imported = [at for at, text in enumerate(lines) if re.match(r"import time:.*\| +(torch|lightning)\b", text)]
+    imported = [
+        at
+        for at, text in enumerate(lines)
+        if re.match(r"import time:.*\| +(torch|lightning)\b", text)
+    ]
     assert lines.index(line) < min(imported) and any(text.startswith("error: ") for text in lines)
 
 
 def test_kernels_and_backbones_need_torch_alone(python, without):
     # A machine with a GPU may have no Lightning and no Hydra; scripts/bench/gpu.py runs there.
-    absent = ("lightning", "pytorch_lightning", "hydra", "omegaconf", "safetensors", "Bio", "pyfaidx", "sklearn", "matplotlib", "triton")
+    absent = (
+        "lightning",
+        "pytorch_lightning",
+        "hydra",
+        "omegaconf",
+        "safetensors",
+        "Bio",
+        "pyfaidx",
+        "sklearn",
+        "matplotlib",
+        "triton",
+    )
     code = "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer\n"
     process = python("-c", f"{without(*absent)}{code}print('dnadiff.kernels' in sys.modules)")
     assert process.wait() == 0 and process.output == "True\n", process.errors
@@ -125,7 +182,17 @@ def test_kernels_and_backbones_need_torch_alone(python, without):
 
 def test_inference_needs_neither_lightning_nor_the_compiler(python, without):
     # Each of them would take as long to import as torch. The first commands of a user wait for nothing else.
-    absent = ("lightning", "pytorch_lightning", "torch._dynamo", "sympy", "triton", "pandas", "scipy", "sklearn", "matplotlib")
+    absent = (
+        "lightning",
+        "pytorch_lightning",
+        "torch._dynamo",
+        "sympy",
+        "triton",
+        "pandas",
+        "scipy",
+        "sklearn",
+        "matplotlib",
+    )
     code = """
 import dnadiff, dnadiff.data.genome.datamodule, dnadiff.data.text.datamodule
 m = dnadiff.load("ecoli")
@@ -137,7 +204,8 @@ m.sample(1, length=4), m.embed(["ACGT"]), m.nll(["ACGT"])
 
 def test_an_absent_package_is_noticed(python, without):
     process = python(
-        "-c", f"{without('sklearn', 'yaml')}import torch\ntry: import sklearn.linear_model\nexcept ImportError: import dnadiff.checks, yaml"
+        "-c",
+        f"{without('sklearn', 'yaml')}import torch\ntry: import sklearn.linear_model\nexcept ImportError: import dnadiff.checks, yaml",
     )
     assert process.wait() == 1 and "import of yaml halted" in process.errors
 
@@ -152,6 +220,8 @@ def test_a_broken_mamba_ssm_is_ignored(python, without, tmp_path):
 
 
 def test_no_utils_and_no_init_in_genomic_benchmarks():
-    assert not [p for p in PACKAGE.rglob("*") if p.stem in ("utils", "helpers", "common", "misc", "manager")]
+    assert not [
+        p for p in PACKAGE.rglob("*") if p.stem in ("utils", "helpers", "common", "misc", "manager")
+    ]
     folder = PACKAGE.parent / "genomic_benchmarks"
     assert not list(folder.rglob("*.py"))  # PyPI's genomic-benchmarks imports under that name

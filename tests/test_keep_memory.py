@@ -25,7 +25,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(call: str) -> int:
-    return int(subprocess.run([sys.executable, "-c", COUNT.format(call=call)], capture_output=True, text=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", COUNT.format(call=call)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")

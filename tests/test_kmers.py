@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dnadiff import kmers
-from dnadiff.kmers import KmerSet, canonical, codes, reverse_complement, reverse_complement_codes, spectrum
+from dnadiff.kmers import (
+    KmerSet,
+    canonical,
+    codes,
+    reverse_complement,
+    reverse_complement_codes,
+    spectrum,
+)
 
 sequences = arrays(np.uint8, st.integers(0, 60), elements=st.integers(0, 4))
 
@@ -30,7 +37,9 @@ def letters(array: np.ndarray) -> str:
 
 
 def ecoli() -> np.ndarray:
-    lines = gzip.decompress((files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()).split(b"\n")
+    lines = gzip.decompress(
+        (files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()
+    ).split(b"\n")
     table = np.full(256, 4, np.uint8)
     table[list(b"ACGT")] = range(4)
     return table[np.frombuffer(b"".join(lines[1:]).upper(), np.uint8)]
@@ -57,7 +66,8 @@ def test_codes_equal_plain_string_slices(x, k):
     values, valid = codes(x, k)
     plain = kmers_of(letters(x), k)
     assert [v if ok else None for v, ok in zip(values.tolist(), valid)] == [
-        None if "N" in w else sum("ACGT".index(c) * 4 ** (k - 1 - i) for i, c in enumerate(w)) for w in plain
+        None if "N" in w else sum("ACGT".index(c) * 4 ** (k - 1 - i) for i, c in enumerate(w))
+        for w in plain
     ]
 
 
@@ -72,21 +82,34 @@ def test_canonical_kmers_are_the_same_on_both_strands(x, k):
 
 @given(sequences, sequences, st.integers(1, 6))
 def test_hits_and_covered_equal_brute_force(train, x, k):
-    seen = {w for strand in (letters(train), rc(letters(train))) for w in kmers_of(strand, k) if "N" not in w}
+    seen = {
+        w
+        for strand in (letters(train), rc(letters(train)))
+        for w in kmers_of(strand, k)
+        if "N" not in w
+    }
     hits = [w in seen for w in kmers_of(letters(x), k)]
     found = KmerSet([train], k)
     assert found.hits(x).tolist() == hits
-    assert found.covered(x).tolist() == [any(hits[max(i - k + 1, 0) : i + 1]) for i in range(len(x))]
+    assert found.covered(x).tolist() == [
+        any(hits[max(i - k + 1, 0) : i + 1]) for i in range(len(x))
+    ]
     assert found.contains_any(x) == any(hits)
     assert len(found) == len({min(w, rc(w)) for w in seen})
 
 
 @given(sequences, st.integers(1, 5), st.booleans())
 def test_spectrum_equals_brute_force(x, k, both_strands):
-    plain = [w for w in kmers_of(letters(x), k) + (kmers_of(rc(letters(x)), k) if both_strands else []) if "N" not in w]
+    plain = [
+        w
+        for w in kmers_of(letters(x), k) + (kmers_of(rc(letters(x)), k) if both_strands else [])
+        if "N" not in w
+    ]
     counts = spectrum([x], k, both_strands)
     assert counts.sum() == len(plain)
-    assert {w: counts[codes(bases(w), k)[0][0]] for w in plain} == {w: plain.count(w) for w in plain}
+    assert {w: counts[codes(bases(w), k)[0][0]] for w in plain} == {
+        w: plain.count(w) for w in plain
+    }
 
 
 def test_results_do_not_depend_on_the_block_size(monkeypatch):
@@ -123,4 +146,6 @@ def test_invalid_arrays_are_rejected():
 def test_repeated_fraction_of_the_held_out_ecoli_genome():
     genome = ecoli()
     train, test = np.split(genome, [len(genome) * 9 // 10])
-    assert KmerSet([train], 24).covered(test).mean() == pytest.approx(0.026540, abs=1e-6)  # "about 2.6 %"
+    assert KmerSet([train], 24).covered(test).mean() == pytest.approx(
+        0.026540, abs=1e-6
+    )  # "about 2.6 %"

@@ -28,14 +28,20 @@ def model(trained):
 
 def test_samples_are_strings_of_bases(model):
     samples = model.sample(5, length=70)
-    assert [len(s) for s in samples] == [70] * 5 and set("".join(samples)) <= set("ACGT") and len(set(samples)) > 1
+    assert (
+        [len(s) for s in samples] == [70] * 5
+        and set("".join(samples)) <= set("ACGT")
+        and len(set(samples)) > 1
+    )
     assert model.sample(5, length=70) == samples != model.sample(5, length=70, seed=2)
     assert model.sample(2, length=70) == samples[:2]
 
 
 def test_nll_takes_strings_and_records_of_any_length(model):
     text = "ACGTTGA" * 10
-    values = model.nll([text, SeqRecord(Seq(text.lower()), id="a"), "CCCCCCCC", "NNNN"], num_draws=16)
+    values = model.nll(
+        [text, SeqRecord(Seq(text.lower()), id="a"), "CCCCCCCC", "NNNN"], num_draws=16
+    )
     assert values.shape == (4,) and np.isnan(values[3])
     assert values[0] < 1.2 < values[2]  # trained on repeats of ACGTTGA; 1.386 is guessing
     assert values[1] == pytest.approx(values[0], abs=0.3)
@@ -44,8 +50,14 @@ def test_nll_takes_strings_and_records_of_any_length(model):
 def test_nll_of_a_sequence_does_not_depend_on_its_company(model):
     one, two = "ACGTTGA" * 10, "CCGTA" * 14
     together = model.nll([two, one, two])
-    assert together[1] == pytest.approx(model.nll([one])[0], rel=1e-6) and together[0] == pytest.approx(together[2], rel=1e-6)
-    assert together[1] == pytest.approx(model.nll([one, two], batch_size=1)[0], rel=1e-6) != model.nll([one], seed=2)[0]
+    assert together[1] == pytest.approx(model.nll([one])[0], rel=1e-6) and together[
+        0
+    ] == pytest.approx(together[2], rel=1e-6)
+    assert (
+        together[1]
+        == pytest.approx(model.nll([one, two], batch_size=1)[0], rel=1e-6)
+        != model.nll([one], seed=2)[0]
+    )
 
 
 def autoregressive(tokenizer, backbone=Mamba, **settings):
@@ -53,7 +65,16 @@ def autoregressive(tokenizer, backbone=Mamba, **settings):
     torch.manual_seed(0)
     denoiser = CausalDenoiser(backbone(tokenizer.vocab, d_model=16, n_layers=1, **settings)).eval()
     config = {"data": {"length": 64}}
-    return Model(checkpoint.Loaded(denoiser, AbsorbingProcess(tokenizer.vocab, LogLinear()), tokenizer, config, Path("x.ckpt"), 1))
+    return Model(
+        checkpoint.Loaded(
+            denoiser,
+            AbsorbingProcess(tokenizer.vocab, LogLinear()),
+            tokenizer,
+            config,
+            Path("x.ckpt"),
+            1,
+        )
+    )
 
 
 def by_the_chain_rule(model, ids):
@@ -61,21 +82,39 @@ def by_the_chain_rule(model, ids):
     with torch.no_grad():
         log_probs = model.denoiser.next_log_probs(torch.as_tensor(ids).long()[None])[0]
     emitted = model.tokenizer.vocab.is_emitted()[torch.as_tensor(ids).long()]
-    return -log_probs.gather(-1, torch.as_tensor(ids).long()[:, None])[emitted].sum().item(), int(emitted.sum())
+    return -log_probs.gather(-1, torch.as_tensor(ids).long()[:, None])[emitted].sum().item(), int(
+        emitted.sum()
+    )
 
 
 def test_nll_of_an_autoregressive_model_is_the_chain_rule_and_what_score_computes():
     model = autoregressive(DNATokenizer())
-    sequences = ["ACGTTGACCN" * 3, "GATTACA", "NNN", "ACGTTGA" * 200]  # the last one has 1,400 tokens
+    sequences = [
+        "ACGTTGACCN" * 3,
+        "GATTACA",
+        "NNN",
+        "ACGTTGA" * 200,
+    ]  # the last one has 1,400 tokens
     found = model.nll(sequences)
-    assert np.isnan(found[2]) and np.array_equal(found, model.nll(sequences, num_draws=2, seed=9), equal_nan=True)
+    assert np.isnan(found[2]) and np.array_equal(
+        found, model.nll(sequences, num_draws=2, seed=9), equal_nan=True
+    )
     ids = [model.tokenizer.encode(s) for s in sequences]
     source = ArrayInput(ids)
     sums = RecordSums(source, 2000)
-    scores = [one for found in WindowScores(model.denoiser, model.process, source, 2000, 2, 8, 1).results() for one in sums.add(found)]
+    scores = [
+        one
+        for found in WindowScores(model.denoiser, model.process, source, 2000, 2, 8, 1).results()
+        for one in sums.add(found)
+    ]
     for i in (0, 1, 3):
         total, tokens = by_the_chain_rule(model, ids[i])
-        assert found[i] == pytest.approx(total / tokens, rel=1e-5) == scores[i].nats / scores[i].counted and scores[i].variance == 0
+        assert (
+            found[i]
+            == pytest.approx(total / tokens, rel=1e-5)
+            == scores[i].nats / scores[i].counted
+            and scores[i].variance == 0
+        )
 
 
 @pytest.mark.parametrize("size", [100, 1030])
@@ -122,15 +161,26 @@ def test_impossible_requests_are_refused(model, call, message):
 def test_a_seed_of_numpy_is_the_same_seed(model):
     seed = np.int64(2)
     assert model.sample(2, length=20, seed=seed) == model.sample(2, length=20, seed=2)
-    assert model.infill("ACGT" * 8, 4, 8, length=16, seed=seed) == model.infill("ACGT" * 8, 4, 8, length=16, seed=2)
-    assert np.array_equal(model.nll(["ACGTTGA"], num_draws=2, seed=seed), model.nll(["ACGTTGA"], num_draws=2, seed=2))
+    assert model.infill("ACGT" * 8, 4, 8, length=16, seed=seed) == model.infill(
+        "ACGT" * 8, 4, 8, length=16, seed=2
+    )
+    assert np.array_equal(
+        model.nll(["ACGTTGA"], num_draws=2, seed=seed), model.nll(["ACGTTGA"], num_draws=2, seed=2)
+    )
 
 
 def test_a_design_in_flanks_takes_whole_numbers_of_any_type(model):
     found = model.design(
-        lambda sequences: [s.count("G") for s in sequences], length=16, infill=("ACGT" * 8, 1e1, np.int64(14)), num_draws=0
+        lambda sequences: [s.count("G") for s in sequences],
+        length=16,
+        infill=("ACGT" * 8, 1e1, np.int64(14)),
+        num_draws=0,
     )
-    assert len(found[0]) == 32 and found[0][:10] == ("ACGT" * 8)[:10] and found[0][14:] == ("ACGT" * 8)[14:]
+    assert (
+        len(found[0]) == 32
+        and found[0][:10] == ("ACGT" * 8)[:10]
+        and found[0][14:] == ("ACGT" * 8)[14:]
+    )
 
 
 def test_a_generator_of_records_keeps_their_names(model):
@@ -148,7 +198,10 @@ def test_records_of_pyfaidx_are_sequences(model, tmp_path):
     (tmp_path / "x.fa").write_text(">one\n" + "ACGTTGA" * 5 + "\n")
     fasta = pyfaidx.Fasta(str(tmp_path / "x.fa"))
     text = str(fasta["one"])
-    np.testing.assert_array_equal(model.nll([fasta["one"], fasta["one"][:]], batch_size=1), model.nll([text, text], batch_size=1))
+    np.testing.assert_array_equal(
+        model.nll([fasta["one"], fasta["one"][:]], batch_size=1),
+        model.nll([text, text], batch_size=1),
+    )
     assert model.infill(fasta["one"], 3, 9) == model.infill(text, 3, 9)
     with pytest.raises(ValueError, match="put it into a list"):
         model.nll(fasta["one"])
@@ -162,11 +215,19 @@ def test_results_become_data_frames(model):
     vectors = model.embed([record, "ACGTTGA", record])
     table, stored = vectors.to_frame(), vectors.to_anndata()
     assert list(table.index) == ["gene_0", "1", "gene_2"] == list(stored.obs_names)
-    assert table.shape == stored.shape == vectors.shape and (vectors == stored.X).all() and list(stored.var_names) == list(table.columns)
+    assert (
+        table.shape == stored.shape == vectors.shape
+        and (vectors == stored.X).all()
+        and list(stored.var_names) == list(table.columns)
+    )
     assert vectors[:1].names is None and vectors[:1].to_anndata().shape == (1, vectors.shape[1])
     designs = model.sample(3, length=20, num_draws=2)
     frame = designs.to_frame()
-    assert list(frame.sequence) == designs and list(frame.log_prob) == [design.log_prob for design in designs] and len(frame.columns) == 4
+    assert (
+        list(frame.sequence) == designs
+        and list(frame.log_prob) == [design.log_prob for design in designs]
+        and len(frame.columns) == 4
+    )
 
 
 def test_anndata_missing_is_one_line(model, monkeypatch):

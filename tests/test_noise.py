@@ -3,7 +3,17 @@ import math
 import pytest
 import torch
 
-from dnadiff.noise import Cosine, CosineSquared, Geometric, Linear, LogLinear, LogMask, MaskGITCosine, Polynomial, ShiftedLogOdds
+from dnadiff.noise import (
+    Cosine,
+    CosineSquared,
+    Geometric,
+    Linear,
+    LogLinear,
+    LogMask,
+    MaskGITCosine,
+    Polynomial,
+    ShiftedLogOdds,
+)
 
 
 def test_published_loglinear_at_half_time():
@@ -41,7 +51,9 @@ def at(noise, t):
 def test_each_schedule_has_its_published_values():
     half = math.sqrt(0.5)
     assert at(Cosine(0.0), 0.5) == pytest.approx(half)  # MDLM's
-    assert at(MaskGITCosine(0.0), 0.5) == pytest.approx(1 - half)  # MD4's and MaskGIT's: 1 - cos(pi/2 (1 - t))
+    assert at(MaskGITCosine(0.0), 0.5) == pytest.approx(
+        1 - half
+    )  # MD4's and MaskGIT's: 1 - cos(pi/2 (1 - t))
     assert at(CosineSquared(0.0), 0.5) == pytest.approx(0.5)
     assert at(CosineSquared(0.0), 1 / 3) == pytest.approx(0.75)
     assert at(Polynomial(3.0, 0.0), 0.5) == pytest.approx(0.875)
@@ -62,15 +74,31 @@ def test_rates_are_the_published_ones():
     t, eps = torch.linspace(0.1, 0.9, 5, dtype=torch.float64), 1e-3
     rate = lambda noise: -noise.dalpha(t) / noise.alpha(t)  # noqa: E731
     cos, sin = torch.cos(t * math.pi / 2), torch.sin(t * math.pi / 2)
-    torch.testing.assert_close(rate(Cosine(eps)), math.pi / 2 * (1 - eps) * sin / ((1 - eps) * cos + eps))
-    torch.testing.assert_close(rate(CosineSquared(eps)), math.pi / 2 * (1 - eps) * torch.sin(math.pi * t) / ((1 - eps) * cos**2 + eps))
+    torch.testing.assert_close(
+        rate(Cosine(eps)), math.pi / 2 * (1 - eps) * sin / ((1 - eps) * cos + eps)
+    )
+    torch.testing.assert_close(
+        rate(CosineSquared(eps)),
+        math.pi / 2 * (1 - eps) * torch.sin(math.pi * t) / ((1 - eps) * cos**2 + eps),
+    )
 
 
 def test_weights_keep_their_digits_near_the_clean_end():
     # In float32 the quotient -alpha'/(1 - alpha) is off by parts in a hundred here.
     t = torch.tensor([1e-4])
-    for noise in (Cosine(), CosineSquared(), MaskGITCosine(), Polynomial(), Linear(), Geometric(), ShiftedLogOdds(), LogMask()):
-        torch.testing.assert_close(noise.weight(t).double(), noise.weight(t.double()), rtol=1e-5, atol=0)
+    for noise in (
+        Cosine(),
+        CosineSquared(),
+        MaskGITCosine(),
+        Polynomial(),
+        Linear(),
+        Geometric(),
+        ShiftedLogOdds(),
+        LogMask(),
+    ):
+        torch.testing.assert_close(
+            noise.weight(t).double(), noise.weight(t.double()), rtol=1e-5, atol=0
+        )
 
 
 def test_total_noise_is_finite_where_nothing_is_visible():

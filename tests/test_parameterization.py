@@ -8,7 +8,9 @@ from dnadiff.vocab import Vocab
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 
 
-@pytest.mark.parametrize(("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))])
+@pytest.mark.parametrize(
+    ("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))]
+)
 def test_subs_equals_the_published_parameterization(parity, name, vocab):
     file = parity(f"mdlm_losses_{name}")
     ours, theirs = SUBS(vocab).log_probs(file["raw_logits"], file["xt"]), file["subs_log_probs"]
@@ -36,7 +38,9 @@ def test_switches_of_the_softmax():
             torch.testing.assert_close(probs.sum(-1), torch.ones(1, 3))
             assert (probs[0, 1, 3] == 0) == zero_masking and (probs[0, 0, 7] == 1) == carry_over
             assert torch.equal(distribution.log_probs(logits, xt), SUBS(DNA).log_probs(logits, xt))
-    assert torch.equal(Softmax(DNA, True, True).x0_log_probs(logits, xt), SUBS(DNA).x0_log_probs(logits, xt))
+    assert torch.equal(
+        Softmax(DNA, True, True).x0_log_probs(logits, xt), SUBS(DNA).x0_log_probs(logits, xt)
+    )
 
 
 def test_ratios_at_a_masked_position_are_probabilities_times_their_factor():
@@ -44,11 +48,17 @@ def test_ratios_at_a_masked_position_are_probabilities_times_their_factor():
     sigma = LogLinear(0.0).sigma(torch.tensor([0.75])).expand(1, 2)
     for distribution in (SUBS(DNA), Score(DNA)):
         ratios = distribution.log_score(logits, xt, sigma).exp()[0]
-        assert ratios[1, [7, 8, 9, 10]].tolist() == pytest.approx([0.25 / 3] * 4) and ratios[1, 3] == 1  # alpha/(1 - alpha) = 1/3
+        assert (
+            ratios[1, [7, 8, 9, 10]].tolist() == pytest.approx([0.25 / 3] * 4) and ratios[1, 3] == 1
+        )  # alpha/(1 - alpha) = 1/3
         assert ratios[0, 7] == 1
-    assert SUBS(DNA).log_score(logits, xt, sigma).exp()[0, 0, [3, 8]].tolist() == pytest.approx([3, 0])
+    assert SUBS(DNA).log_score(logits, xt, sigma).exp()[0, 0, [3, 8]].tolist() == pytest.approx(
+        [3, 0]
+    )
 
 
 def test_log_expm1_from_small_to_large():
     sigma = torch.tensor([1e-8, 1e-3, 1.0, 80.0])
-    torch.testing.assert_close(log_expm1(sigma).double(), torch.expm1(sigma.double()).log(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        log_expm1(sigma).double(), torch.expm1(sigma.double()).log(), rtol=1e-6, atol=1e-6
+    )

@@ -27,8 +27,22 @@ from dnadiff.downstream.prediction_table import mean_coverage
 from dnadiff.downstream.sequences import Query, chunks, window_bounds
 from dnadiff.finetune import print_tables
 
-DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1", "data.length=40")
-SETTINGS = ("epochs=2", "batch_size=8", "lr=0.01", "lr_scratch=0.01", "kmer=1", "scratch=false", "accelerator=cpu")
+DIT = (
+    "backbone=dit",
+    "backbone.d_model=16",
+    "backbone.n_heads=2",
+    "backbone.n_layers=1",
+    "data.length=40",
+)
+SETTINGS = (
+    "epochs=2",
+    "batch_size=8",
+    "lr=0.01",
+    "lr_scratch=0.01",
+    "kmer=1",
+    "scratch=false",
+    "accelerator=cpu",
+)
 
 
 def write_table(path: Path, rows) -> None:
@@ -42,14 +56,21 @@ def world(tmp_path_factory) -> Path:
     folder, random = tmp_path_factory.mktemp("predict"), np.random.default_rng(0)
     config = compose("train", list(DIT))
     torch.manual_seed(0)
-    state = {f"denoiser.{name}": tensor for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()}
+    state = {
+        f"denoiser.{name}": tensor
+        for name, tensor in build_denoiser(config, DNATokenizer())[0].state_dict().items()
+    }
     described = {"config": config, "tokenizer": DNATokenizer().config()}
-    torch.save({"state_dict": state, "hyper_parameters": described, "global_step": 7}, folder / "tiny.ckpt")
+    torch.save(
+        {"state_dict": state, "hyper_parameters": described, "global_step": 7}, folder / "tiny.ckpt"
+    )
     rows = []
     for i in range(150):
         share = [0.3, 0.2, 0.2, 0.3] if i % 2 else [0.2, 0.3, 0.3, 0.2]
         letters = random.choice(list("ACGT"), random.integers(20, 41), p=share)
-        rows.append(("".join(letters), "poor" if i % 2 else "rich", "test" if i % 3 == 0 else "train"))
+        rows.append(
+            ("".join(letters), "poor" if i % 2 else "rich", "test" if i % 3 == 0 else "train")
+        )
     write_table(folder / "table.csv", rows)
     write_table(folder / "test.csv", [row for row in rows if row[2] == "test"])
     run_finetune(folder, folder / "run", "seeds=2")
@@ -60,9 +81,14 @@ def run_finetune(world: Path, run_dir: Path, *overrides: str) -> None:
     task = ("task=csv", f"task.path={world / 'table.csv'}", "task.split_column=split", *SETTINGS)
     os.environ.pop("HYDRA_FULL_ERROR", None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)  # its figures take longer than the study
+        patch.setattr(
+            "dnadiff.report.suite.write_suite", lambda *_: None
+        )  # its figures take longer than the study
         commands.run(
-            "finetune", finetune.run, finetune.KEYS, [f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", *task, *overrides]
+            "finetune",
+            finetune.run,
+            finetune.KEYS,
+            [f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", *task, *overrides],
         )
 
 
@@ -77,7 +103,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines(), delimiter="\t"))
 
 
-def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(predict, world, tmp_path):
+def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(
+    predict, world, tmp_path
+):
     status, out, err = predict(f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
     assert status == 0, err
     reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
@@ -87,10 +115,16 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(pr
     assert found["accuracy"]["per_seed"] == reported["per_seed"]
     for name in ("accuracy", "mcc", "auroc", "f1", "auprc"):
         assert (
-            found[name]["per_seed"] == reported["metrics"][name]["per_seed"] and found[name]["value"] == reported["metrics"][name]["value"]
+            found[name]["per_seed"] == reported["metrics"][name]["per_seed"]
+            and found[name]["value"] == reported["metrics"][name]["value"]
         )
-    saved = [json.loads((world / "run" / "models" / f"seed_{seed}" / "model.json").read_text()) for seed in (1, 2)]
-    assert [one["metrics"]["accuracy"] for one in saved] == reported["per_seed"] and saved[0]["batch_size"] == 32
+    saved = [
+        json.loads((world / "run" / "models" / f"seed_{seed}" / "model.json").read_text())
+        for seed in (1, 2)
+    ]
+    assert [one["metrics"]["accuracy"] for one in saved] == reported["per_seed"] and saved[0][
+        "batch_size"
+    ] == 32
     assert f"{reported['accuracy']:.4f}" in out and "AUROC" in out
     rows = rows_of(tmp_path / "p.tsv")
     assert len(rows) == content["predictions"] == 50 and sum(content["predicted"].values()) == 50
@@ -100,17 +134,33 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(pr
 
 def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_path):
     letters = [row["sequence"] for row in csv.DictReader((world / "test.csv").open())]
-    assert predict(f"input={world / 'test.csv'}", "per_seed=true", "name_column=split", "output=p.tsv")[0] == 0
+    assert (
+        predict(
+            f"input={world / 'test.csv'}", "per_seed=true", "name_column=split", "output=p.tsv"
+        )[0]
+        == 0
+    )
     rows = rows_of(tmp_path / "p.tsv")
     model = dnadiff.load(world / "run", device="cpu")
     found = model.predict(letters)
-    assert model.classes == ("poor", "rich") and model.seeds == (1, 2) and "seeds 1, 2" in repr(model)
-    assert [row["predicted"] for row in rows] == found.predicted and {row["name"] for row in rows} == {"test"}
-    of_seeds = [[[np.float32(row[f"log_p_{c}_seed_{s}"]) for c in model.classes] for row in rows] for s in model.seeds]
+    assert (
+        model.classes == ("poor", "rich") and model.seeds == (1, 2) and "seeds 1, 2" in repr(model)
+    )
+    assert [row["predicted"] for row in rows] == found.predicted and {
+        row["name"] for row in rows
+    } == {"test"}
+    of_seeds = [
+        [[np.float32(row[f"log_p_{c}_seed_{s}"]) for c in model.classes] for row in rows]
+        for s in model.seeds
+    ]
     np.testing.assert_array_equal(np.array(of_seeds), found.log_probs)
-    np.testing.assert_allclose([[float(row[f"p_{c}"]) for c in model.classes] for row in rows], found.probs, rtol=1e-5)
+    np.testing.assert_allclose(
+        [[float(row[f"p_{c}"]) for c in model.classes] for row in rows], found.probs, rtol=1e-5
+    )
     np.testing.assert_allclose([float(row["spread"]) for row in rows], found.spread, atol=1e-5)
-    np.testing.assert_allclose(found.probs[:3], model.predict(letters[:3], batch_size=1).probs, atol=1e-6)
+    np.testing.assert_allclose(
+        found.probs[:3], model.predict(letters[:3], batch_size=1).probs, atol=1e-6
+    )
     frame = found.to_frame()
     assert list(frame.predicted) == found.predicted and list(frame.columns) == [
         "predicted",
@@ -122,12 +172,26 @@ def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_p
 def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world, tmp_path):
     letters = "".join(np.random.default_rng(1).choice(list("ACGTN"), 103))
     (tmp_path / "x.fa").write_text(f">one\n{letters}\n>two some words\n{letters[:17].lower()}\n")
-    args = ("input=x.fa", "window=30", "stride=20", "track=t.bedgraph", "track_class=rich", "output=p.tsv.gz")
+    args = (
+        "input=x.fa",
+        "window=30",
+        "stride=20",
+        "track=t.bedgraph",
+        "track_class=rich",
+        "output=p.tsv.gz",
+    )
     status, out, err = predict(*args)
     assert status == 0, err
     rows = rows_of(tmp_path / "p.tsv.gz")
     places = [(row["name"], int(row["start"]), int(row["end"])) for row in rows]
-    assert places == [("one", 0, 30), ("one", 20, 50), ("one", 40, 70), ("one", 60, 90), ("one", 73, 103), ("two", 0, 17)]
+    assert places == [
+        ("one", 0, 30),
+        ("one", 20, 50),
+        ("one", 40, 70),
+        ("one", 60, 90),
+        ("one", 73, 103),
+        ("two", 0, 17),
+    ]
     model = dnadiff.load(world / "run", device="cpu")
     alone = model.predict([letters[start:end] for _, start, end in places]).probs[:, 1]
     np.testing.assert_allclose([float(row["p_rich"]) for row in rows], alone, atol=1e-6)
@@ -138,21 +202,37 @@ def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world
         assert np.isnan(track[where]).all()
         track[where] = float(value)
     for base in range(103):
-        covering = [p for p, (name, start, end) in zip(alone, places) if name == "one" and start <= base < end]
+        covering = [
+            p
+            for p, (name, start, end) in zip(alone, places)
+            if name == "one" and start <= base < end
+        ]
         assert track[base] == pytest.approx(np.mean(covering), abs=1e-5)
     assert track[103:] == pytest.approx(alone[-1], abs=1e-5) and "p.tsv.gz and t.bedgraph" in out
 
 
 def test_windows_cover_every_base_and_start_at_multiples_of_the_stride():
-    for length, window, stride in ((10, 4, 2), (11, 4, 3), (9, 4, 4), (4, 4, 1), (3, 4, 1), (12, 5, None), (9, None, None)):
+    for length, window, stride in (
+        (10, 4, 2),
+        (11, 4, 3),
+        (9, 4, 4),
+        (4, 4, 1),
+        (3, 4, 1),
+        (12, 5, None),
+        (9, None, None),
+    ):
         bounds = list(window_bounds(length, window, stride))
-        assert {base for start, end in bounds for base in range(start, end)} == set(range(length)) and bounds == sorted(set(bounds))
+        assert {base for start, end in bounds for base in range(start, end)} == set(
+            range(length)
+        ) and bounds == sorted(set(bounds))
         assert all(end - start == min(window or length, length) for start, end in bounds)
         assert all(start % (stride or window or 1) == 0 for start, _ in bounds[:-1])
 
 
 def test_the_mean_of_overlapping_intervals():
-    assert list(mean_coverage(np.array([0, 2, 8]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0]))) == [
+    assert list(
+        mean_coverage(np.array([0, 2, 8]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0]))
+    ) == [
         (0, 2, 1.0),
         (2, 4, 1.5),
         (4, 6, 2.0),
@@ -163,12 +243,21 @@ def test_the_mean_of_overlapping_intervals():
 def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones(monkeypatch):
     start = np.array([0, 100, 200, 300, 700])
     value = np.array([0.3, 0.1, 1e-20, 1e-18, 1e-30])
-    expected = [(0, 100, 0.3), (100, 200, 0.2), (200, 300, 0.05), (300, 400, 5.05e-19), (400, 500, 1e-18), (700, 900, 1e-30)]
+    expected = [
+        (0, 100, 0.3),
+        (100, 200, 0.2),
+        (200, 300, 0.05),
+        (300, 400, 5.05e-19),
+        (400, 500, 1e-18),
+        (700, 900, 1e-30),
+    ]
     for largest in (1, 3, 1000):  # windows that are added together
         monkeypatch.setattr(prediction_table, "_MAX_SPANS", largest)
         found = list(mean_coverage(start, start + 200, value))
         assert [one[:2] for one in found] == [one[:2] for one in expected]
-        assert np.allclose([one[2] for one in found], [one[2] for one in expected], rtol=1e-12, atol=0)
+        assert np.allclose(
+            [one[2] for one in found], [one[2] for one in expected], rtol=1e-12, atol=0
+        )
 
 
 def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():
@@ -184,7 +273,13 @@ def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():
 @pytest.mark.parametrize("name", ["p.tsv.gz", "p.parquet"])
 def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, monkeypatch, name):
     monkeypatch.setattr(chunks, "__defaults__", (0, 400))
-    args = (f"input={world / 'test.csv'}", "label_column=label", "track=t.bedgraph", "track_class=poor", f"output={name}")
+    args = (
+        f"input={world / 'test.csv'}",
+        "label_column=label",
+        "track=t.bedgraph",
+        "track_class=poor",
+        f"output={name}",
+    )
     files = (name, f"{name}.json", "t.bedgraph")
     assert predict(*args)[0] == 0
     expected = [(tmp_path / file).read_bytes() for file in files]
@@ -208,19 +303,31 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert status == 1 and "is unfinished" in err and "set resume=true" in err
     assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
     monkeypatch.setattr(ResumableOutput, "append", append)
-    monkeypatch.setattr(ResumableOutput, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        ResumableOutput, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     assert predict(*args, "resume=true")[0] == 130
-    assert (tmp_path / f"{name}.json").is_file()  # written before the table has its name, and its own
+    assert (
+        tmp_path / f"{name}.json"
+    ).is_file()  # written before the table has its name, and its own
     monkeypatch.setattr(ResumableOutput, "finish", finish)
     status, _, err = predict(*args, "resume=true")
     assert status == 0 and "resuming after" in err
     assert [(tmp_path / file).read_bytes() for file in files] == expected
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     status, _, err = predict(*args, "resume=true")
-    assert status == 0 and "is complete already" in err and [(tmp_path / file).read_bytes() for file in files] == expected
+    assert (
+        status == 0
+        and "is complete already" in err
+        and [(tmp_path / file).read_bytes() for file in files] == expected
+    )
     assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings
-    assert predict(*args, "track_class=rich", "resume=true")[0] == 1  # the track is of another class
-    assert predict(*args, f"track={tmp_path / 't.bedgraph'}", "resume=true")[0] == 0  # the same file
+    assert (
+        predict(*args, "track_class=rich", "resume=true")[0] == 1
+    )  # the track is of another class
+    assert (
+        predict(*args, f"track={tmp_path / 't.bedgraph'}", "resume=true")[0] == 0
+    )  # the same file
     (tmp_path / "t.bedgraph").unlink()
     assert predict(*args, "resume=true")[0] == 1  # the track is missing
     (tmp_path / name).write_bytes(expected[0] + b" ")
@@ -229,11 +336,16 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert predict(*args, "overwrite=true")[0] == 0
 
 
-def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(predict, world, tmp_path, monkeypatch):
+def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(
+    predict, world, tmp_path, monkeypatch
+):
     args = (f"input={world / 'test.csv'}", "output=p.tsv")
     assert predict(*args)[0] == 0
     expected = (tmp_path / "p.tsv.json").read_bytes()
-    assert json.loads(expected)["sha256"] == hashlib.sha256((tmp_path / "p.tsv").read_bytes()).hexdigest()
+    assert (
+        json.loads(expected)["sha256"]
+        == hashlib.sha256((tmp_path / "p.tsv").read_bytes()).hexdigest()
+    )
     with monkeypatch.context() as patch:
         patch.setattr("dnadiff.predict.seal", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert predict(*args, "overwrite=true")[0] == 130
@@ -252,29 +364,59 @@ def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(predict
     ("args", "message"),
     [
         (["input=absent.fa"], "input: absent.fa does not exist"),
-        (["input=x.fa", "output=p.csv"], "output p.csv is the name of another kind of file; give one that ends in .tsv"),
-        (["input=x.fa", "label_column=label"], "label_column=label is the column of a table, and input x.fa is FASTA"),
-        (["input=x.fa", "name_column=name"], "name_column=name is the column of a table, and input x.fa is FASTA"),
+        (
+            ["input=x.fa", "output=p.csv"],
+            "output p.csv is the name of another kind of file; give one that ends in .tsv",
+        ),
+        (
+            ["input=x.fa", "label_column=label"],
+            "label_column=label is the column of a table, and input x.fa is FASTA",
+        ),
+        (
+            ["input=x.fa", "name_column=name"],
+            "name_column=name is the column of a table, and input x.fa is FASTA",
+        ),
         (["input=letters.fa"], "letter 'X' at column 3 is not a nucleotide"),
-        (["input=letters.csv"], "letters.csv: line 3: letter 'X' at position 2 is not a nucleotide"),
-        (["input=letters.csv", "sequence_column=seq"], "no column 'seq'; its columns are sequence, label: set sequence_column to one of"),
+        (
+            ["input=letters.csv"],
+            "letters.csv: line 3: letter 'X' at position 2 is not a nucleotide",
+        ),
+        (
+            ["input=letters.csv", "sequence_column=seq"],
+            "no column 'seq'; its columns are sequence, label: set sequence_column to one of",
+        ),
         (
             ["input=labels.csv", "label_column=label"],
             "labels.csv: line 3 has 'medium' in column 'label', and the classes of this model are",
         ),
         (["input=header.csv"], "header.csv has a header and no rows"),
         (["input=empty.csv"], "empty.csv: line 2 has nothing in column 'sequence'"),
-        (["input=long.fa"], "record a has 41 bases, more than the 40 that this network accepts; set window=40 or less"),
+        (
+            ["input=long.fa"],
+            "record a has 41 bases, more than the 40 that this network accepts; set window=40 or less",
+        ),
         (["input=long.fa", "window=41"], "set window=40 or less"),
         (["input=x.fa", "stride=3"], "stride=3 needs window="),
-        (["input=x.fa", "track=t.bedgraph"], "track_class is missing; the track can be of 'poor', 'rich'"),
-        (["input=x.fa", "track=t.bedgraph", "track_class=x"], "track_class 'x' is not a class of this model"),
+        (
+            ["input=x.fa", "track=t.bedgraph"],
+            "track_class is missing; the track can be of 'poor', 'rich'",
+        ),
+        (
+            ["input=x.fa", "track=t.bedgraph", "track_class=x"],
+            "track_class 'x' is not a class of this model",
+        ),
         (["input=x.fa", "track_class=rich"], "track_class=rich needs track="),
-        (["input=x.fa", "track=q.tsv", "track_class=rich", "output=q.tsv"], "track q.tsv has an unknown extension"),
+        (
+            ["input=x.fa", "track=q.tsv", "track_class=rich", "output=q.tsv"],
+            "track q.tsv has an unknown extension",
+        ),
         (["input=x.fa", "output=x.tsv"], "x.tsv exists; set overwrite=true"),
         (["input=x.fa", "track=x.bdg", "track_class=rich"], "x.bdg exists; set overwrite=true"),
         (["input=x.fa", "resume=true"], "resume=true needs output="),
-        (["input=x.fa", "track=t.bw", "track_class=rich"], "track t.bw has an unknown extension; it is written as bedGraph: .bedgraph"),
+        (
+            ["input=x.fa", "track=t.bw", "track_class=rich"],
+            "track t.bw has an unknown extension; it is written as bedGraph: .bedgraph",
+        ),
         (["input=x.fa", "output=p.tsv"], "p.tsv.json exists; set overwrite=true"),
         (
             ["input=names.csv", "name_column=name", "track=t.bdg", "track_class=rich"],
@@ -303,21 +445,38 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, tmp_path, args, mes
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_windows_of_one_record_and_repeated_names_without_a_track_are_not_refused(predict, tmp_path):
+def test_windows_of_one_record_and_repeated_names_without_a_track_are_not_refused(
+    predict, tmp_path
+):
     (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,b\n")
     status, _, err = predict(
-        "input=x.csv", "name_column=name", "window=4", "stride=2", "track=t.bdg.gz", "track_class=rich", "output=p.tsv"
+        "input=x.csv",
+        "name_column=name",
+        "window=4",
+        "stride=2",
+        "track=t.bdg.gz",
+        "track_class=rich",
+        "output=p.tsv",
     )
-    assert status == 0 and (tmp_path / "t.bdg.gz").is_file() and len(rows_of(tmp_path / "p.tsv")) == 5, err
+    assert (
+        status == 0 and (tmp_path / "t.bdg.gz").is_file() and len(rows_of(tmp_path / "p.tsv")) == 5
+    ), err
     (tmp_path / "x.csv").write_text("sequence,name\nACGTACGTAC,a\nACGT,a\n")
     assert predict("input=x.csv", "name_column=name", "output=p.tsv", "overwrite=true")[0] == 0
 
 
-def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_other_commands(cli, world, trained, tmp_path):
+def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_other_commands(
+    cli, world, trained, tmp_path
+):
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
     status, _, err = cli("predict", f"checkpoint={trained}", "input=x.fa")
     line = err.strip().splitlines()[-1]
-    assert status == 1 and "is not a fine-tuned run" in line and "fine-tune it first" in line and "score or embed" in line
+    assert (
+        status == 1
+        and "is not a fine-tuned run" in line
+        and "fine-tune it first" in line
+        and "score or embed" in line
+    )
     run = world / "run"
     for name, *args in (
         ("sample", f"checkpoint={run}"),
@@ -330,79 +489,170 @@ def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_othe
         status, _, err = cli(name, *args)
         line = err.strip().splitlines()[-1]
         assert (
-            status == 1 and f"is a fine-tuned run, whose networks are classifiers, and {name} needs" in line and "dnadiff.predict" in line
+            status == 1
+            and f"is a fine-tuned run, whose networks are classifiers, and {name} needs" in line
+            and "dnadiff.predict" in line
         )
 
 
-def test_a_missing_or_damaged_network_is_trained_again_and_an_intact_one_is_reused(world, tmp_path, monkeypatch):
+def test_a_missing_or_damaged_network_is_trained_again_and_an_intact_one_is_reused(
+    world, tmp_path, monkeypatch
+):
     shutil.copytree(world / "run", tmp_path / "run")
     expected = (world / "run" / "models" / "seed_2" / "model.safetensors").read_bytes()
-    stored = {path.name.split("-s")[1][0]: path for path in (tmp_path / "run" / "results" / "table").glob("fine-tuned-*.safetensors")}
+    stored = {
+        path.name.split("-s")[1][0]: path
+        for path in (tmp_path / "run" / "results" / "table").glob("fine-tuned-*.safetensors")
+    }
     assert stored.keys() == {"1", "2"}
     trained, fit = [], NetworkModel.fit
-    monkeypatch.setattr(NetworkModel, "fit", lambda self, data, seed, report: trained.append(seed) or fit(self, data, seed, report))
+    monkeypatch.setattr(
+        NetworkModel,
+        "fit",
+        lambda self, data, seed, report: trained.append(seed) or fit(self, data, seed, report),
+    )
     results = f"results={tmp_path / 'run' / 'results'}"
     run_finetune(world, tmp_path / "again", "seeds=2", results)
-    assert trained == [] and (tmp_path / "again" / "models" / "seed_2" / "model.safetensors").read_bytes() == expected
+    assert (
+        trained == []
+        and (tmp_path / "again" / "models" / "seed_2" / "model.safetensors").read_bytes()
+        == expected
+    )
     stored["2"].write_bytes(expected[:-1])
     run_finetune(world, tmp_path / "damaged", "seeds=2", results)
-    assert trained == [2] and (tmp_path / "damaged" / "models" / "seed_2" / "model.safetensors").read_bytes() == expected
-    run_finetune(world, tmp_path / "damaged", "seeds=1", results, "overwrite=true")  # the second seed is of an earlier run
+    assert (
+        trained == [2]
+        and (tmp_path / "damaged" / "models" / "seed_2" / "model.safetensors").read_bytes()
+        == expected
+    )
+    run_finetune(
+        world, tmp_path / "damaged", "seeds=1", results, "overwrite=true"
+    )  # the second seed is of an earlier run
     assert [path.name for path in (tmp_path / "damaged" / "models").iterdir()] == ["seed_1"]
 
 
-def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(world, tmp_path, capsys):
-    quick = ("seeds=1", "epochs=1", "fine_tune=false", "scratch=true", "save_models=[fine-tuned,scratch]")
+def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(
+    world, tmp_path, capsys
+):
+    quick = (
+        "seeds=1",
+        "epochs=1",
+        "fine_tune=false",
+        "scratch=true",
+        "save_models=[fine-tuned,scratch]",
+    )
     run_finetune(world, tmp_path / "scratch", *quick, "batch_size=[16,32]")
     model = dnadiff.load(tmp_path / "scratch" / "models" / "scratch", device="cpu")
     result = json.loads((tmp_path / "scratch" / "finetune.json").read_text())["models"]["scratch"]
-    assert model.seeds == (1,) and model.batch_size == 4 * result["found"][0][0]["chosen"]["batch_size"]
+    assert (
+        model.seeds == (1,)
+        and model.batch_size == 4 * result["found"][0][0]["chosen"]["batch_size"]
+    )
     capsys.readouterr()
-    run_finetune(world, tmp_path / "folds", *quick, "scratch=false", "save_models=[fine-tuned]", "task.protocol=kfold")
-    assert "no network is saved with task.protocol=kfold" in capsys.readouterr().err and not (tmp_path / "folds" / "models").exists()
+    run_finetune(
+        world,
+        tmp_path / "folds",
+        *quick,
+        "scratch=false",
+        "save_models=[fine-tuned]",
+        "task.protocol=kfold",
+    )
+    assert (
+        "no network is saved with task.protocol=kfold" in capsys.readouterr().err
+        and not (tmp_path / "folds" / "models").exists()
+    )
 
 
 @pytest.mark.parametrize("head", ["auto", pytest.param("conv", marks=pytest.mark.slow)])
 def test_a_saved_network_has_the_head_that_validation_chose(cli, world, tmp_path, head):
     run_finetune(
-        world, tmp_path / "run", f"head={head}", "seeds=1", "inputs.one_hot=true", "head.dropout=0.3" if head == "conv" else "patience=1"
+        world,
+        tmp_path / "run",
+        f"head={head}",
+        "seeds=1",
+        "inputs.one_hot=true",
+        "head.dropout=0.3" if head == "conv" else "patience=1",
     )
     result = json.loads((tmp_path / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
     found = result["found"][0][0]
     if head == "auto":
-        assert {one["head"] for one in found["tried"]} == {"mean", "attention", "conv"}  # flatten takes one length
+        assert {one["head"] for one in found["tried"]} == {
+            "mean",
+            "attention",
+            "conv",
+        }  # flatten takes one length
         best = max(found["tried"], key=lambda one: (one["valid_accuracy"], -one["valid_loss"]))
         assert found["chosen"]["head"] == best["head"] and best["head"] in found["head"]["_target_"]
     else:
         assert found["head"]["dropout"] == 0.3
     saved = json.loads((tmp_path / "run" / "models" / "seed_1" / "model.json").read_text())
-    assert saved["head"] == found["head"] and saved["inputs"] == {"layers": [], "one_hot": True, "length": False}
-    args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    assert saved["head"] == found["head"] and saved["inputs"] == {
+        "layers": [],
+        "one_hot": True,
+        "length": False,
+    }
+    args = (
+        f"checkpoint={tmp_path / 'run'}",
+        "accelerator=cpu",
+        f"input={world / 'test.csv'}",
+        "label_column=label",
+        "output=p.tsv",
+    )
     assert cli("predict", *args)[0] == 0
     predicted = json.loads((tmp_path / "p.tsv.json").read_text())
-    assert predicted["metrics"]["each_seed"]["accuracy"]["per_seed"] == result["per_seed"] and predicted["head_inputs"] == saved["inputs"]
+    assert (
+        predicted["metrics"]["each_seed"]["accuracy"]["per_seed"] == result["per_seed"]
+        and predicted["head_inputs"] == saved["inputs"]
+    )
 
 
 def test_a_head_that_reads_the_length_is_reported(cli, world, tmp_path, capfd):
     run_finetune(world, tmp_path / "run", "seeds=1", "epochs=1", "inputs.length=true")
-    assert "the heads of the networks also read the bases, the length, which can reveal the class" in capfd.readouterr().out
+    assert (
+        "the heads of the networks also read the bases, the length, which can reveal the class"
+        in capfd.readouterr().out
+    )
     expected = {"layers": [], "one_hot": True, "length": True}
     assert json.loads((tmp_path / "run" / "finetune.json").read_text())["inputs"] == expected
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
-    assert cli("predict", f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv")[0] == 0
+    assert (
+        cli(
+            "predict",
+            f"checkpoint={tmp_path / 'run'}",
+            "accelerator=cpu",
+            "input=x.fa",
+            "output=p.tsv",
+        )[0]
+        == 0
+    )
     assert json.loads((tmp_path / "p.tsv.json").read_text())["head_inputs"] == expected
     result = json.loads((world / "run" / "finetune.json").read_text())
-    print_tables([result | {"inputs": {"layers": [], "one_hot": False, "length": False}}], is_suite=False)
+    print_tables(
+        [result | {"inputs": {"layers": [], "one_hot": False, "length": False}}], is_suite=False
+    )
     assert "also read" not in capfd.readouterr().out
 
 
-def test_a_network_that_was_trained_with_an_adapter_is_saved_and_predicts_like_any_other(cli, world, tmp_path):
-    run_finetune(world, tmp_path / "run", "seeds=1", "adapter=lora", "adapter.rank=2", "freeze=none")
+def test_a_network_that_was_trained_with_an_adapter_is_saved_and_predicts_like_any_other(
+    cli, world, tmp_path
+):
+    run_finetune(
+        world, tmp_path / "run", "seeds=1", "adapter=lora", "adapter.rank=2", "freeze=none"
+    )
     saved = json.loads((tmp_path / "run" / "models" / "seed_1" / "model.json").read_text())
     assert saved["settings"]["adapter"] == {"LoRA": {"rank": 2, "alpha": 16.0}}
-    names = {path: set(load_file(path / "model.safetensors")) for path in (world / "run/models/seed_1", tmp_path / "run/models/seed_1")}
+    names = {
+        path: set(load_file(path / "model.safetensors"))
+        for path in (world / "run/models/seed_1", tmp_path / "run/models/seed_1")
+    }
     assert len({frozenset(keys) for keys in names.values()}) == 1  # plain weights
-    args = (f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
+    args = (
+        f"checkpoint={tmp_path / 'run'}",
+        "accelerator=cpu",
+        f"input={world / 'test.csv'}",
+        "label_column=label",
+        "output=p.tsv",
+    )
     assert cli("predict", *args)[0] == 0
     metrics = json.loads((tmp_path / "p.tsv.json").read_text())["metrics"]["each_seed"]
     result = json.loads((tmp_path / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
@@ -413,22 +663,41 @@ def test_flatten_is_refused_for_sequences_of_several_lengths(world, tmp_path, ca
     with pytest.raises(SystemExit):
         run_finetune(world, tmp_path / "run", "head=flatten")
     err = capsys.readouterr().err
-    assert "error: head=flatten is for sequences of one length, and these have 20 to 40 bases" in err and not (tmp_path / "run").exists()
+    assert (
+        "error: head=flatten is for sequences of one length, and these have 20 to 40 bases" in err
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli, world, tmp_path):
     with open(world / "table.csv", newline="") as file:
         rows = [(row["sequence"][:20], row["label"], row["split"]) for row in csv.DictReader(file)]
     write_table(tmp_path / "table.csv", rows)
-    run_finetune(world, tmp_path / "run", "head=flatten", "seeds=1", "epochs=1", f"task.path={tmp_path / 'table.csv'}")
+    run_finetune(
+        world,
+        tmp_path / "run",
+        "head=flatten",
+        "seeds=1",
+        "epochs=1",
+        f"task.path={tmp_path / 'table.csv'}",
+    )
     for letters, got, *window in (
         ("ACGT", "record b has 4 bases"),
         ("A" * 21, "record b has 21 bases"),
         ("A" * 21, "record a has a window of 10 bases", "window=10"),
     ):
         (tmp_path / "x.fa").write_text(f">a\n{'ACGT' * 5}\n>b\n{letters}\n")
-        status, _, err = cli("predict", f"checkpoint={tmp_path / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv", *window)
-        remedy = "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
+        status, _, err = cli(
+            "predict",
+            f"checkpoint={tmp_path / 'run'}",
+            "accelerator=cpu",
+            "input=x.fa",
+            "output=p.tsv",
+            *window,
+        )
+        remedy = (
+            "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
+        )
         expected = f"x.fa: {got}, and the FlattenHead of this classifier accepts only sequences of 20; {remedy}"
         assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
         assert not list(tmp_path.glob("*p.tsv*"))
@@ -437,11 +706,16 @@ def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli,
 def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_path):
     random = np.random.default_rng(1)
     sizes = random.integers(20, 90, 25)
-    (tmp_path / "x.fa").write_text("".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes)))
+    (tmp_path / "x.fa").write_text(
+        "".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes))
+    )
     for module in (work, ensemble):
         monkeypatch.setattr(module, "chunks", functools.partial(chunks, size=300))
     args = ("input=x.fa", "window=24", "stride=8", "track_class=rich")
-    outputs = {folder: (f"output={folder}/p.tsv.gz", f"track={folder}/p.bedgraph") for folder in ("whole", "parts")}
+    outputs = {
+        folder: (f"output={folder}/p.tsv.gz", f"track={folder}/p.bedgraph")
+        for folder in ("whole", "parts")
+    }
     assert predict(*args, *outputs["whole"])[0] == 0
     for number in (3, 1, 2):
         status, _, err = predict(*args, *outputs["parts"], f"shard={number}/3")
@@ -449,4 +723,6 @@ def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_p
     status, _, err = cli("merge", "output=parts/p.tsv.gz")
     assert status == 0, err
     for name in ("p.tsv.gz", "p.bedgraph"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (tmp_path / "parts" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes(), name

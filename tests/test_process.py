@@ -48,7 +48,9 @@ def test_remasking_is_clamped_so_that_rows_stay_probabilities():
         torch.testing.assert_close(rows.sum(-1), torch.ones(2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))])
+@pytest.mark.parametrize(
+    ("name", "vocab"), [("dna", Vocab(16, 3, 4, (3,))), ("text", Vocab(33, 32, 32, (32,)))]
+)
 def test_ancestral_posterior_equals_the_published_one(parity, name, vocab):
     file = parity(f"mdlm_losses_{name}")
     log_probs = SUBS(vocab).log_probs(file["raw_logits"], file["xt"])
@@ -64,13 +66,20 @@ def test_corrupt_masks_the_right_fraction_and_nothing_else():
     maskable = torch.arange(500).expand(200, -1) < 400
     xt = process.corrupt(x0, torch.full((200,), 0.3), maskable, Draws.for_batch(0, 200))
     assert (xt[:, 400:] == 1).all() and set(xt.unique().tolist()) == {1, 3}
-    assert (xt[:, :400] == 3).double().mean().item() == pytest.approx(0.3, abs=5 * (0.21 / 80_000) ** 0.5)
+    assert (xt[:, :400] == 3).double().mean().item() == pytest.approx(
+        0.3, abs=5 * (0.21 / 80_000) ** 0.5
+    )
 
 
 def test_corrupt_count_masks_exactly_so_many_uniformly():
     process = AbsorbingProcess(VOCAB, LogLinear())
     maskable = torch.tensor([[True, False, True, True]]).expand(3000, -1)
-    xt = process.corrupt_count(torch.zeros(3000, 4, dtype=torch.int64), torch.full((3000,), 2), maskable, Draws.for_batch(1, 3000))
+    xt = process.corrupt_count(
+        torch.zeros(3000, 4, dtype=torch.int64),
+        torch.full((3000,), 2),
+        maskable,
+        Draws.for_batch(1, 3000),
+    )
     masked = xt == 3
     assert (masked.sum(-1) == 2).all() and not masked[:, 1].any()
     assert ((masked.double().mean(0)[[0, 2, 3]] - 2 / 3).abs() < 5 * (2 / 9 / 3000) ** 0.5).all()
@@ -78,11 +87,23 @@ def test_corrupt_count_masks_exactly_so_many_uniformly():
 
 def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
     process = AbsorbingProcess(VOCAB, LogLinear(1e-3))
-    xt, t, s = torch.tensor([[3, 1, 3]]), torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
+    xt, t, s = (
+        torch.tensor([[3, 1, 3]]),
+        torch.tensor([0.7], dtype=torch.float64),
+        torch.tensor([0.2], dtype=torch.float64),
+    )
     log_probs = UNIFORM.expand(1, 3, 4)
-    torch.testing.assert_close(plug_in_posterior(process, log_probs, xt, t, s), posterior(process, log_probs, xt, t, s))
+    torch.testing.assert_close(
+        plug_in_posterior(process, log_probs, xt, t, s), posterior(process, log_probs, xt, t, s)
+    )
     # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the distribution says.
-    rows = plug_in_posterior(process, torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4), xt, t, s)
+    rows = plug_in_posterior(
+        process,
+        torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4),
+        xt,
+        t,
+        s,
+    )
     torch.testing.assert_close(rows.sum(-1), torch.ones(1, 3, dtype=torch.float64))
     assert rows[0, 1].tolist() == [0, 1, 0, 0]
 
@@ -92,7 +113,11 @@ class NoFloat64(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and found.device.type == "meta" and found.dtype == torch.float64:
+        if (
+            isinstance(found, torch.Tensor)
+            and found.device.type == "meta"
+            and found.dtype == torch.float64
+        ):
             raise TypeError("float64 on a device that has none")
         return found
 
@@ -102,11 +127,20 @@ def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
         monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
     process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)
-    x0, maskable = torch.zeros(2, 5, dtype=torch.int64, device="meta"), torch.ones(2, 5, dtype=torch.bool, device="meta")
+    x0, maskable = (
+        torch.zeros(2, 5, dtype=torch.int64, device="meta"),
+        torch.ones(2, 5, dtype=torch.bool, device="meta"),
+    )
     with NoFloat64():
-        assert process.corrupt_rate(x0, torch.full((2,), 0.5, device="meta"), maskable, draws).is_meta
-        assert process.corrupt_count(x0, torch.tensor([1, 2], device="meta"), maskable, draws).is_meta
-        assert monte_carlo.stratified_counts(torch.tensor([3, 4], device="meta"), 0, 2, draws).is_meta
+        assert process.corrupt_rate(
+            x0, torch.full((2,), 0.5, device="meta"), maskable, draws
+        ).is_meta
+        assert process.corrupt_count(
+            x0, torch.tensor([1, 2], device="meta"), maskable, draws
+        ).is_meta
+        assert monte_carlo.stratified_counts(
+            torch.tensor([3, 4], device="meta"), 0, 2, draws
+        ).is_meta
 
 
 def to_the_cpu(to):
@@ -114,6 +148,8 @@ def to_the_cpu(to):
 
     def moved(x, *args, **kwargs):
         to_cpu = any(isinstance(arg, torch.device) and arg.type == "cpu" for arg in args)
-        return torch.zeros(x.shape, dtype=x.dtype) if x.is_meta and to_cpu else to(x, *args, **kwargs)
+        return (
+            torch.zeros(x.shape, dtype=x.dtype) if x.is_meta and to_cpu else to(x, *args, **kwargs)
+        )
 
     return moved

@@ -30,7 +30,9 @@ def test_a_terminal_gets_a_bar_and_its_cursor_back(monkeypatch):
     bar.update(4, tokens=10, loss="[b]1.5")
     bar.close()
     text = stream.getvalue()
-    assert "train [red]x" in text and "4/4  loss [b]1.5" in text and "━" in text and "tokens/s" in text
+    assert (
+        "train [red]x" in text and "4/4  loss [b]1.5" in text and "━" in text and "tokens/s" in text
+    )
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1 and text.endswith("\n\x1b[?25h")
 
 
@@ -41,7 +43,11 @@ def test_other_streams_get_plain_lines():
     bar.update(1, valid=1.25)
     bar.close()
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("train  1/4") and lines[1].startswith("train  2/4  valid 1.25") and "\x1b" not in stream.getvalue()
+    assert (
+        lines[0].startswith("train  1/4")
+        and lines[1].startswith("train  2/4  valid 1.25")
+        and "\x1b" not in stream.getvalue()
+    )
 
 
 def test_a_stream_without_a_terminal_gets_no_line_at_the_end():

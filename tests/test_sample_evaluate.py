@@ -30,12 +30,23 @@ def test_compressed_fasta(cli, trained, tmp_path):
 
 
 def test_evaluation_stands_beside_markov_models(cli, trained, tmp_path):
-    status, out, err = cli("evaluate", f"checkpoint={trained}", "num_draws=4", "output=e.json", "orders=[0,3]", "block_size=2")
+    status, out, err = cli(
+        "evaluate",
+        f"checkpoint={trained}",
+        "num_draws=4",
+        "output=e.json",
+        "orders=[0,3]",
+        "block_size=2",
+    )
     assert status == 0, err
     content = json.loads((tmp_path / "e.json").read_text())
     whole = content["groups"]["all"]
     assert whole["tokens"] == 602 and whole["bits"] == pytest.approx(whole["nll"] / math.log(2))
-    assert whole["se_mc"] > 0 and whole["se_total"] > 0 and whole["bits_low"] < whole["bits"] < whole["bits_high"]
+    assert (
+        whole["se_mc"] > 0
+        and whole["se_total"] > 0
+        and whole["bits_low"] < whole["bits"] < whole["bits_high"]
+    )
     # The tiny genome repeats itself: every held-out base lies in a 24-mer of the training part.
     assert "novel" not in content["groups"] and content["groups"]["repeated"]["tokens"] == 602
     order0, order3 = (m["groups"]["all"] for m in content["markov"])
@@ -43,12 +54,22 @@ def test_evaluation_stands_beside_markov_models(cli, trained, tmp_path):
     assert order3["difference_bits"] == pytest.approx(whole["bits"] - order3["bits"])
     assert {"name", "split", "split_hash", "window", "n_policy"} <= content["data"].keys()
     assert "Markov order 3" in out and "worse" in out
-    assert cli("evaluate", f"checkpoint={trained}", "num_draws=4", "output=e.json")[0] == 1  # exists
+    assert (
+        cli("evaluate", f"checkpoint={trained}", "num_draws=4", "output=e.json")[0] == 1
+    )  # exists
 
 
 def test_evaluation_on_other_data(cli, trained, tmp_path):
     (tmp_path / "other.fa").write_text(">x\n" + reverse_complement("ACGTTGA" * 400) + "\n")
-    args = [f"checkpoint={trained}", "data=fasta", "data.path=other.fa", "data.length=64", "num_draws=2", "orders=[]", "output=o.json"]
+    args = [
+        f"checkpoint={trained}",
+        "data=fasta",
+        "data.path=other.fa",
+        "data.length=64",
+        "num_draws=2",
+        "orders=[]",
+        "output=o.json",
+    ]
     status, _, err = cli("evaluate", *args)
     assert status == 0, err
     assert json.loads((tmp_path / "o.json").read_text())["data"]["path"] == "other.fa"

@@ -34,48 +34,81 @@ def records(tmp_path):
 
 
 def test_every_record_has_its_likelihood_and_its_error(cli, trained, records, tmp_path):
-    status, out, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "num_draws=16")
+    status, out, err = cli(
+        "score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "num_draws=16"
+    )
     assert status == 0, err
     found = rows(tmp_path / "s.tsv")
     assert list(found) == ["long", "short", "gaps", "unknown", "random"]
-    assert [(r["length"], r["counted"]) for r in found.values()] == [("210", "210"), ("12", "12"), ("21", "14"), ("4", "0"), ("25", "25")]
+    assert [(r["length"], r["counted"]) for r in found.values()] == [
+        ("210", "210"),
+        ("12", "12"),
+        ("21", "14"),
+        ("4", "0"),
+        ("25", "25"),
+    ]
     for row in found.values():
         if row["name"] == "unknown":
             assert row["nats_per_base"] == row["se_mc"] == "nan" and float(row["total_bits"]) == 0
         else:
             nats = float(row["nats_per_base"])
             assert float(row["bits_per_base"]) == pytest.approx(nats / math.log(2), abs=1e-5)
-            assert float(row["total_bits"]) == pytest.approx(nats / math.log(2) * int(row["counted"]), abs=1e-3)
+            assert float(row["total_bits"]) == pytest.approx(
+                nats / math.log(2) * int(row["counted"]), abs=1e-3
+            )
             assert float(row["se_mc"]) > 0
-    assert float(found["random"]["bits_per_base"]) > float(found["long"]["bits_per_base"])  # the training genome repeats ACGTTGA
+    assert float(found["random"]["bits_per_base"]) > float(
+        found["long"]["bits_per_base"]
+    )  # the training genome repeats ACGTTGA
     assert "bits per base" in out and "files are in s.tsv" in out
 
 
 def test_a_file_without_a_countable_base_gets_its_nan_rows(cli, trained, tmp_path):
-    (tmp_path / "n.fa").write_bytes(b"\xef\xbb\xbf>a\nNNNN\n>b\nRYN\n")  # with a byte order mark, as `compress` reads too
+    (tmp_path / "n.fa").write_bytes(
+        b"\xef\xbb\xbf>a\nNNNN\n>b\nRYN\n"
+    )  # with a byte order mark, as `compress` reads too
     status, out, err = cli("score", f"checkpoint={trained}", "input=n.fa", "output=s.tsv")
     assert status == 0, err
     found = rows(tmp_path / "s.tsv")
-    assert [found[name]["bits_per_base"] for name in "ab"] == ["nan", "nan"] and found["a"]["counted"] == "0"
+    assert [found[name]["bits_per_base"] for name in "ab"] == ["nan", "nan"] and found["a"][
+        "counted"
+    ] == "0"
     assert "0 of 7" in out
 
 
 def test_scores_do_not_depend_on_the_batch(cli, trained, records, tmp_path):
     for size in (1, 3, 32):
-        assert cli("score", f"checkpoint={trained}", "input=x.fa", f"output={size}.tsv", f"batch_size={size}")[0] == 0
+        assert (
+            cli(
+                "score",
+                f"checkpoint={trained}",
+                "input=x.fa",
+                f"output={size}.tsv",
+                f"batch_size={size}",
+            )[0]
+            == 0
+        )
     one, *others = [rows(tmp_path / f"{size}.tsv") for size in (1, 3, 32)]
     for other in others:
         for name in ("long", "short", "gaps", "random"):
-            assert float(other[name]["total_bits"]) == pytest.approx(float(one[name]["total_bits"]), rel=1e-4)
+            assert float(other[name]["total_bits"]) == pytest.approx(
+                float(one[name]["total_bits"]), rel=1e-4
+            )
 
 
-def test_the_score_of_a_short_record_is_its_exact_nelbo_within_the_error(cli, trained, records, tmp_path):
-    assert cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "num_draws=256")[0] == 0
+def test_the_score_of_a_short_record_is_its_exact_nelbo_within_the_error(
+    cli, trained, records, tmp_path
+):
+    assert (
+        cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "num_draws=256")[0] == 0
+    )
     loaded = checkpoint.load(trained)
     ids = torch.from_numpy(loaded.tokenizer.encode("ACGTTGAACGTT")).long()[None]
     exact = float(likelihood.exact_nelbo(loaded.denoiser, loaded.process, ids))
     row = rows(tmp_path / "s.tsv")["short"]
-    assert 12 * float(row["nats_per_base"]) == pytest.approx(exact, abs=4 * 12 * float(row["se_mc"]) + 1e-4)
+    assert 12 * float(row["nats_per_base"]) == pytest.approx(
+        exact, abs=4 * 12 * float(row["se_mc"]) + 1e-4
+    )
 
 
 def scored_at_once(folder, path, window, batch_size, num_draws, seed):
@@ -83,54 +116,123 @@ def scored_at_once(folder, path, window, batch_size, num_draws, seed):
     model, records = checkpoint.load(folder), read_fasta(path)
     emitted = model.tokenizer.vocab.is_emitted()
     ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
-    cuts = [p for p in pieces.cut([len(x) for x in ids], window) if emitted[ids[p.record][p.start : p.end].long()].any()]
+    cuts = [
+        p
+        for p in pieces.cut([len(x) for x in ids], window)
+        if emitted[ids[p.record][p.start : p.end].long()].any()
+    ]
     batches, order = [], []
-    for number, tokens, valid in pieces.batches([ids[p.record][p.start : p.end] for p in cuts], batch_size, model.tokenizer.vocab.pad_id):
-        batches.append(likelihood.WindowBatch(tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number)))
+    for number, tokens, valid in pieces.batches(
+        [ids[p.record][p.start : p.end] for p in cuts], batch_size, model.tokenizer.vocab.pad_id
+    ):
+        batches.append(
+            likelihood.WindowBatch(
+                tokens, {"all": emitted[tokens]}, valid, rows=torch.tensor(number)
+            )
+        )
         order += number
     result = likelihood.estimate(model.denoiser, model.process, batches, num_draws, seed, 1)
     nats, variance, counted = np.zeros((3, len(ids)))
-    for total, values in ((nats, result.per_sequence()), (variance, result.variance_mc()), (counted, result.tokens["all"])):
+    for total, values in (
+        (nats, result.per_sequence()),
+        (variance, result.variance_mc()),
+        (counted, result.tokens["all"]),
+    ):
         np.add.at(total, [cuts[i].record for i in order], values)
     lines = ["name\tlength\tcounted\tnats_per_base\tbits_per_base\tse_mc\ttotal_bits\n"]
     for r, n, v, c in zip(records, nats.tolist(), variance.tolist(), counted.tolist()):
         rates = (n / c, n / c / math.log(2), math.sqrt(v) / c) if c else [math.nan] * 3
-        lines.append("\t".join([r.name, str(len(r.sequence)), f"{c:.0f}", *(f"{x:.6f}" for x in (*rates, n / math.log(2)))]) + "\n")
+        lines.append(
+            "\t".join(
+                [
+                    r.name,
+                    str(len(r.sequence)),
+                    f"{c:.0f}",
+                    *(f"{x:.6f}" for x in (*rates, n / math.log(2))),
+                ]
+            )
+            + "\n"
+        )
     return "".join(lines)
 
 
 @pytest.mark.parametrize(("window", "batch_size"), [(64, 32), (10, 3)])
-def test_the_table_is_that_of_all_windows_at_once(cli, trained, records, tmp_path, window, batch_size):
-    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", f"window={window}", f"batch_size={batch_size}")
+def test_the_table_is_that_of_all_windows_at_once(
+    cli, trained, records, tmp_path, window, batch_size
+):
+    status, _, err = cli(
+        "score",
+        f"checkpoint={trained}",
+        "input=x.fa",
+        "output=s.tsv",
+        f"window={window}",
+        f"batch_size={batch_size}",
+    )
     assert status == 0, err
-    assert (tmp_path / "s.tsv").read_text() == scored_at_once(trained, records, window, batch_size, 8, 1)
+    assert (tmp_path / "s.tsv").read_text() == scored_at_once(
+        trained, records, window, batch_size, 8, 1
+    )
 
 
 def test_groups_of_windows_do_not_change_a_number(cli, trained, records, tmp_path, monkeypatch):
     for name, bases in (("a", 1 << 22), ("b", 1), ("c", 30)):
         monkeypatch.setattr(scores, "_BASES", bases)
-        assert cli("score", f"checkpoint={trained}", "input=x.fa", f"output={name}.tsv", "window=16", "batch_size=1")[0] == 0
-    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes() == (tmp_path / "c.tsv").read_bytes()
+        assert (
+            cli(
+                "score",
+                f"checkpoint={trained}",
+                "input=x.fa",
+                f"output={name}.tsv",
+                "window=16",
+                "batch_size=1",
+            )[0]
+            == 0
+        )
+    assert (
+        (tmp_path / "a.tsv").read_bytes()
+        == (tmp_path / "b.tsv").read_bytes()
+        == (tmp_path / "c.tsv").read_bytes()
+    )
 
 
 def test_regions_are_scored_as_their_sequences(cli, trained, records, tmp_path):
-    (tmp_path / "r.gtf").write_text("long\tx\tCDS\t3\t42\t.\t-\t.\t\nrandom\tx\tgene\t1\t9\t.\t+\t.\t\n")
+    (tmp_path / "r.gtf").write_text(
+        "long\tx\tCDS\t3\t42\t.\t-\t.\t\nrandom\tx\tgene\t1\t9\t.\t+\t.\t\n"
+    )
     letters = read_fasta(records)[0].sequence.decode()[2:42]
     (tmp_path / "y.fa").write_text(f">long:3-42(-)\n{reverse_complement(letters)}\n")
     of_genome = ("genome=x.fa", "regions=r.gtf", "feature=CDS")
-    for name, args in (("a", of_genome), ("b", ("input=y.fa",)), ("c", ("genome=x.fa", "regions=long:3-42:-"))):
+    for name, args in (
+        ("a", of_genome),
+        ("b", ("input=y.fa",)),
+        ("c", ("genome=x.fa", "regions=long:3-42:-")),
+    ):
         status, _, err = cli("score", f"checkpoint={trained}", *args, f"output={name}.tsv")
         assert status == 0, err
-    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes() == (tmp_path / "c.tsv").read_bytes()
+    assert (
+        (tmp_path / "a.tsv").read_bytes()
+        == (tmp_path / "b.tsv").read_bytes()
+        == (tmp_path / "c.tsv").read_bytes()
+    )
 
 
 def test_names_of_regions_are_the_last_column(cli, trained, records, tmp_path):
-    (tmp_path / "r.gtf").write_text('long\tx\tCDS\t3\t42\t.\t-\t.\tgene_id "thrA";\nrandom\tx\tCDS\t1\t9\t.\t+\t.\t\n')
+    (tmp_path / "r.gtf").write_text(
+        'long\tx\tCDS\t3\t42\t.\t-\t.\tgene_id "thrA";\nrandom\tx\tCDS\t1\t9\t.\t+\t.\t\n'
+    )
     (tmp_path / "r.bed").write_text("long\t2\t42\t.\t0\t-\nrandom\t0\t9\t.\t0\t+\n")
     for name, regions in (("named", "r.gtf"), ("unnamed", "r.bed")):
-        status, _, err = cli("score", f"checkpoint={trained}", "genome=x.fa", f"regions={regions}", f"output={name}.tsv")
+        status, _, err = cli(
+            "score",
+            f"checkpoint={trained}",
+            "genome=x.fa",
+            f"regions={regions}",
+            f"output={name}.tsv",
+        )
         assert status == 0, err
-    named, unnamed = ((tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("named", "unnamed"))
+    named, unnamed = (
+        (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("named", "unnamed")
+    )
     assert named == [f"{line}\t{last}" for line, last in zip(unnamed, ("region_name", "thrA", ""))]
 
 
@@ -145,11 +247,15 @@ def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monke
     status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
     assert status == 1 and "s.tsv is unfinished (5 sequences); set resume=true" in err
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
-    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "resume=true")
+    status, _, err = cli(
+        "score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "resume=true"
+    )
     assert status == 1 and "s.tsv was started with input=" in err
 
 
-def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(cli, trained, records, tmp_path):
+def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(
+    cli, trained, records, tmp_path
+):
     run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
     assert cli(*run)[0] == 0
     about = json.loads((tmp_path / "s.tsv.json").read_text())
@@ -159,7 +265,10 @@ def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(cli, train
     assert status == 0 and "complete already" in err and "files are in" not in out
     for other in ("num_draws=4", "seed=2", "window=16"):
         status, _, err = cli(*run, other, "resume=true")
-        assert status == 1 and "s.tsv exists, and s.tsv.json names other settings or bytes: start over" in err
+        assert (
+            status == 1
+            and "s.tsv exists, and s.tsv.json names other settings or bytes: start over" in err
+        )
     assert (tmp_path / "s.tsv").read_bytes() == before
     (tmp_path / "s.tsv").write_text("changed\n")
     assert cli(*run, "resume=true")[0] == 1
@@ -167,7 +276,9 @@ def test_a_finished_table_of_other_settings_is_not_taken_for_this_one(cli, train
     assert (tmp_path / "s.tsv").read_bytes() == before
 
 
-def test_an_old_table_is_not_taken_for_a_new_one_that_was_killed_at_its_beginning(cli, trained, records, tmp_path, monkeypatch):
+def test_an_old_table_is_not_taken_for_a_new_one_that_was_killed_at_its_beginning(
+    cli, trained, records, tmp_path, monkeypatch
+):
     def killed(self, *args, **notes):
         raise KeyboardInterrupt
 
@@ -181,24 +292,39 @@ def test_an_old_table_is_not_taken_for_a_new_one_that_was_killed_at_its_beginnin
     assert (tmp_path / "s.tsv").read_text().startswith("name\tlength")
 
 
-def test_a_new_table_that_failed_at_its_beginning_can_be_started_again(cli, trained, records, tmp_path, monkeypatch):
+def test_a_new_table_that_failed_at_its_beginning_can_be_started_again(
+    cli, trained, records, tmp_path, monkeypatch
+):
     run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
     with monkeypatch.context() as patch:
-        patch.setattr(scores.WindowScores, "results", lambda *args: (_ for _ in ()).throw(RuntimeError("out of memory")))
+        patch.setattr(
+            scores.WindowScores,
+            "results",
+            lambda *args: (_ for _ in ()).throw(RuntimeError("out of memory")),
+        )
         assert cli(*run, "per_base=t.bedgraph")[0] == 1
     monkeypatch.chdir(tmp_path)
     assert cli(*run, "batch_size=1")[0] == 0
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_table_of_an_earlier_version_and_files_of_others_are_kept(cli, trained, records, tmp_path):
+def test_a_table_of_an_earlier_version_and_files_of_others_are_kept(
+    cli, trained, records, tmp_path
+):
     run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
     (tmp_path / "s.tsv").write_text("old")
     status, _, err = cli(*run, "resume=true")
-    assert status == 1 and "s.tsv exists, and there is no s.tsv.json (earlier versions wrote none)" in err
+    assert (
+        status == 1
+        and "s.tsv exists, and there is no s.tsv.json (earlier versions wrote none)" in err
+    )
     (tmp_path / "s.tsv").rename(tmp_path / "s.tsv.json")
     status, _, err = cli(*run)
-    assert status == 1 and "s.tsv.json exists" in err and (tmp_path / "s.tsv.json").read_text() == "old"
+    assert (
+        status == 1
+        and "s.tsv.json exists" in err
+        and (tmp_path / "s.tsv.json").read_text() == "old"
+    )
 
 
 def test_a_record_of_n_alone_has_no_mean(cli, trained, tmp_path):
@@ -210,7 +336,14 @@ def test_a_record_of_n_alone_has_no_mean(cli, trained, tmp_path):
 
 def test_windows_are_few_equal_and_cover_everything():
     cuts = pieces.cut([10, 3, 0, 8], 4)
-    assert [tuple(c) for c in cuts] == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3), (3, 0, 4), (3, 4, 8)]
+    assert [tuple(c) for c in cuts] == [
+        (0, 0, 3),
+        (0, 3, 6),
+        (0, 6, 10),
+        (1, 0, 3),
+        (3, 0, 4),
+        (3, 4, 8),
+    ]
     with pytest.raises(ValueError, match="window 0 must be an integer of at least 1"):
         pieces.cut([3], 0)
 
@@ -226,7 +359,11 @@ def test_batches_are_padded_behind_and_say_so():
 @pytest.mark.parametrize("command", ["score", "compress", "decompress"])
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")
-    assert status == 0 and f"python -m dnadiff.{command} checkpoint=RUN" in out and "_target_" not in out
+    assert (
+        status == 0
+        and f"python -m dnadiff.{command} checkpoint=RUN" in out
+        and "_target_" not in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,7 +390,10 @@ def test_help_is_for_newcomers(cli, command):
         (["genome=x.fa", "regions=chr1:1-4"], "no record is called chr1"),
         (["genome=x.fa", "regions=short:1-40"], "ends beyond short"),
         (["input=x.fa", "per_base=x.wig"], "per_base x.wig has an unknown extension"),
-        (["input=x.fa", "per_base=x.bdg", "spacing=0"], "spacing 0 must be an integer of at least 1"),
+        (
+            ["input=x.fa", "per_base=x.bdg", "spacing=0"],
+            "spacing 0 must be an integer of at least 1",
+        ),
         (["input=x.fa", "output=x.bdg", "per_base=x.bdg"], "per_base and output are the same file"),
     ],
 )

@@ -35,7 +35,10 @@ class Chain(BaseDenoiser):
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
-        self.transition = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3 + 0.01
+        self.transition = (
+            torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 3
+            + 0.01
+        )
         self.transition /= self.transition.sum(1, keepdim=True)
         self.stationary = torch.linalg.matrix_power(self.transition, 200)[0]
         self.anchor = torch.nn.Parameter(torch.zeros(1))
@@ -54,7 +57,9 @@ class Chain(BaseDenoiser):
 
     def joint(self, bases):
         """log p of whole sequences (S, L)."""
-        return self.stationary[bases[:, 0]].log() + self.transition[bases[:, :-1], bases[:, 1:]].log().sum(1)
+        return self.stationary[bases[:, 0]].log() + self.transition[
+            bases[:, :-1], bases[:, 1:]
+        ].log().sum(1)
 
 
 def enumerated(joint, ids):
@@ -79,11 +84,17 @@ def sequence(length, seed=0):
     return np.random.default_rng(seed).integers(7, 11, length).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("window", "spacing", "batch_size"), [(8, 2, 3), (9, 4, 32), (64, 2, 5), (200, 7, 32)])
-def test_information_is_the_enumerated_conditional_entropy_of_every_base(window, spacing, batch_size):
+@pytest.mark.parametrize(
+    ("window", "spacing", "batch_size"), [(8, 2, 3), (9, 4, 32), (64, 2, 5), (200, 7, 32)]
+)
+def test_information_is_the_enumerated_conditional_entropy_of_every_base(
+    window, spacing, batch_size
+):
     # Windows are much shorter than the sequences: a base at the border of a window, without a neighbor, would get another value.
     chain, sequences = Chain(), [sequence(150), sequence(3, 1), sequence(61, 2)]
-    found = Information(chain, PROCESS, window, spacing, batch_size=batch_size).of_sequences(sequences)
+    found = Information(chain, PROCESS, window, spacing, batch_size=batch_size).of_sequences(
+        sequences
+    )
     for values, ids in zip(found, sequences):
         np.testing.assert_allclose(values, both(chain.joint, ids), atol=1e-6)
     alone = Information(chain, PROCESS, window, spacing, stranded=True).of_sequences(sequences)
@@ -93,7 +104,9 @@ def test_information_is_the_enumerated_conditional_entropy_of_every_base(window,
 
 def test_information_of_any_distribution_if_single_bases_are_masked(make_oracle):
     every = torch.tensor(list(itertools.product(range(7, 11), repeat=3)))
-    weights = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
+    weights = (
+        torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
+    )
     oracle = make_oracle(every, weights / weights.sum(), VOCAB)
 
     def joint(bases):
@@ -125,15 +138,21 @@ def test_tiles_predict_each_site_once_with_context_on_both_sides(window):
     predicted = [(t.window.record, i) for t in found for i in range(t.low, t.high)]
     assert predicted == [(p.record, i) for p in sites for i in range(p.start, p.end)]
     for (record, start, end), low, high in found:
-        assert 0 <= start <= low < high <= end <= lengths[record] and end - start == min(window, lengths[record])
-        assert low - start >= min(window // 4, low) and end - high >= min(window // 4, lengths[record] - high)
+        assert 0 <= start <= low < high <= end <= lengths[record] and end - start == min(
+            window, lengths[record]
+        )
+        assert low - start >= min(window // 4, low) and end - high >= min(
+            window // 4, lengths[record] - high
+        )
     starts = [(t.window.record, t.window.start) for t in found]
     assert starts == sorted(starts)
 
 
 def test_regions_have_the_context_of_the_genome_and_are_merged(tmp_path):
     chain, ids = Chain(), sequence(120)
-    (tmp_path / "g.fa").write_text(f">b\n{TOKENIZER.decode(sequence(30, 4))}\n>a\n{TOKENIZER.decode(ids)}\n")
+    (tmp_path / "g.fa").write_text(
+        f">b\n{TOKENIZER.decode(sequence(30, 4))}\n>a\n{TOKENIZER.decode(ids)}\n"
+    )
     regions = [Region("a", 70, 90), Region("a", 10, 30, strand="-"), Region("a", 25, 40)]
     source, sites = GenomeInput(Genome.open(tmp_path / "g.fa"), regions).sites()
     assert source.names == ["a:1-120"] and sites == [Piece(0, 10, 40), Piece(0, 70, 90)]
@@ -155,30 +174,47 @@ def test_later_tiles_do_not_depend_on_skipped_ones():
 def test_bed_graph_leaves_out_bases_without_a_value():
     track = files.BedGraph([("chr1", 9)])
     values = np.array([np.nan, 0.5, 1.23456, np.nan, 2], np.float32)
-    assert track.pieces(0, 3, values) == b"chr1\t4\t5\t0.5000\nchr1\t5\t6\t1.2346\nchr1\t7\t8\t2.0000\n"
+    assert (
+        track.pieces(0, 3, values)
+        == b"chr1\t4\t5\t0.5000\nchr1\t5\t6\t1.2346\nchr1\t7\t8\t2.0000\n"
+    )
     assert track.pieces(0, 0, np.full(3, np.nan, np.float32)) == b""
 
 
 def test_an_unknown_extension_and_a_missing_package_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"per_base x.wig has an unknown extension; known are .bedgraph"):
+    with pytest.raises(
+        ValueError, match=r"per_base x.wig has an unknown extension; known are .bedgraph"
+    ):
         files.format_of("x.wig")
     monkeypatch.setitem(__import__("sys").modules, "pyBigWig", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[tracks\]'"):
         files.format_of("x.bw")
 
 
-TEXT = {"one": "ACGTTGA" * 14, "two": "GATTACAGGANNCCATGC", "three": "NNNN", "four": "ACGTTGATTGACCA" * 3}
+TEXT = {
+    "one": "ACGTTGA" * 14,
+    "two": "GATTACAGGANNCCATGC",
+    "three": "NNNN",
+    "four": "ACGTTGATTGACCA" * 3,
+}
 SETTINGS = ("input=x.fa", "output=s.tsv", "num_draws=2", "spacing=4", "batch_size=1", "window=32")
 
 
 @pytest.fixture
 def records(tmp_path):
-    (tmp_path / "x.fa").write_text("".join(f">{name} words\n{letters}\n" for name, letters in TEXT.items()))
+    (tmp_path / "x.fa").write_text(
+        "".join(f">{name} words\n{letters}\n" for name, letters in TEXT.items())
+    )
 
 
 def values_of(path):
-    text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
-    return {(name, int(start)): float(value) for name, start, _, value in map(str.split, text.splitlines())}
+    text = (
+        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    ).decode()
+    return {
+        (name, int(start)): float(value)
+        for name, start, _, value in map(str.split, text.splitlines())
+    }
 
 
 def test_the_command_writes_the_values_of_the_model(cli, trained, records, tmp_path):
@@ -186,17 +222,35 @@ def test_the_command_writes_the_values_of_the_model(cli, trained, records, tmp_p
     assert status == 0, err
     assert "the track is in x.bedgraph.gz" in out
     found = values_of(tmp_path / "x.bedgraph.gz")
-    expected = dnadiff.load(trained, device="cpu").information(list(TEXT.values()), window=32, spacing=4)
+    expected = dnadiff.load(trained, device="cpu").information(
+        list(TEXT.values()), window=32, spacing=4
+    )
     assert [len(values) for values in expected] == [len(letters) for letters in TEXT.values()]
-    places = [(name, i) for name, letters in TEXT.items() for i, letter in enumerate(letters) if letter != "N"]
+    places = [
+        (name, i)
+        for name, letters in TEXT.items()
+        for i, letter in enumerate(letters)
+        if letter != "N"
+    ]
     assert list(found) == places
-    every = {(name, i): value for name, values in zip(TEXT, expected) for i, value in enumerate(values.tolist())}
-    assert all(found[place] == pytest.approx(every[place], abs=1e-4) and 0 <= found[place] <= 2 for place in places)
-    assert np.mean([found["one", i] for i in range(98)]) > np.mean([found["two", i] for i in range(10)])  # trained on repeats of ACGTTGA
+    every = {
+        (name, i): value
+        for name, values in zip(TEXT, expected)
+        for i, value in enumerate(values.tolist())
+    }
+    assert all(
+        found[place] == pytest.approx(every[place], abs=1e-4) and 0 <= found[place] <= 2
+        for place in places
+    )
+    assert np.mean([found["one", i] for i in range(98)]) > np.mean(
+        [found["two", i] for i in range(10)]
+    )  # trained on repeats of ACGTTGA
 
 
 @pytest.mark.parametrize(("name", "stops"), [("x.bedgraph", (2, -2)), ("x.bw", (-2,))])
-def test_a_killed_command_continues_to_the_same_bytes(cli, trained, records, tmp_path, monkeypatch, name, stops):
+def test_a_killed_command_continues_to_the_same_bytes(
+    cli, trained, records, tmp_path, monkeypatch, name, stops
+):
     if name == "x.bw":
         pytest.importorskip("pyBigWig")
     monkeypatch.setattr(scores, "_BASES", 30)
@@ -224,9 +278,13 @@ def test_a_killed_command_continues_to_the_same_bytes(cli, trained, records, tmp
         stop = None
         status, _, err = cli(*run, *made, "resume=true")
         assert status == 0, err
-        assert sorted(p.name for p in (tmp_path / str(number)).iterdir()) == sorted(("s.tsv", "s.tsv.json", name, f"{name}.json"))
+        assert sorted(p.name for p in (tmp_path / str(number)).iterdir()) == sorted(
+            ("s.tsv", "s.tsv.json", name, f"{name}.json")
+        )
         for file in ("s.tsv", name):
-            assert (tmp_path / "a" / file).read_bytes() == (tmp_path / str(number) / file).read_bytes()
+            assert (tmp_path / "a" / file).read_bytes() == (
+                tmp_path / str(number) / file
+            ).read_bytes()
     status, out, _ = cli(*run, *made, "resume=true")
     assert status == 0 and "files are in" not in out  # complete already
     status, _, err = cli(*run, *made)
@@ -236,18 +294,30 @@ def test_a_killed_command_continues_to_the_same_bytes(cli, trained, records, tmp
 def test_big_wig_holds_the_values_of_bed_graph(cli, trained, records, tmp_path):
     library = pytest.importorskip("pyBigWig")
     for name in ("x.bedgraph", "x.bw"):
-        assert cli("score", f"checkpoint={trained}", *SETTINGS, f"per_base={name}", "overwrite=true")[0] == 0
+        assert (
+            cli("score", f"checkpoint={trained}", *SETTINGS, f"per_base={name}", "overwrite=true")[
+                0
+            ]
+            == 0
+        )
     expected = values_of(tmp_path / "x.bedgraph")
     with library.open(str(tmp_path / "x.bw")) as file:
         assert file.chroms() == {name: len(letters) for name, letters in TEXT.items()}
         for name, letters in TEXT.items():
             for i, value in enumerate(file.values(name, 0, len(letters))):
-                assert math.isnan(value) == (letters[i] == "N") and (math.isnan(value) or abs(value - expected[name, i]) < 1e-4)
+                assert math.isnan(value) == (letters[i] == "N") and (
+                    math.isnan(value) or abs(value - expected[name, i]) < 1e-4
+                )
 
 
 def test_a_track_without_a_known_base_is_a_file_without_values(cli, trained, tmp_path):
     pytest.importorskip("pyBigWig")
     (tmp_path / "x.fa").write_text(">n\nNNNN\n")
     for name in ("x.bedgraph", "x.bw"):
-        assert cli("score", f"checkpoint={trained}", *SETTINGS, f"per_base={name}", "overwrite=true")[0] == 0
+        assert (
+            cli("score", f"checkpoint={trained}", *SETTINGS, f"per_base={name}", "overwrite=true")[
+                0
+            ]
+            == 0
+        )
     assert (tmp_path / "x.bedgraph").read_bytes() == b"" and (tmp_path / "x.bw").stat().st_size > 0

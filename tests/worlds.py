@@ -37,7 +37,9 @@ class Oracle(BaseDenoiser):
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         self.calls += 1
-        fits = ((xt[:, None] == self.sequences) | (xt[:, None] == self.vocab.mask_id)).all(-1)  # (B, S)
+        fits = ((xt[:, None] == self.sequences) | (xt[:, None] == self.vocab.mask_id)).all(
+            -1
+        )  # (B, S)
         weight = fits * self.joint
         onehot = torch.nn.functional.one_hot(self.sequences, self.vocab.size).double()  # (S, L, V)
         probs = torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]
@@ -47,5 +49,7 @@ class Oracle(BaseDenoiser):
 
 def toy() -> Toy:
     """The same distribution every time."""
-    weights = torch.rand(27, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
+    weights = (
+        torch.rand(27, generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
+    )
     return Toy(weights / weights.sum())

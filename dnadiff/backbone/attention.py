@@ -43,11 +43,20 @@ class AttentionBlock(nn.Module):
         self.attn_out = KernelLinear(d_model, d_model, bias=False)
         self.norm2 = LayerNorm(d_model)
         self.mlp = nn.Sequential(
-            KernelLinear(d_model, mlp_ratio * d_model), nn.GELU(approximate="tanh"), KernelLinear(mlp_ratio * d_model, d_model)
+            KernelLinear(d_model, mlp_ratio * d_model),
+            nn.GELU(approximate="tanh"),
+            KernelLinear(mlp_ratio * d_model, d_model),
         )
         self.dropout = nn.Dropout(dropout)
 
-    def attend(self, x: Tensor, angles: Angles, mask: Mask, causal: bool = False, gate: Tensor | None = None) -> Tensor:
+    def attend(
+        self,
+        x: Tensor,
+        angles: Angles,
+        mask: Mask,
+        causal: bool = False,
+        gate: Tensor | None = None,
+    ) -> Tensor:
         """(B, L, D) -> (B, L, D), or of the first positions only, see `BlockAttention`.
 
         Args:
@@ -99,7 +108,9 @@ class AttentionBackbone(Backbone):
         self.n_heads, self.mlp_ratio = n_heads, checks.integer("backbone.mlp_ratio", mlp_ratio)
         self.dropout = checks.below_one("backbone.dropout", dropout)
         self.max_length = checks.optional_integer("backbone.max_length", max_length)
-        self.activation_checkpointing = checks.boolean("backbone.activation_checkpointing", activation_checkpointing)
+        self.activation_checkpointing = checks.boolean(
+            "backbone.activation_checkpointing", activation_checkpointing
+        )
         self.compiled = checks.boolean("backbone.compile", compile)
         self.rotary_emb = Rotary(d_model // n_heads)
 
@@ -110,7 +121,9 @@ class AttentionBackbone(Backbone):
 
     def stack(self, n_layers: int, block: Callable[[], AttentionBlock]) -> nn.ModuleList:
         """The blocks, compiled if asked."""
-        blocks = nn.ModuleList(block() for _ in range(checks.integer("backbone.n_layers", n_layers)))
+        blocks = nn.ModuleList(
+            block() for _ in range(checks.integer("backbone.n_layers", n_layers))
+        )
         for made in blocks if self.compiled else ():
             made.compile()
         return blocks
@@ -124,4 +137,6 @@ class AttentionBackbone(Backbone):
     def through(self, block: nn.Module, x: Tensor, *inputs: Angles | Mask) -> Tensor:
         """The output of one block, which the backward pass recomputes with `activation_checkpointing`."""
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        return checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)
+        return (
+            checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)
+        )

@@ -49,14 +49,18 @@ class Backbone(nn.Module, ABC):
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
     described: ClassVar[str] = "a network"  # with examples, for messages
 
     max_length: int | None = None
     reads_both_strands: bool = False
     context: Context = WHOLE
 
-    def __init__(self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0) -> None:
+    def __init__(
+        self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0
+    ) -> None:
         super().__init__()
         self.vocab = vocab
         self.d_model = checks.integer("backbone.d_model", d_model)
@@ -83,7 +87,13 @@ class Backbone(nn.Module, ABC):
         raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
 
     @abstractmethod
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         """Normalized features of each position, the input of `head`.
 
         Args:
@@ -110,7 +120,13 @@ class Backbone(nn.Module, ABC):
         """
         return None
 
-    def forward(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))
 
@@ -123,7 +139,9 @@ class Backbone(nn.Module, ABC):
                 f"use a length of at most {self.max_length}, or train with a larger data.length"
             )
         if sigma is not None and not self.takes_sigma:
-            raise ValueError(f"this {name} has no time input; build the denoiser with time_conditioning=false")
+            raise ValueError(
+                f"this {name} has no time input; build the denoiser with time_conditioning=false"
+            )
         if cond is not None and not self.num_labels:
             raise ValueError(f"this {name} was built without labels; leave cond out")
         if cond is not None and cond.shape != (len(ids), self.num_labels):
@@ -143,7 +161,9 @@ class CausalBackbone(Backbone):
 
     described = "a causal network, transformer or mamba"
 
-    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Read one more token of each sequence: what `features` returns for the last position, given the earlier tokens.
 
         Args:
@@ -157,9 +177,13 @@ class CausalBackbone(Backbone):
         Raises:
             ValueError: if the network reads whole sequences only, or has read `max_length` tokens.
         """
-        raise ValueError(f"{type(self).__name__} cannot read token by token; mamba and transformer can")
+        raise ValueError(
+            f"{type(self).__name__} cannot read token by token; mamba and transformer can"
+        )
 
-    def read(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+    def read(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last state."""
         features = []
         for token in ids.unbind(1):
@@ -187,7 +211,13 @@ class BlockBackbone(Backbone):
 
     @abstractmethod
     def block_features(
-        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+        self,
+        xt: Tensor,
+        x0: Tensor,
+        block_size: int,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+        clean: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the blocks before each.
 
@@ -203,11 +233,23 @@ class BlockBackbone(Backbone):
         """
 
     @abstractmethod
-    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def step_block(
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B, n, D). The state is not modified."""
 
     @abstractmethod
-    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> State:
         """The state after one more block x0 (B, n) of the clean stream, from the state before it (None at the first), not modified."""
 
 
@@ -217,7 +259,9 @@ class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
     described = "a transformer with a key-value cache, such as dit"
 
     @abstractmethod
-    def around(self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+    def around(
+        self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> State:
         """Read a sequence in both directions and keep the tokens outside some positions, as a state for `step_block` at these positions.
 
         `step_block` then returns what `features` returns there, as long as no token changes. If tokens at these positions change, the

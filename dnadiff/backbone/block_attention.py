@@ -61,12 +61,19 @@ class Positions(NamedTuple):
         """The mask of some queries and some keys: (B, 1, rows, columns) bool, with B = 1 if all sequences have the same."""
         index = torch.arange(len(self.number), device=self.number.device)
         itself = index[rows, None] == index[columns]
-        return _sees(self.number[rows, None], self.limit[rows, None], self.key[:, None, None, columns], itself)
+        return _sees(
+            self.number[rows, None],
+            self.limit[rows, None],
+            self.key[:, None, None, columns],
+            itself,
+        )
 
     def function(self, batch_size: int) -> MaskFunction:
         """The mask as a function of the indices of sequence, head, query and key."""
         number, limit = self.number, self.limit
-        key = self.key.expand(batch_size, -1).contiguous()  # the same strides with and without padding: one compilation
+        key = self.key.expand(
+            batch_size, -1
+        ).contiguous()  # the same strides with and without padding: one compilation
 
         def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
             return _sees(number[q], limit[q], key[b, kv], q == kv)
@@ -79,11 +86,17 @@ def _sees(number: Tensor, limit: Tensor, key: Tensor, itself: Tensor) -> Tensor:
     return (key == number) | ((key >= 0) & (key <= limit)) | itself
 
 
-def positions(length: int, block_size: int, valid: Tensor | None, device: torch.device | str = "cpu") -> Positions:
+def positions(
+    length: int, block_size: int, valid: Tensor | None, device: torch.device | str = "cpu"
+) -> Positions:
     """The positions of both streams of sequences of `length` tokens; valid (B, L) is False on padding."""
     block = torch.arange(length, dtype=torch.int32, device=device) // block_size
     number = torch.cat([-1 - block, block])
-    key = number[None] if valid is None else torch.where(torch.cat([valid, valid], 1), number, _HIDDEN)
+    key = (
+        number[None]
+        if valid is None
+        else torch.where(torch.cat([valid, valid], 1), number, _HIDDEN)
+    )
     return Positions(number, torch.cat([block - 1, block]), key)
 
 
@@ -137,7 +150,9 @@ def two_streams(x: Tensor, head_width: int, block_size: int, valid: Tensor | Non
     length = x.shape[1] // 2
     where = positions(length, block_size, valid, x.device)
     if x.device.type == "cuda" and head_width >= _MIN_HEAD_WIDTH and x.dtype != torch.float64:
-        return FlexStreams(block_mask(where.function(len(x)), length, block_size, valid is not None, x.device))
+        return FlexStreams(
+            block_mask(where.function(len(x)), length, block_size, valid is not None, x.device)
+        )
     return dense_streams(where, length)
 
 
@@ -154,13 +169,20 @@ def compiled_flex() -> Callable[..., Tensor]:
 
 
 def block_mask(
-    function: MaskFunction, length: int, block_size: int, padded: bool, device: torch.device | str, tile: int = _TILE
+    function: MaskFunction,
+    length: int,
+    block_size: int,
+    padded: bool,
+    device: torch.device | str,
+    tile: int = _TILE,
 ) -> BlockMask:
     """The mask of both streams in tiles. `function` is not evaluated in tiles that are seen as a whole, unless keys may be padding.
 
     PyTorch's `create_block_mask` finds the tiles from the dense mask, which this avoids.
     """
-    some, whole = (x[None, None].to(device=device, dtype=torch.int32) for x in tiles(length, block_size, tile))
+    some, whole = (
+        x[None, None].to(device=device, dtype=torch.int32) for x in tiles(length, block_size, tile)
+    )
     if padded:
         whole = torch.zeros_like(whole)
     (partial, partial_order), (whole, whole_order) = _listed(some - whole), _listed(whole)
@@ -174,7 +196,9 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
     (..., columns) of 0 and 1 -> (...) and (..., columns).
     """
-    return chosen.sum(-1, dtype=torch.int32), chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return chosen.sum(-1, dtype=torch.int32), chosen.argsort(
+        dim=-1, descending=True, stable=True
+    ).to(torch.int32)
 
 
 def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tensor]:
@@ -187,15 +211,29 @@ def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tens
     start = torch.arange(0, 2 * length, tile)
     end = (start + tile).clamp(max=2 * length) - 1  # the last position
     noised, clean = start < length, end >= length
-    n0, n1 = start // block_size, end.clamp(max=length - 1) // block_size  # first and last noised block
-    c0, c1 = (start - length).clamp(min=0) // block_size, (end - length) // block_size  # first and last clean block
+    n0, n1 = (
+        start // block_size,
+        end.clamp(max=length - 1) // block_size,
+    )  # first and last noised block
+    c0, c1 = (
+        (start - length).clamp(min=0) // block_size,
+        (end - length) // block_size,
+    )  # first and last clean block
 
     def pairs(x: Tensor) -> Tensor:
         return x[:, None]  # a query's, against every tile of keys
 
     own, earlier, causal = pairs(noised) & noised, pairs(noised) & clean, pairs(clean) & clean
-    some = (own & (n0 <= pairs(n1)) & (pairs(n0) <= n1)) | (earlier & (c0 < pairs(n1))) | (causal & (c0 <= pairs(c1)))
-    whole = (~own | ((pairs(n0) == n1) & (pairs(n1) == n0))) & (~earlier | (c1 < pairs(n0))) & (~causal | (c1 <= pairs(c0)))
+    some = (
+        (own & (n0 <= pairs(n1)) & (pairs(n0) <= n1))
+        | (earlier & (c0 < pairs(n1)))
+        | (causal & (c0 <= pairs(c1)))
+    )
+    whole = (
+        (~own | ((pairs(n0) == n1) & (pairs(n1) == n0)))
+        & (~earlier | (c1 < pairs(n0)))
+        & (~causal | (c1 <= pairs(c0)))
+    )
     full = start + tile <= 2 * length
     return some, whole & ~(pairs(clean) & noised) & pairs(full) & full
 

@@ -40,7 +40,11 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
         bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
     ) -> None:  # fmt: skip
         checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)
-        mixer = partial(BiMamba, bidirectional_strategy=bidirectional_strategy, bidirectional_weight_tie=bidirectional_weight_tie)
+        mixer = partial(
+            BiMamba,
+            bidirectional_strategy=bidirectional_strategy,
+            bidirectional_weight_tie=bidirectional_weight_tie,
+        )
         super().__init__(vocab, d_model, n_layers, mixer, **options)
 
     def mixers(self) -> Iterator[tuple[MambaBlock, BiMamba]]:
@@ -89,7 +93,13 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
 
     @override
     def block_features(
-        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+        self,
+        xt: Tensor,
+        x0: Tensor,
+        block_size: int,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+        clean: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         self.check_inputs(xt, None, cond)
         condition = None if self.condition is None else self.condition(None, cond)
@@ -98,16 +108,39 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         run = compiled_two_streams() if self.compiled else two_streams
         for number, (layer, mixer) in enumerate(self.mixers()):
             clean_output = clean or number + 1 < len(self.layers)
-            inputs = layer, mixer, streams, branches, block_size, condition, valid, clean_output, self.scan
+            inputs = (
+                layer,
+                mixer,
+                streams,
+                branches,
+                block_size,
+                condition,
+                valid,
+                clean_output,
+                self.scan,
+            )
             if self.activation_checkpointing and torch.is_grad_enabled():
-                streams, branches = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False)
+                streams, branches = checkpoint(
+                    run, *inputs, use_reentrant=False, preserve_rng_state=False
+                )
             else:
                 streams, branches = run(*inputs)
-            branches = self.dropout(branches[0]), None if branches[1] is None else self.dropout(branches[1])
-        return self.normalized(streams[0], branches[0]), self.normalized(streams[1], branches[1]) if clean else None
+            branches = (
+                self.dropout(branches[0]),
+                None if branches[1] is None else self.dropout(branches[1]),
+            )
+        return self.normalized(streams[0], branches[0]), self.normalized(
+            streams[1], branches[1]
+        ) if clean else None
 
     @override
-    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def step_block(
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(xt, None, cond)
         condition = None if self.condition is None else self.condition(None, cond)
         stream, branch = self.embedded(xt), None
@@ -119,7 +152,13 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         return self.normalized(stream, branch)
 
     @override
-    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> State:
         self.check_inputs(x0, None, cond)
         return self.carried(x0, state, cond, valid)[2]
 
@@ -138,13 +177,17 @@ def two_streams(
     """`MambaBlock.forward` of one layer, with its mixer, for the noised and the clean stream."""
     noised, hidden, gate = layer.enter(streams[0], branches[0], condition)
     clean, hidden_clean, _ = layer.enter(streams[1], branches[1], condition)
-    mixed, mixed_clean = mixer.two_streams(hidden, hidden_clean, block_size, valid, scan, clean_output)
+    mixed, mixed_clean = mixer.two_streams(
+        hidden, hidden_clean, block_size, valid, scan, clean_output
+    )
     if gate is not None:
         mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
     return (noised, clean), (mixed, mixed_clean)
 
 
 @cache
-def compiled_two_streams() -> Callable[..., tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]]:
+def compiled_two_streams() -> Callable[
+    ..., tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+]:
     """`two_streams`, compiled when it is called first: once for the first layer, the last one, and all others."""
     return torch.compile(two_streams)

@@ -49,12 +49,24 @@ class CaduceusPS(BiMambaBackbone):
         super().__init__(vocab, d_model, n_layers, **options)
         self.d_model *= 2
         self.swap_strands = checks.boolean("backbone.swap_strands", swap_strands)
-        self.register_buffer("complement", rc.complement_table(vocab, self.embedding.num_embeddings), persistent=False)
+        self.register_buffer(
+            "complement",
+            rc.complement_table(vocab, self.embedding.num_embeddings),
+            persistent=False,
+        )
 
     @override
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(ids, sigma, cond)
-        sigma, cond = (None if given is None else torch.cat([given, given]) for given in (sigma, cond))
+        sigma, cond = (
+            None if given is None else torch.cat([given, given]) for given in (sigma, cond)
+        )
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return rc.join(self.encode(rc.both_strands(ids, self.complement), sigma, cond, valid))
 
@@ -66,7 +78,9 @@ class CaduceusPS(BiMambaBackbone):
 
     @override
     def head(self, features: Tensor) -> Tensor:
-        return at_least_float32(nn.functional.linear(features, rc.shared_head(self.embedding.weight, self.complement)))
+        return at_least_float32(
+            nn.functional.linear(features, rc.shared_head(self.embedding.weight, self.complement))
+        )
 
     @override
     def head_matrix(self) -> None:

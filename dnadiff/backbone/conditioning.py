@@ -23,7 +23,9 @@ class SigmaMap(nn.Module):
     def __init__(self, cond_dim: int, frequencies: int = 256) -> None:
         super().__init__()
         self.frequencies = frequencies
-        self.mlp = nn.Sequential(nn.Linear(frequencies, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(frequencies, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim)
+        )
 
     def forward(self, sigma: Tensor) -> Tensor:
         """(B,) -> (B, cond_dim)."""

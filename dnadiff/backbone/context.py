@@ -81,24 +81,32 @@ class SequencePiece(Context):
         """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the second way in reverse."""
         ends, totals = [], []
         for number, inputs in enumerate(ways):
-            ends.append(selective_scan(*inputs, reverse=number == 1, return_last_state=True, scan=scan)[1])
+            ends.append(
+                selective_scan(*inputs, reverse=number == 1, return_last_state=True, scan=scan)[1]
+            )
             totals.append(_total_step(inputs, ends[-1].dtype))
         A = torch.stack([inputs.A for inputs in ways]).to(ends[0].dtype)
-        starts = carried_states(torch.stack(ends), torch.stack(totals), A, self.peers, self.both_strands)
+        starts = carried_states(
+            torch.stack(ends), torch.stack(totals), A, self.peers, self.both_strands
+        )
         return [
             selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=scan)
             for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
         ]
 
 
-def _run_piece(mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: Tensor | None, scan: str) -> Tensor:
+def _run_piece(
+    mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: Tensor | None, scan: str
+) -> Tensor:
     return mixer.piece(hidden, piece, valid, scan)
 
 
 def _total_step(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
     """The sum of the steps of each channel, (Bt, E)."""
     delta = inputs.delta.to(dtype)
-    return F.softplus(delta if inputs.delta_bias is None else delta + inputs.delta_bias.to(dtype)).sum(1)
+    return F.softplus(
+        delta if inputs.delta_bias is None else delta + inputs.delta_bias.to(dtype)
+    ).sum(1)
 
 
 WHOLE = WholeSequence()

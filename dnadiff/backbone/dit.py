@@ -11,7 +11,13 @@ from torch.nn.functional import silu
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions, Mask
+from dnadiff.backbone.attention import (
+    Angles,
+    AttentionBackbone,
+    AttentionBlock,
+    AttentionOptions,
+    Mask,
+)
 from dnadiff.backbone.base import AttentionCacheBackbone, State
 from dnadiff.backbone.block_attention import CachedAttention, cached_mask, two_streams
 from dnadiff.backbone.conditioning import SigmaMap, modulate
@@ -27,7 +33,14 @@ class DiTBlock(AttentionBlock):
     of the norm, the gate into the preceding matrix. This takes one operation per layer instead of one per token.
     """
 
-    def __init__(self, d_model: PositiveInt, n_heads: PositiveInt, cond_dim: PositiveInt, mlp_ratio: int, dropout: float) -> None:
+    def __init__(
+        self,
+        d_model: PositiveInt,
+        n_heads: PositiveInt,
+        cond_dim: PositiveInt,
+        mlp_ratio: int,
+        dropout: float,
+    ) -> None:
         super().__init__(d_model, n_heads, mlp_ratio, dropout)
         self.adaLN_modulation = nn.Linear(cond_dim, 6 * d_model)
         nn.init.zeros_(self.adaLN_modulation.weight)
@@ -39,12 +52,18 @@ class DiTBlock(AttentionBlock):
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Mask) -> Tensor:
         """(B, L, D), condition (B, cond_dim), or (1, cond_dim) for all sequences -> (B, L, D), or the positions `attend` returns."""
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(
+            6, dim=-1
+        )
         if len(condition) == 1:
             mixed = self.attend(self.norm1(x, scale_a[0], shift_a[0]), angles, mask, gate=gate_a[0])
             x = x[:, : mixed.shape[1]] + self.dropout(mixed)
-            return x + self.dropout(self.feed_forward(self.norm2(x, scale_m[0], shift_m[0]), gate_m[0]))
-        mixed = self.attend(modulate(self.norm1(x), shift_a[:, None], scale_a[:, None]), angles, mask)
+            return x + self.dropout(
+                self.feed_forward(self.norm2(x, scale_m[0], shift_m[0]), gate_m[0])
+            )
+        mixed = self.attend(
+            modulate(self.norm1(x), shift_a[:, None], scale_a[:, None]), angles, mask
+        )
         x = x[:, : mixed.shape[1]] + gate_a[:, None] * self.dropout(mixed)
         h = modulate(self.norm2(x), shift_m[:, None], scale_m[:, None])
         return x + gate_m[:, None] * self.dropout(self.feed_forward(h))
@@ -103,19 +122,35 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=True, **options)
-        d_model, n_heads, cond_dim = self.d_model, self.n_heads, checks.integer("backbone.cond_dim", cond_dim)
-        self.vocab_embed = nn.ParameterDict({"embedding": nn.Parameter(torch.empty(vocab.size, d_model))})
+        d_model, n_heads, cond_dim = (
+            self.d_model,
+            self.n_heads,
+            checks.integer("backbone.cond_dim", cond_dim),
+        )
+        self.vocab_embed = nn.ParameterDict(
+            {"embedding": nn.Parameter(torch.empty(vocab.size, d_model))}
+        )
         nn.init.kaiming_uniform_(self.vocab_embed["embedding"], a=math.sqrt(5))
         self.sigma_map = SigmaMap(cond_dim)
-        self.blocks = self.stack(n_layers, lambda: DiTBlock(d_model, n_heads, cond_dim, self.mlp_ratio, self.dropout))
+        self.blocks = self.stack(
+            n_layers, lambda: DiTBlock(d_model, n_heads, cond_dim, self.mlp_ratio, self.dropout)
+        )
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
 
     @override
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(ids, sigma, cond)
         condition = self._condition(sigma, ids.device)
         mask = None if valid is None else valid[:, None, None, :]
-        x = self.through_blocks(self._embedded(ids), condition, self.rotary_emb.angles(ids.shape[1], ids.device), mask)
+        x = self.through_blocks(
+            self._embedded(ids), condition, self.rotary_emb.angles(ids.shape[1], ids.device), mask
+        )
         return self.output_layer(x, condition)
 
     def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
@@ -128,7 +163,13 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
 
     @override
     def block_features(
-        self, xt: Tensor, x0: Tensor, block_size: int, cond: Tensor | None = None, valid: Tensor | None = None, clean: bool = False
+        self,
+        xt: Tensor,
+        x0: Tensor,
+        block_size: int,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+        clean: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         self.check_inputs(xt, None, cond)
         length, condition = xt.shape[1], self._condition(None, xt.device)
@@ -144,27 +185,45 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         return x[:, :length], x[:, length:] if clean else None
 
     @override
-    def step_block(self, xt: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def step_block(
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(xt, None, cond)
         return self._read(xt, state or State([]), valid)[0]
 
     @override
-    def advance(self, x0: Tensor, state: State | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> State:
         self.check_inputs(x0, None, cond)
         state = state or State([])
         tensors, length = self._read(x0, state, valid)[1], state.length + x0.shape[1]
         shift = self._origin(state.length) - self._origin(length)
         if shift:
             keys = slice(0, 2 * len(self.blocks), 2)
-            tensors[keys] = [rotated(x, self.rotary_emb.angles(1, x.device, shift)) for x in tensors[keys]]
+            tensors[keys] = [
+                rotated(x, self.rotary_emb.angles(1, x.device, shift)) for x in tensors[keys]
+            ]
         return State(tensors, length)
 
     @override
-    def around(self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None) -> State:
+    def around(
+        self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> State:
         self.check_inputs(ids, None, cond)
         kept = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
         kept[columns] = False
-        return State([x[:, :, kept] for x in self._read(ids, State([]), valid)[1]], columns.start or 0)
+        return State(
+            [x[:, :, kept] for x in self._read(ids, State([]), valid)[1]], columns.start or 0
+        )
 
     def _read(self, ids: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with this block.
@@ -172,14 +231,24 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False on padding, if there is any.
         """
         size = ids.shape[1]
-        past = state.tensors if self.max_length is None else [x[:, :, max(0, x.shape[2] + size - self.max_length) :] for x in state.tensors]
+        past = (
+            state.tensors
+            if self.max_length is None
+            else [x[:, :, max(0, x.shape[2] + size - self.max_length) :] for x in state.tensors]
+        )
         seen = self._seen(past, ids, valid)
         mask = cached_mask(seen[0], size) if seen else None
-        x, condition, tensors = self._embedded(ids), self._condition(None, ids.device), list[Tensor]()
+        x, condition, tensors = (
+            self._embedded(ids),
+            self._condition(None, ids.device),
+            list[Tensor](),
+        )
         angles = self.rotary_emb.angles(size, ids.device, state.length - self._origin(state.length))
         for number, block in enumerate(self.blocks):
             attention = CachedAttention(past[2 * number : 2 * number + 2], mask)
-            x = block.forward(x, condition, angles, attention)  # not a compiled one: it would be compiled again for most lengths
+            x = block.forward(
+                x, condition, angles, attention
+            )  # not a compiled one: it would be compiled again for most lengths
             tensors += attention.cached
         return self.output_layer(x, condition), tensors + seen
 
@@ -188,7 +257,11 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         seen = past[2 * len(self.blocks) :]
         if valid is None and not seen:
             return []
-        before = seen[0] if seen else ids.new_ones(len(ids), 1, past[0].shape[2] if past else 0, dtype=torch.bool)
+        before = (
+            seen[0]
+            if seen
+            else ids.new_ones(len(ids), 1, past[0].shape[2] if past else 0, dtype=torch.bool)
+        )
         block = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         return [torch.cat([before, block[:, None]], 2)]
 
@@ -198,7 +271,11 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         It moves, by `max_length` at a time, because large angles are inexact in float32. Attention depends on differences of positions
         only.
         """
-        return 0 if self.max_length is None else max(0, length // self.max_length - 1) * self.max_length
+        return (
+            0
+            if self.max_length is None
+            else max(0, length // self.max_length - 1) * self.max_length
+        )
 
     @override
     def head(self, features: Tensor) -> Tensor:

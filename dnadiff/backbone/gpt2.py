@@ -21,14 +21,23 @@ class GPT2Block(nn.Module):
     def __init__(self, d_model: int, n_heads: int, inner: int, eps: float) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.ln_1, self.ln_2 = LayerNorm(d_model, eps, bias=True), LayerNorm(d_model, eps, bias=True)
+        self.ln_1, self.ln_2 = (
+            LayerNorm(d_model, eps, bias=True),
+            LayerNorm(d_model, eps, bias=True),
+        )
         self.attn_in, self.attn_out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
-        self.mlp = nn.Sequential(nn.Linear(d_model, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, d_model))
+        self.mlp = nn.Sequential(
+            nn.Linear(d_model, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, d_model)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         batch, length, width = x.shape
-        q, k, v = self.attn_in(self.ln_1(x)).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.attn_in(self.ln_1(x))
+            .view(batch, length, 3, self.n_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attn_out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.ln_2(x))
@@ -57,11 +66,19 @@ class GPT2(CausalBackbone):
         inner: int | None = None, eps: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model)
-        if vocab.size < rows or not set(range(rows, vocab.size)) <= set(vocab.never_emitted) or not 0 <= start < rows:
-            raise ValueError(f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond may only be mask and padding")
+        if (
+            vocab.size < rows
+            or not set(range(rows, vocab.size)) <= set(vocab.never_emitted)
+            or not 0 <= start < rows
+        ):
+            raise ValueError(
+                f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond may only be mask and padding"
+            )
         self.max_length, self.rows, self.start = max_length, rows, start
         self.wte, self.wpe = nn.Embedding(rows, d_model), nn.Embedding(max_length, d_model)
-        self.blocks = nn.ModuleList(GPT2Block(d_model, n_heads, inner or 4 * d_model, eps) for _ in range(n_layers))
+        self.blocks = nn.ModuleList(
+            GPT2Block(d_model, n_heads, inner or 4 * d_model, eps) for _ in range(n_layers)
+        )
         self.ln_f = LayerNorm(d_model, eps, bias=True)
 
     @property
@@ -70,8 +87,16 @@ class GPT2(CausalBackbone):
         return self.blocks
 
     @override
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
-        self.check_inputs(ids, sigma, cond)  # `valid` is not needed: padding is at the end, where causal attention does not see it
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        self.check_inputs(
+            ids, sigma, cond
+        )  # `valid` is not needed: padding is at the end, where causal attention does not see it
         ids = torch.where(ids < self.rows, ids, self.start)
         x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
         for block in self.blocks:
@@ -81,7 +106,9 @@ class GPT2(CausalBackbone):
     @override
     def head(self, features: Tensor) -> Tensor:
         logits = at_least_float32(nn.functional.linear(features, self.wte.weight))
-        return nn.functional.pad(logits, (0, self.vocab.size - self.rows))  # further ids have logit 0
+        return nn.functional.pad(
+            logits, (0, self.vocab.size - self.rows)
+        )  # further ids have logit 0
 
     @override
     def head_matrix(self) -> tuple[Tensor, None]:

@@ -96,7 +96,9 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def forward(self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor:
         """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together, multiply by 1 + scale and add shift."""
         x = x if x.dtype == torch.float64 else x.float()
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
@@ -119,7 +121,9 @@ def at_least_float32(x: Tensor) -> Tensor:
 def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
     """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and DiT (arXiv 2212.09748)."""
     half = width // 2
-    frequency = torch.exp(-math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half)
+    frequency = torch.exp(
+        -math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half
+    )
     angle = sigma[:, None].float() * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
@@ -133,11 +137,16 @@ class Rotary(nn.Module):
 
     def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
         """Angle per position of each pair, (head_width / 2,), float32."""
-        return self.base ** -(torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width)
+        return self.base ** -(
+            torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)
+            / self.head_width
+        )
 
     def angles(self, length: int, device: torch.device, first: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin of positions `first`, `first + 1`, ..., each (length, head_width), float32."""
-        angle = torch.arange(first, first + length, dtype=torch.float32, device=device)[:, None] * self.frequencies(device)
+        angle = torch.arange(first, first + length, dtype=torch.float32, device=device)[
+            :, None
+        ] * self.frequencies(device)
         return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:

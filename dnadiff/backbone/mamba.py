@@ -25,15 +25,25 @@ class Mamba(MambaBackbone, CausalBackbone):
     """
 
     def __init__(
-        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4, *, dropout: float = 0.0, **options: Unpack[MambaOptions]
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt = 128,
+        n_layers: PositiveInt = 4,
+        *,
+        dropout: float = 0.0,
+        **options: Unpack[MambaOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
 
     @override
-    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         self.check_inputs(ids[:, None], None, cond)
         if state is None:
-            state = State([x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))])
+            state = State(
+                [x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))]
+            )
         condition = None if self.condition is None else self.condition(None, cond)
         stream = self.embedded(ids)
         tensors: list[Tensor] = []
@@ -45,7 +55,9 @@ class Mamba(MambaBackbone, CausalBackbone):
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
 
     @override
-    def read(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+    def read(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         self.check_inputs(ids, None, cond)
         weight = self.embedding.weight
         if SCANS[chosen_scan(self.scan, weight.device.type, weight.dtype)].lacks_states():
@@ -60,7 +72,12 @@ class Mamba(MambaBackbone, CausalBackbone):
 
 
 def _step(
-    block: MambaBlock, mixer: UniMamba, stream: Tensor, condition: Tensor | None, past: Tensor, h: Tensor
+    block: MambaBlock,
+    mixer: UniMamba,
+    stream: Tensor,
+    condition: Tensor | None,
+    past: Tensor,
+    h: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and the mixer's new state."""
     hidden = block.norm(stream).to(block.norm.weight.dtype)

@@ -49,19 +49,29 @@ class MambaBlock(nn.Module):
     disconnected.
     """
 
-    def __init__(self, norm: RMSNorm | LayerNorm, mixer: UniMamba | BiMamba, modulation: Modulation | None) -> None:
+    def __init__(
+        self, norm: RMSNorm | LayerNorm, mixer: UniMamba | BiMamba, modulation: Modulation | None
+    ) -> None:
         super().__init__()
         self.norm, self.mixer, self.adaLN_modulation = norm, mixer, modulation
 
     def forward(
-        self, stream: Tensor, branch: Tensor | None, condition: Tensor | None, valid: Tensor | None, scan: str, context: Context = WHOLE
+        self,
+        stream: Tensor,
+        branch: Tensor | None,
+        condition: Tensor | None,
+        valid: Tensor | None,
+        scan: str,
+        context: Context = WHOLE,
     ) -> tuple[Tensor, Tensor]:
         """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's branch, which the next layer adds."""
         stream, hidden, gate = self.enter(stream, branch, condition)
         mixed = context.mix(self.mixer, hidden, valid, scan)
         return stream, mixed if gate is None else gate * mixed
 
-    def enter(self, stream: Tensor, branch: Tensor | None, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def enter(
+        self, stream: Tensor, branch: Tensor | None, condition: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """stream + branch, the input of the mixer, and what multiplies its output (None without a condition)."""
         stream, hidden = self.norm.after(stream, branch)
         if condition is None or self.adaLN_modulation is None:
@@ -106,30 +116,47 @@ class MambaBackbone(Backbone):
         activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
-        d_model, num_labels, n_layers = self.d_model, self.num_labels, checks.integer("backbone.n_layers", n_layers)
+        d_model, num_labels, n_layers = (
+            self.d_model,
+            self.num_labels,
+            checks.integer("backbone.n_layers", n_layers),
+        )
         cond_dim = checks.integer("backbone.cond_dim", cond_dim)
         self.dropout = nn.Dropout(checks.below_one("backbone.dropout", dropout))
         flags = {"rms_norm": rms_norm, "residual_in_fp32": residual_in_fp32, "compile": compile}
         for key, flag in (flags | {"activation_checkpointing": activation_checkpointing}).items():
             checks.boolean(f"backbone.{key}", flag)
-        self.scan, self.residual_in_fp32, self.activation_checkpointing = check_scan(scan), residual_in_fp32, activation_checkpointing
+        self.scan, self.residual_in_fp32, self.activation_checkpointing = (
+            check_scan(scan),
+            residual_in_fp32,
+            activation_checkpointing,
+        )
         self.pad_vocab_to = checks.integer("backbone.pad_vocab_to", pad_vocab_to)
         checks.number("backbone.norm_eps", norm_eps)
         d_state, d_conv, expand = (
-            checks.integer(f"backbone.{key}", value) for key, value in {"d_state": d_state, "d_conv": d_conv, "expand": expand}.items()
+            checks.integer(f"backbone.{key}", value)
+            for key, value in {"d_state": d_state, "d_conv": d_conv, "expand": expand}.items()
         )
         dt_rank = checks.optional_integer("backbone.dt_rank", dt_rank)
         conditioned = bool(num_labels or time_conditioning)
 
         def norm() -> RMSNorm | LayerNorm:
-            return RMSNorm(d_model, norm_eps, scan) if rms_norm else LayerNorm(d_model, norm_eps, bias=True)
+            return (
+                RMSNorm(d_model, norm_eps, scan)
+                if rms_norm
+                else LayerNorm(d_model, norm_eps, bias=True)
+            )
 
         def block() -> MambaBlock:
             return MambaBlock(
-                norm(), mixer(d_model, d_state, d_conv, expand, dt_rank), Modulation(cond_dim, d_model) if conditioned else None
+                norm(),
+                mixer(d_model, d_state, d_conv, expand, dt_rank),
+                Modulation(cond_dim, d_model) if conditioned else None,
             )
 
-        self.embedding = nn.Embedding(math.ceil(vocab.size / self.pad_vocab_to) * self.pad_vocab_to, d_model)
+        self.embedding = nn.Embedding(
+            math.ceil(vocab.size / self.pad_vocab_to) * self.pad_vocab_to, d_model
+        )
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(block() for _ in range(n_layers))
         self.norm_f = norm()
@@ -172,11 +199,19 @@ class MambaBackbone(Backbone):
         self.context = SequencePiece(peers, self.reads_both_strands)
 
     @override
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(ids, sigma, cond)
         return self.encode(ids, sigma, cond, valid)
 
-    def encode(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None, valid: Tensor | None) -> Tensor:
+    def encode(
+        self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None, valid: Tensor | None
+    ) -> Tensor:
         """Token ids (B, L) through all layers, normalized: (B, L, D)."""
         condition = None if self.condition is None else self.condition(sigma, cond)
         stream, branch = self.embedded(ids), None
@@ -186,7 +221,9 @@ class MambaBackbone(Backbone):
             branch = self.dropout(branch)
         return self.normalized(stream, branch)
 
-    def carried(self, ids: Tensor, state: State | None, cond: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, State]:
+    def carried(
+        self, ids: Tensor, state: State | None, cond: Tensor | None, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, State]:
         """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and the state after them."""
         condition = None if self.condition is None else self.condition(None, cond)
         stream, branch, tensors = self.embedded(ids), None, list[Tensor]()
@@ -201,7 +238,9 @@ class MambaBackbone(Backbone):
 
     def embedded(self, ids: Tensor) -> Tensor:
         """Token ids (B, L) -> the residual stream before the first layer (B, L, D)."""
-        return at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+        return (
+            at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
+        )
 
     def normalized(self, stream: Tensor, branch: Tensor | None) -> Tensor:
         """The final norm of stream + branch (B, L, D), in the type of the weights."""
@@ -213,7 +252,14 @@ class MambaBackbone(Backbone):
 
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, *inputs, self.scan, self.context, use_reentrant=False, preserve_rng_state=False)
+            return checkpoint(
+                layer,
+                *inputs,
+                self.scan,
+                self.context,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         return layer(*inputs, self.scan, self.context)
 
     @override

@@ -48,7 +48,9 @@ class ProcessGroupPeers:
         return self
 
 
-def exchanged(to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool) -> tuple[Tensor, Tensor]:
+def exchanged(
+    to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+) -> tuple[Tensor, Tensor]:
     """What the left and the right neighbor sent here, of what each process sends: four tensors (Bt, ...), zero beyond the ends.
 
     With `both_strands` the second half of the rows is read from the last piece to the first: their left neighbor is the next process.
@@ -59,7 +61,9 @@ def exchanged(to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: boo
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+    ) -> tuple[Tensor, Tensor]:
         ctx.peers, ctx.both_strands = peers, both_strands
         return _exchange(to_left, to_right, peers, both_strands)
 
@@ -68,15 +72,21 @@ class _Exchange(torch.autograd.Function):
         return *_exchange(from_left, from_right, ctx.peers, ctx.both_strands), None, None
 
 
-def _exchange(to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool) -> tuple[Tensor, Tensor]:
+def _exchange(
+    to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+) -> tuple[Tensor, Tensor]:
     sent = peers.gather(torch.stack([to_left, to_right]))  # (P, 2, Bt, ...)
     sent = torch.cat([torch.zeros_like(sent[:1]), sent, torch.zeros_like(sent[:1])])
     row = torch.arange(len(to_left), device=to_left.device)
-    left = torch.where(_turned_rows(len(row), both_strands, row.device), peers.rank + 1, peers.rank - 1)
+    left = torch.where(
+        _turned_rows(len(row), both_strands, row.device), peers.rank + 1, peers.rank - 1
+    )
     return sent[left + 1, 1, row], sent[2 * peers.rank - left + 1, 0, row]
 
 
-def carried_states(end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool) -> Tensor:
+def carried_states(
+    end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
+) -> Tensor:
     """The state that enters each piece, from the states that all pieces reach when they start from zero.
 
     With h the state that enters a piece, D = exp(A total) its decay and `end` the state it reaches from zero, the next piece is entered by
@@ -97,10 +107,16 @@ def carried_states(end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_str
 
 class _CarriedStates(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool) -> Tensor:
-        ends, totals = peers.gather(torch.cat([end.flatten(), total.flatten()])).split([end.numel(), total.numel()], 1)
+    def forward(
+        ctx, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
+    ) -> Tensor:
+        ends, totals = peers.gather(torch.cat([end.flatten(), total.flatten()])).split(
+            [end.numel(), total.numel()], 1
+        )
         ways, Bt = end.shape[:2]
-        turned = _turned_rows(Bt, both_strands, end.device) ^ (torch.arange(ways, device=end.device)[:, None] == 1)  # (ways, Bt)
+        turned = _turned_rows(Bt, both_strands, end.device) ^ (
+            torch.arange(ways, device=end.device)[:, None] == 1
+        )  # (ways, Bt)
         totals = _in_order(totals.view(-1, *total.shape), turned)
         entering = _carried(_decay(totals, A), _in_order(ends.view(-1, *end.shape), turned))
         h = _in_order(entering, turned)[peers.rank]
@@ -112,10 +128,18 @@ class _CarriedStates(torch.autograd.Function):
     def backward(ctx, dh: Tensor) -> tuple[Tensor | None, ...]:
         totals, A, h, total, turned = ctx.saved_tensors
         gradients = _in_order(ctx.peers.gather(dh), turned)
-        dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(0)  # of the state that leaves each piece
+        dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(
+            0
+        )  # of the state that leaves each piece
         dend = _in_order(dends, turned)[ctx.peers.rank]
         to_exponent = dend * h * torch.exp(A[:, None] * total[..., None])
-        return dend, (to_exponent * A[:, None]).sum(-1), (to_exponent * total[..., None]).sum(1), None, None
+        return (
+            dend,
+            (to_exponent * A[:, None]).sum(-1),
+            (to_exponent * total[..., None]).sum(1),
+            None,
+            None,
+        )
 
 
 def _turned_rows(count: int, both_strands: bool, device: torch.device) -> Tensor:

@@ -21,7 +21,9 @@ def complement_table(vocab: Vocab, rows: int) -> Tensor:
         ValueError: if the vocabulary has no complement.
     """
     if vocab.complement is None:
-        raise ValueError("this vocabulary has no complement, so parameters cannot be shared between strands; use backbone=caduceus")
+        raise ValueError(
+            "this vocabulary has no complement, so parameters cannot be shared between strands; use backbone=caduceus"
+        )
     return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
 
 

@@ -27,11 +27,15 @@ class TransformerBlock(AttentionBlock):
         x = x + self.dropout(self.attend(self.norm1(x), angles, mask, causal=mask is None))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
-    def step(self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, position: int) -> Tensor:
+    def step(
+        self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, position: int
+    ) -> Tensor:
         """One position: (B, D) -> (B, D). Its key and value are written into keys and values (B, heads, capacity, D / heads)."""
         q, k, v = self.attn_qkv(self.norm1(x)).view(len(x), 3, self.n_heads, 1, -1).unbind(1)
         keys[:, :, position], values[:, :, position] = rotary(k, position)[:, :, 0], v[:, :, 0]
-        mixed = scaled_dot_product_attention(rotary(q, position), keys[:, :, : position + 1], values[:, :, : position + 1])
+        mixed = scaled_dot_product_attention(
+            rotary(q, position), keys[:, :, : position + 1], values[:, :, : position + 1]
+        )
         x = x + self.dropout(self.attn_out(mixed.reshape(len(x), -1)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -56,7 +60,9 @@ class Transformer(AttentionBackbone, CausalBackbone):
         super().__init__(vocab, d_model, n_heads, takes_sigma=False, **options)
         d_model, n_heads = self.d_model, self.n_heads
         self.embedding = nn.Embedding(vocab.size, d_model)
-        self.blocks = self.stack(n_layers, lambda: TransformerBlock(d_model, n_heads, self.mlp_ratio, self.dropout))
+        self.blocks = self.stack(
+            n_layers, lambda: TransformerBlock(d_model, n_heads, self.mlp_ratio, self.dropout)
+        )
         self.norm_f = LayerNorm(d_model)
         self.linear = KernelLinear(d_model, vocab.size)
         self._initialize()
@@ -70,24 +76,38 @@ class Transformer(AttentionBackbone, CausalBackbone):
                 nn.init.zeros_(weight)
             elif weight.ndim == 2:
                 into_stream = name.endswith(("attn_out.weight", "mlp.2.weight"))
-                nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * len(self.blocks)) if into_stream else 1))
+                nn.init.normal_(
+                    weight, std=0.02 / (math.sqrt(2 * len(self.blocks)) if into_stream else 1)
+                )
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
     @override
-    def features(self, ids: Tensor, sigma: Tensor | None = None, cond: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
         self.check_inputs(ids, sigma, cond)
         mask = None
         if valid is not None:
             length = ids.shape[1]
             earlier = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-            itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # padding attends to itself, so that no row is empty
+            itself = torch.eye(
+                length, dtype=torch.bool, device=ids.device
+            )  # padding attends to itself, so that no row is empty
             mask = ((earlier & valid[:, None, :]) | itself)[:, None]
-        x = self.through_blocks(self.embedding(ids), self.rotary_emb.angles(ids.shape[1], ids.device), mask)
+        x = self.through_blocks(
+            self.embedding(ids), self.rotary_emb.angles(ids.shape[1], ids.device), mask
+        )
         return self.norm_f(x)
 
     @override
-    def step(self, ids: Tensor, state: State | None = None, cond: Tensor | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         self.check_inputs(ids[:, None], None, cond)
         state = self._empty_state(len(ids)) if state is None else state
         position, capacity = state.length, state.tensors[0].shape[2]
@@ -96,7 +116,9 @@ class Transformer(AttentionBackbone, CausalBackbone):
                 f"length {position + 1} exceeds what this Transformer was built for; use a length of at most {self.max_length}"
             )
         if position == capacity:  # double it
-            state = State([torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], position)
+            state = State(
+                [torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], position
+            )
         x = self.embedding(ids)
         for number, block in enumerate(self.blocks):
             assert isinstance(block, TransformerBlock)
@@ -106,7 +128,9 @@ class Transformer(AttentionBackbone, CausalBackbone):
 
     def _empty_state(self, batch_size: int) -> State:
         """Zero keys and values of all blocks."""
-        empty = self.embedding.weight.new_zeros(batch_size, self.n_heads, _CAPACITY, self.rotary_emb.head_width)
+        empty = self.embedding.weight.new_zeros(
+            batch_size, self.n_heads, _CAPACITY, self.rotary_emb.head_width
+        )
         return State([empty.clone() for _ in range(2 * len(self.blocks))])
 
     @override

@@ -4,7 +4,15 @@
 (`dnadiff.config.build`).
 """
 
-from dnadiff.checkpoint.loaded import ChangedDataError, Loaded, build_denoiser, build_objective, check_weights, label_names, resolved
+from dnadiff.checkpoint.loaded import (
+    ChangedDataError,
+    Loaded,
+    build_denoiser,
+    build_objective,
+    check_weights,
+    label_names,
+    resolved,
+)
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checkpoint.run import find, read
 from dnadiff.checkpoint.sources import load

@@ -15,17 +15,35 @@ from pathlib import Path
 import torch
 
 from dnadiff import __version__
-from dnadiff.checkpoint.loaded import Loaded, build_denoiser, built_tokenizer, label_names, names_file
+from dnadiff.checkpoint.loaded import (
+    Loaded,
+    build_denoiser,
+    built_tokenizer,
+    label_names,
+    names_file,
+)
 from dnadiff.checkpoint.origin import Origin, read_origin
 from dnadiff.checks import Natural, check_value
 from dnadiff.config import Config, Json, Keys
 from dnadiff.data.structured import read_json
 from dnadiff.published import tensors
 from dnadiff.published.layout import published_layout
-from dnadiff.published.model import CONFIG, DESCRIPTION, DESCRIPTION_KEY, TENSORS, described_config, named_tensors
+from dnadiff.published.model import (
+    CONFIG,
+    DESCRIPTION,
+    DESCRIPTION_KEY,
+    TENSORS,
+    described_config,
+    named_tensors,
+)
 
 FORMAT = 1
-MODEL = ("backbone", "objective", "noise", "time_conditioning")  # of the configuration: what the denoiser is built from
+MODEL = (
+    "backbone",
+    "objective",
+    "noise",
+    "time_conditioning",
+)  # of the configuration: what the denoiser is built from
 _KEYS: Keys = {
     **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
     "time_conditioning": bool | None,
@@ -35,20 +53,29 @@ _KEYS: Keys = {
     "fingerprint": str,
 }
 _REMEDY, _BUNDLED = "use another copy of it", "bundled:"
-_DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}  # how a network is computed, not which one it is
+_DEFAULTS = {
+    "scan": "auto",
+    "activation_checkpointing": False,
+    "compile": False,
+}  # how a network is computed, not which one it is
 
 
 def description(loaded: Loaded, origin: Origin) -> Config:
     """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without paths of this machine."""
     config = {key: loaded.config[key] for key in MODEL}
     backbone = dict(config["backbone"])
-    config["backbone"] = backbone | {key: value for key, value in _DEFAULTS.items() if key in backbone}
+    config["backbone"] = backbone | {
+        key: value for key, value in _DEFAULTS.items() if key in backbone
+    }
     content = {
         "format": FORMAT,
         "version": __version__,
         **config,
         "data": portable_data(loaded.config.get("data")),
-        "tokenizer": {key: portable(value) if key == "name" else value for key, value in loaded.tokenizer.config().items()},
+        "tokenizer": {
+            key: portable(value) if key == "name" else value
+            for key, value in loaded.tokenizer.config().items()
+        },
         "labels": list(loaded.labels),
         "step": loaded.step,
         "origin": {key: value for key, value in asdict(origin).items() if key != "kind"},
@@ -85,7 +112,14 @@ def portable_data(data: Config | None) -> Config | None:
 def data_name(data: Config) -> str | None:
     """The name of training data in their configuration, or else of their files; None if they have neither."""
     given = data.get("name")
-    return str(given) if given else ", ".join(Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))) or None
+    return (
+        str(given)
+        if given
+        else ", ".join(
+            Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))
+        )
+        or None
+    )
 
 
 def _strings(value: Json) -> Iterator[str]:
@@ -98,7 +132,9 @@ def _strings(value: Json) -> Iterator[str]:
 
 def check_of(content: Config) -> str:
     """SHA-256 of everything in a description besides `check`."""
-    return hashlib.sha256(json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 def read_description(folder: Path) -> Config:
@@ -110,11 +146,15 @@ def read_description(folder: Path) -> Config:
     path = folder / DESCRIPTION
     content = read_json(path, ("format",), _REMEDY)
     if content["format"] != FORMAT:
-        raise ValueError(f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads {FORMAT}; update dnadiff")
+        raise ValueError(
+            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads {FORMAT}; update dnadiff"
+        )
     if missing := [key for key in ("check", *_KEYS) if key not in content]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; {_REMEDY}")
     if content["check"] != check_of(content):
-        raise ValueError(f"{path} was changed after it was exported; {_REMEDY}, or export the model again")
+        raise ValueError(
+            f"{path} was changed after it was exported; {_REMEDY}, or export the model again"
+        )
     with names_file(path):
         for key, hint in _KEYS.items():
             check_value(key, content[key], hint)
@@ -131,13 +171,17 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
     path, content = folder / TENSORS[0], read_description(folder)
     for name in (CONFIG, TENSORS[0]):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}")
+            raise FileNotFoundError(
+                f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}"
+            )
     given = named_tensors(path)
     with names_file(folder), torch.random.fork_rng(devices=()):
         with names_file(folder / DESCRIPTION):
             origin = read_origin("exported folder", content["origin"])
             tokenizer = built_tokenizer(content["tokenizer"], trust, folder / DESCRIPTION)
-            with tensors.without_memory(len(given), path):  # a network that the file cannot fill is refused before memory is allocated
+            with tensors.without_memory(
+                len(given), path
+            ):  # a network that the file cannot fill is refused before memory is allocated
                 denoiser = build_denoiser(content, tokenizer, trust)[0]
                 layout = published_layout(denoiser.backbone)
                 described = described_config(denoiser, layout)
@@ -148,20 +192,33 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
         denoiser, process = build_denoiser(content, tokenizer, trust)
         published_layout(denoiser.backbone).fill(given, path)
         check_fingerprint(denoiser, content["fingerprint"], path)
-        data = {} if content["data"] is None else {"data": content["data"]}  # of published weights nothing is known
+        data = (
+            {} if content["data"] is None else {"data": content["data"]}
+        )  # of published weights nothing is known
         config = {key: content[key] for key in MODEL} | data
-        return Loaded(denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin)
+        return Loaded(
+            denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+        )
 
 
 def check_config(path: Path, expected: Config) -> None:
     """Raise ValueError, naming the keys, if a `config.json` is not the one that was exported."""
-    content = {DESCRIPTION_KEY: DESCRIPTION, **read_json(path, (), _REMEDY)}  # a folder without the key is complete if it has the file
+    content = {
+        DESCRIPTION_KEY: DESCRIPTION,
+        **read_json(path, (), _REMEDY),
+    }  # a folder without the key is complete if it has the file
     expected = json.loads(json.dumps(expected | {DESCRIPTION_KEY: DESCRIPTION}))
-    if changed := sorted(key for key in content.keys() | expected.keys() if content.get(key) != expected.get(key)):
-        raise ValueError(f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; {_REMEDY}")
+    if changed := sorted(
+        key for key in content.keys() | expected.keys() if content.get(key) != expected.get(key)
+    ):
+        raise ValueError(
+            f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; {_REMEDY}"
+        )
 
 
 def check_fingerprint(denoiser: torch.nn.Module, expected: str, path: Path) -> None:
     """Raise ValueError if the weights are not those that were exported."""
     if tensors.fingerprint(denoiser) != expected:
-        raise ValueError(f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}")
+        raise ValueError(
+            f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}"
+        )

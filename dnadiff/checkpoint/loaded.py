@@ -101,7 +101,9 @@ class Loaded:
         if length is None:
             length = self.denoiser.max_length
         if length is None:
-            raise ValueError(f"{key} is missing: {self.path.parent} does not record the length of its training windows; set {key}=...")
+            raise ValueError(
+                f"{key} is missing: {self.path.parent} does not record the length of its training windows; set {key}=..."
+            )
         return int(length)
 
     def was_trained_on(self, data: SequenceDataModule) -> bool | None:
@@ -110,7 +112,9 @@ class Loaded:
             return None
         if self.origin.split_hash not in (None, data.describe()["split_hash"]):
             return False
-        is_text = self.tokenizer.vocab.complement is None  # whose split_hash depends on every letter
+        is_text = (
+            self.tokenizer.vocab.complement is None
+        )  # whose split_hash depends on every letter
         return is_text or self.origin.digest in (None, data.digest)
 
     def training_data(self, trust: Sequence[str] = ()) -> SequenceDataModule:
@@ -146,12 +150,16 @@ class Loaded:
         """
         if not isinstance(self.tokenizer, UnknownTokenizer):
             return self
-        found = PublishedModel(self.denoiser, self.config, self.path.parent).with_vocab(tokenizer.vocab)
+        found = PublishedModel(self.denoiser, self.config, self.path.parent).with_vocab(
+            tokenizer.vocab
+        )
         denoiser, process = wrapped(found.denoiser.backbone, self.config)
         return replace(self, denoiser=denoiser.eval(), process=process, tokenizer=tokenizer)
 
 
-def build_objective(config: Config, process: AbsorbingProcess, trust: Trust = (PACKAGE,)) -> Objective:
+def build_objective(
+    config: Config, process: AbsorbingProcess, trust: Trust = (PACKAGE,)
+) -> Objective:
     """The objective of a training configuration."""
     return build({**config["objective"], "_partial_": False}, process=process, trust=trust)
 
@@ -161,14 +169,20 @@ def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
     conditioned = config.get("time_conditioning")
     if conditioned is None:
         objective = locate(config["objective"]["_target_"], trust)
-        conditioned = isinstance(objective, type) and issubclass(objective, Objective) and objective.time_conditioning
+        conditioned = (
+            isinstance(objective, type)
+            and issubclass(objective, Objective)
+            and objective.time_conditioning
+        )
     backbone = dict(config["backbone"])
     if "time_conditioning" in backbone and backbone["time_conditioning"] is None:
         backbone["time_conditioning"] = conditioned
     return {**config, "time_conditioning": conditioned, "backbone": backbone}
 
 
-def build_denoiser(config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+def build_denoiser(
+    config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE,)
+) -> tuple[BaseDenoiser, AbsorbingProcess]:
     """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
 
     Raises:
@@ -178,13 +192,19 @@ def build_denoiser(config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE
     return wrapped(build(config["backbone"], vocab=tokenizer.vocab, trust=trust), config, trust)
 
 
-def wrapped(backbone: Backbone, config: Config, trust: Trust = (PACKAGE,)) -> tuple[BaseDenoiser, AbsorbingProcess]:
+def wrapped(
+    backbone: Backbone, config: Config, trust: Trust = (PACKAGE,)
+) -> tuple[BaseDenoiser, AbsorbingProcess]:
     """The denoiser that the objective of a configuration puts around a network, and the process of its noise schedule."""
     noise = build(config["noise"], trust=trust)
     if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
-        raise ValueError("noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_")
+        raise ValueError(
+            "noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_"
+        )
     process = AbsorbingProcess(backbone.vocab, noise)
-    return build_objective(config, process, trust).denoiser(backbone, bool(config["time_conditioning"])), process
+    return build_objective(config, process, trust).denoiser(
+        backbone, bool(config["time_conditioning"])
+    ), process
 
 
 def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
@@ -199,7 +219,9 @@ def built_tokenizer(config: Config, trust: Trust, path: Path) -> Tokenizer:
     """The tokenizer that a file describes; ValueError if it describes something else."""
     tokenizer = build(config, trust=trust)
     if not isinstance(tokenizer, Tokenizer):
-        raise ValueError(f"{path} names {config.get('_target_')!r} as its tokenizer, which is not one; use another copy of it")
+        raise ValueError(
+            f"{path} names {config.get('_target_')!r} as its tokenizer, which is not one; use another copy of it"
+        )
     return tokenizer
 
 
@@ -208,12 +230,21 @@ def names_file(path: Path) -> Iterator[None]:
     """Errors of values that no command writes, for which constructors and torch raise many kinds, become a ValueError that names the file."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         reason = " ".join(text.split())[:300]
-        raise ValueError(f"{path} does not describe a model that can be built ({reason}); use another copy of it") from error
+        raise ValueError(
+            f"{path} does not describe a model that can be built ({reason}); use another copy of it"
+        ) from error
 
 
 def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:

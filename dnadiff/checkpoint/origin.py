@@ -126,11 +126,17 @@ def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") ->
     """
     hints = get_type_hints(HeldOutLikelihood)
     found = {name: content[name] for name in hints}
-    found["groups"] = {name: {one: group[one] for one in get_type_hints(GroupLikelihood)} for name, group in found["groups"].items()}
+    found["groups"] = {
+        name: {one: group[one] for one in get_type_hints(GroupLikelihood)}
+        for name, group in found["groups"].items()
+    }
     found["markov"] = [
         {
             "order": row["order"],
-            "groups": {name: {one: group[one] for one in get_type_hints(MarkovGroup)} for name, group in row["groups"].items()},
+            "groups": {
+                name: {one: group[one] for one in get_type_hints(MarkovGroup)}
+                for name, group in row["groups"].items()
+            },
         }
         for row in found["markov"]
     ]

@@ -29,7 +29,9 @@ def load(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Lo
     copy, folder = fetch(checkpoint), checkpoint._replace(text=checkpoint.folder)
     is_run = folder.name == CHECKPOINTS
     home = folder._replace(text=folder.folder) if is_run else folder
-    with suppress(OSError, ValueError):  # no connection and no copies, or a file is damaged: the model is loaded without them
+    with suppress(
+        OSError, ValueError
+    ):  # no connection and no copies, or a file is damaged: the model is loaded without them
         fetch_some(home, beside)
     path = target_of(home.inside(CHECKPOINTS)).parent / CHECKPOINTS / copy.name if is_run else copy
     if is_run and not _is_linked(path, copy):
@@ -37,7 +39,9 @@ def load(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Lo
 
     def provide(name: str) -> None:
         shard = folder.inside(f"{shards.folder_of(path).name}/{name}")
-        _place(shards.folder_of(path) / name, fetch(parse(shard.text)))  # the file names its shards: check the name
+        _place(
+            shards.folder_of(path) / name, fetch(parse(shard.text))
+        )  # the file names its shards: check the name
 
     return run.load_file(path, trust, provide)
 

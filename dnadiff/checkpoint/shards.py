@@ -17,7 +17,10 @@ from dnadiff.config import Config, Json
 from dnadiff.data.files import atomic_write
 from dnadiff.published import tensors
 
-SHARDS, SHARDED = "shards", "sharded"  # keys: the files of a checkpoint, and the name of a tensor in them
+SHARDS, SHARDED = (
+    "shards",
+    "sharded",
+)  # keys: the files of a checkpoint, and the name of a tensor in them
 
 
 def folder_of(path: Path) -> Path:
@@ -25,13 +28,17 @@ def folder_of(path: Path) -> Path:
     return path.with_suffix(".shards")
 
 
-def split(content: Json, local: Callable[[Json], Tensor | None], name: str = "") -> tuple[Json, dict[str, Tensor]]:
+def split(
+    content: Json, local: Callable[[Json], Tensor | None], name: str = ""
+) -> tuple[Json, dict[str, Tensor]]:
     """A nested checkpoint with each sharded tensor replaced by its name, and this process's part of each by its name.
 
     `local` returns this process's part of a sharded tensor, and None for any other value.
     """
     if (part := local(content)) is not None:
-        return {SHARDED: name}, {name: part.detach().cpu().clone()}  # not a view, with which all it is part of would be saved
+        return {SHARDED: name}, {
+            name: part.detach().cpu().clone()
+        }  # not a view, with which all it is part of would be saved
     if not isinstance(content, (Mapping, list, tuple)):
         return content, {}
     found: dict[str, Tensor] = {}
@@ -46,7 +53,15 @@ def split(content: Json, local: Callable[[Json], Tensor | None], name: str = "")
     return dict(zip(content, kept, strict=True)) if isinstance(content, Mapping) else kept, found
 
 
-def write(path: Path, content: Config, parts: Mapping[str, Tensor], rank: int, size: int, token: str, wait: Callable[[], None]) -> None:
+def write(
+    path: Path,
+    content: Config,
+    parts: Mapping[str, Tensor],
+    rank: int,
+    size: int,
+    token: str,
+    wait: Callable[[], None],
+) -> None:
     """Write a checkpoint from all its processes; a run killed at any time leaves the old checkpoint or the new one.
 
     Args:
@@ -103,9 +118,15 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> Json:
 
 def _part(file: Path, token: Json, path: Path) -> dict[str, Tensor]:
     if not file.is_file():
-        raise ValueError(f"{path} needs {file}, which does not exist; copy the folder {file.parent.name} together with {path.name}")
+        raise ValueError(
+            f"{path} needs {file}, which does not exist; copy the folder {file.parent.name} together with {path.name}"
+        )
     content = tensors.read(file)
-    if not isinstance(content, dict) or content.get("token") != token or not isinstance(content.get("tensors"), dict):
+    if (
+        not isinstance(content, dict)
+        or content.get("token") != token
+        or not isinstance(content.get("tensors"), dict)
+    ):
         raise ValueError(f"{file} does not belong to {path}; copy both from the same run")
     return content["tensors"]
 
@@ -115,7 +136,9 @@ def _merged(content: Json, parts: list[dict[str, Tensor]], path: Path) -> Json:
         if content.keys() == {SHARDED}:
             name = content[SHARDED]
             if not all(isinstance(part.get(name), Tensor) for part in parts):
-                raise ValueError(f"{path} is damaged: its shards lack {str(name)[:80]}; use another copy of it")
+                raise ValueError(
+                    f"{path} is damaged: its shards lack {str(name)[:80]}; use another copy of it"
+                )
             return torch.cat([part.pop(name) for part in parts])
         return {key: _merged(value, parts, path) for key, value in content.items()}
     if isinstance(content, (list, tuple)):

@@ -27,9 +27,16 @@ from dnadiff.published import hub
 from dnadiff.published.model import CONFIG, TENSORS, PublishedModel, find_tensors, is_published
 from dnadiff.published.model import read as read_published
 
-BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model that ships with the package
+BUNDLED = (
+    Path(__file__).resolve().parents[1] / "bundled"
+)  # a folder for each model that ships with the package
 CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
-_OPTIONAL = (exported.DESCRIPTION, EVALUATION, CARD, *(file for files in FILE_SETS for file in files))  # next to weights
+_OPTIONAL = (
+    exported.DESCRIPTION,
+    EVALUATION,
+    CARD,
+    *(file for files in FILE_SETS for file in files),
+)  # next to weights
 _CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
 _LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
@@ -86,7 +93,15 @@ class PublishedSource(ModelSource):
         denoiser, process = wrapped(found.denoiser.backbone, found.config)
         origin = Origin("published folder", license=license_in(found.path / CARD))
         unknown = UnknownTokenizer(found.denoiser.vocab, found.path)
-        loaded = Loaded(denoiser.eval(), process, found.tokenizer or unknown, found.config, find_tensors(found.path), 0, origin=origin)
+        loaded = Loaded(
+            denoiser.eval(),
+            process,
+            found.tokenizer or unknown,
+            found.config,
+            find_tensors(found.path),
+            0,
+            origin=origin,
+        )
         return loaded if tokenizer is None else loaded.with_tokenizer(tokenizer)
 
 
@@ -108,13 +123,17 @@ class HubSource(ModelSource):
 
     @override
     def matches(self, name: str) -> bool:
-        return name.startswith(hub.PREFIX) or (is_published(name) and not expand_user(name).is_dir())
+        return name.startswith(hub.PREFIX) or (
+            is_published(name) and not expand_user(name).is_dir()
+        )
 
     @override
     def load(self, name: str, trust: Sequence[str]) -> Loaded:
         name = hub.PREFIX + name.removeprefix(hub.PREFIX)
         folder = str(hub.fetch(*hub.parse(name), (CONFIG, TENSORS[0]), _OPTIONAL))
-        loaded = next(kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)).load(folder, trust)
+        loaded = next(
+            kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)
+        ).load(folder, trust)
         return replace(loaded, origin=replace(loaded.origin, kind="Hugging Face Hub"))
 
 
@@ -134,9 +153,18 @@ class RemoteSource(ModelSource):
         lost: LostError | None = None
         try:
             folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
-        except LostError as error:  # a folder of a run has none of them, and its checkpoint may be in the cache
+        except (
+            LostError
+        ) as error:  # a folder of a run has none of them, and its checkpoint may be in the cache
             lost = error
-        if kind := next((kind for kind in (ExportedSource(), PublishedSource()) if folder is not None and kind.matches(str(folder))), None):
+        if kind := next(
+            (
+                kind
+                for kind in (ExportedSource(), PublishedSource())
+                if folder is not None and kind.matches(str(folder))
+            ),
+            None,
+        ):
             return kind.load(str(folder), trust)
         if (file := _first(address, _CHECKPOINTS)) is not None:
             return remote_run.load(file, (EVALUATION, SUMMARY), trust)
@@ -146,10 +174,19 @@ class RemoteSource(ModelSource):
         )
 
 
-SOURCES: tuple[ModelSource, ...] = (RemoteSource(), HubSource(), ExportedSource(), PublishedSource(), RunSource(), BundledSource())
+SOURCES: tuple[ModelSource, ...] = (
+    RemoteSource(),
+    HubSource(),
+    ExportedSource(),
+    PublishedSource(),
+    RunSource(),
+    BundledSource(),
+)
 
 
-def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), needs_tokenizer: bool = True) -> Loaded:
+def load(
+    checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), needs_tokenizer: bool = True
+) -> Loaded:
     """The model of a name.
 
     Args:
@@ -174,7 +211,9 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), needs_to
 def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loaded:
     """As `load`, without a remark on what the model was trained for; the tokenizer may be unknown."""
     name, allowed = str(checkpoint), (PACKAGE, *trust)
-    if Path(name).name in TENSORS:  # the file of the weights, as messages name it, stands for its folder
+    if (
+        Path(name).name in TENSORS
+    ):  # the file of the weights, as messages name it, stands for its folder
         name = str(Path(name).parent)
     for source in SOURCES:
         if source.matches(name):
@@ -232,7 +271,9 @@ def _first(folder: Address, names: Sequence[str]) -> Address | None:
 def _tokenizer(found: PublishedModel) -> Tokenizer | None:
     """The tokenizer whose files are next to a published text model; None if there are none."""
     names = [name for files in FILE_SETS for name in files]
-    if found.tokenizer is not None or not any((found.path / f"{name}{end}").is_file() for name in names for end in ("", ".gz")):
+    if found.tokenizer is not None or not any(
+        (found.path / f"{name}{end}").is_file() for name in names for end in ("", ".gz")
+    ):
         return None
     return Pretrained(str(found.path), name=found.path.name).load()
 

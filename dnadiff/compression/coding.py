@@ -57,7 +57,9 @@ class Encoder(Coder):
     @override
     def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
         self._encoder.encode(symbols.astype(np.int32), self._family, frequencies / 2.0**PRECISION)
-        self.bits += PRECISION * len(symbols) - float(np.log2(frequencies[np.arange(len(symbols)), symbols]).sum())
+        self.bits += PRECISION * len(symbols) - float(
+            np.log2(frequencies[np.arange(len(symbols)), symbols]).sum()
+        )
         return symbols
 
     def words(self) -> np.ndarray:
@@ -79,7 +81,9 @@ class Decoder(Coder):
         try:
             return self._decoder.decode(self._family, frequencies / 2.0**PRECISION).astype(np.int64)
         except AssertionError as error:  # raised by the library for words that no encoder wrote
-            raise ValueError(f"{self._source}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}") from error
+            raise ValueError(
+                f"{self._source}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}"
+            ) from error
 
 
 def library() -> ModuleType:
@@ -87,7 +91,9 @@ def library() -> ModuleType:
     try:
         return importlib.import_module("constriction")
     except ImportError as error:
-        raise ValueError("arithmetic coding needs the package constriction: pip install -e '.[compress]' in the checkout") from error
+        raise ValueError(
+            "arithmetic coding needs the package constriction: pip install -e '.[compress]' in the checkout"
+        ) from error
 
 
 def frequencies(log_probs: Tensor) -> np.ndarray:
@@ -97,7 +103,9 @@ def frequencies(log_probs: Tensor) -> np.ndarray:
     """
     probs = log_probs.double().cpu().exp().numpy()
     n = probs.shape[1]
-    rounded = np.floor(probs / probs.sum(1, keepdims=True) * (2**PRECISION - n)).astype(np.int64) + 1
+    rounded = (
+        np.floor(probs / probs.sum(1, keepdims=True) * (2**PRECISION - n)).astype(np.int64) + 1
+    )
     rounded[np.arange(len(rounded)), rounded.argmax(1)] += 2**PRECISION - rounded.sum(1)
     return rounded
 
@@ -131,19 +139,33 @@ def code(
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
     masks = pieces.batches(maskable, batch_size, 0)
-    result = [sequence.clone() for sequence in sequences]  # small tensors made between large ones would fragment the heap
-    for (number, ids, valid), (_, mask, _) in zip(pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True):
-        x0, masked, valid = ids.to(device), mask.to(device) > 0, None if valid is None else valid.to(device)
+    result = [
+        sequence.clone() for sequence in sequences
+    ]  # small tensors made between large ones would fragment the heap
+    for (number, ids, valid), (_, mask, _) in zip(
+        pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True
+    ):
+        x0, masked, valid = (
+            ids.to(device),
+            mask.to(device) > 0,
+            None if valid is None else valid.to(device),
+        )
         x = torch.where(masked, vocab.mask_id, x0)
         rows, length = torch.tensor(number, device=device), x.shape[1]
         size, state = denoiser.block_size or length, None
         for block, start in enumerate(range(0, length, size)):
             part = slice(start, min(start + size, length))
-            draws = Draws(hash64(seed, "code", block) if block else hash64(seed, "code"), rows, len(sequences))
+            draws = Draws(
+                hash64(seed, "code", block) if block else hash64(seed, "code"), rows, len(sequences)
+            )
             read = denoiser if denoiser.block_size is None else InBlock(denoiser, state)
             known = None if valid is None else valid[:, part]
-            for unmask, log_probs in _groups(read, process, x[:, part], masked[:, part], known, num_groups, draws):
-                symbols = coder.code(frequencies(log_probs[:, emitted]), symbol_of[x0[:, part][unmask]].cpu().numpy())
+            for unmask, log_probs in _groups(
+                read, process, x[:, part], masked[:, part], known, num_groups, draws
+            ):
+                symbols = coder.code(
+                    frequencies(log_probs[:, emitted]), symbol_of[x0[:, part][unmask]].cpu().numpy()
+                )
                 x[:, part][unmask] = emitted[torch.from_numpy(symbols).to(device)]
             if part.stop < length:
                 state = denoiser.advance(x[:, part], state, None, known)
@@ -155,17 +177,34 @@ def code(
 
 
 def _groups(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, x: Tensor, masked: Tensor, valid: Tensor | None, num_groups: int, draws: Draws
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    x: Tensor,
+    masked: Tensor,
+    valid: Tensor | None,
+    num_groups: int,
+    draws: Draws,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Positions (B, n) of each group and their log-probabilities, computed after x (B, n) was filled in at those of the groups before."""
     step = Grouped(num_groups).plan(masked, process, draws).step
     for i in step[masked].unique().tolist():
         unmask = masked & (step == i)
         active = unmask.any(-1).nonzero()[:, 0]
-        total = torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)  # every N too
-        t = process.time_at((x == process.vocab.mask_id).sum(-1), total).float()[active]  # must not change: existing files depend on it
+        total = (
+            torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64)
+            if valid is None
+            else valid.sum(-1)
+        )  # every N too
+        t = process.time_at((x == process.vocab.mask_id).sum(-1), total).float()[
+            active
+        ]  # must not change: existing files depend on it
         read = denoiser.for_rows(active)
-        yield unmask, read.log_probs(x[active], t, None, unmask[active], None if valid is None else valid[active])
+        yield (
+            unmask,
+            read.log_probs(
+                x[active], t, None, unmask[active], None if valid is None else valid[active]
+            ),
+        )
 
 
 def padded_size(lengths: Sequence[int], batch_size: int) -> int:
@@ -187,5 +226,7 @@ def threads(number: int | None) -> Iterator[None]:
 def diffusion_denoiser(loaded: Loaded) -> BaseDenoiser:
     """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order of positions is fixed."""
     if loaded.denoiser.autoregressive:
-        raise ValueError(f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm")
+        raise ValueError(
+            f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm"
+        )
     return loaded.denoiser

@@ -34,7 +34,16 @@ _DIGEST = 16
 _HASH = 32  # hexadecimal digits
 _LEAST, _RATIO = 1 << 20, 100  # bytes that any file may expand to; bytes for each byte of a file
 _XZ_MEMORY = 1 << 27  # bytes; what we write needs half of it
-_SAME_MACHINE = ("device", "instructions", "torch", "dtype", "scan", "products", "threads", "constriction")  # always recorded
+_SAME_MACHINE = (
+    "device",
+    "instructions",
+    "torch",
+    "dtype",
+    "scan",
+    "products",
+    "threads",
+    "constriction",
+)  # always recorded
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,20 @@ class ContainerHeader:
         """
         found = json_object(content, f"{path}: its header", ("format",))
         if found["format"] != FORMAT:
-            raise ValueError(f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the dnadiff that wrote it")
+            raise ValueError(
+                f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the dnadiff that wrote it"
+            )
         if missing := [field.name for field in fields(cls) if field.name not in found]:
-            raise ValueError(f"{path}: its header lacks {', '.join(missing)}; compress the file again")
+            raise ValueError(
+                f"{path}: its header lacks {', '.join(missing)}; compress the file again"
+            )
         lowest = {"window": 1, "num_groups": 1, "seed": 0, "batch_size": 1, "side_bytes": 0}
-        numbers = {key: checks.integer(f"{path}: {key}", found[key], low, None if key == "seed" else _INT64) for key, low in lowest.items()}
+        numbers = {
+            key: checks.integer(
+                f"{path}: {key}", found[key], low, None if key == "seed" else _INT64
+            )
+            for key, low in lowest.items()
+        }
         model, text = (_hash(f"{path}: {key}", found[key]) for key in ("model", "text"))
         return cls(FORMAT, model, _machine(found["machine"], path), text=text, **numbers)
 
@@ -96,9 +114,15 @@ def check_size(path: str | Path, what: str, needed: int, limit: int) -> None:
 def pack(header: ContainerHeader, layout: ContainerLayout, words: np.ndarray) -> bytes:
     """The content of a .dnd file."""
     plain = _layout_json(layout)
-    dictionary = min(max(len(plain), 1 << 12), 1 << 26)  # the default of preset 9, 64 MiB, takes 674 MB for any content
-    side = lzma.compress(plain, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}])
-    about = json.dumps(asdict(replace(header, side_bytes=len(side))), separators=(",", ":")).encode()
+    dictionary = min(
+        max(len(plain), 1 << 12), 1 << 26
+    )  # the default of preset 9, 64 MiB, takes 674 MB for any content
+    side = lzma.compress(
+        plain, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}]
+    )
+    about = json.dumps(
+        asdict(replace(header, side_bytes=len(side))), separators=(",", ":")
+    ).encode()
     body = MAGIC + struct.pack("<I", len(about)) + about + side + words.astype("<u4").tobytes()
     return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
 
@@ -108,7 +132,9 @@ def expanded_size(layout: ContainerLayout) -> int:
     return max(layout.num_bytes(), len(_layout_json(layout)))
 
 
-def unpack(path: str | Path, max_bytes: int | None = None) -> tuple[ContainerHeader, ContainerLayout, np.ndarray]:
+def unpack(
+    path: str | Path, max_bytes: int | None = None
+) -> tuple[ContainerHeader, ContainerLayout, np.ndarray]:
     """Header, layout and code of a .dnd file.
 
     Args:
@@ -119,17 +145,23 @@ def unpack(path: str | Path, max_bytes: int | None = None) -> tuple[ContainerHea
     """
     with resolve(path).open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path} is not a .dnd file; give one that python -m dnadiff.compress wrote")
+            raise ValueError(
+                f"{path} is not a .dnd file; give one that python -m dnadiff.compress wrote"
+            )
         content = MAGIC + file.read()
     body, digest = content[:-_DIGEST], content[-_DIGEST:]
     start = len(MAGIC) + 4
     if len(body) < start or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
-        raise ValueError(f"{path} is damaged or cut short (its digest does not match); use another copy of it")
+        raise ValueError(
+            f"{path} is damaged or cut short (its digest does not match); use another copy of it"
+        )
     (length,) = struct.unpack("<I", body[start - 4 : start])
     header = ContainerHeader.read(body[start : start + length], path)
     side_end = start + length + header.side_bytes
     if side_end > len(body) or (len(body) - side_end) % 4:
-        raise ValueError(f"{path} is damaged: its parts are declared longer than the file, or not of whole words; use another copy of it")
+        raise ValueError(
+            f"{path} is damaged: its parts are declared longer than the file, or not of whole words; use another copy of it"
+        )
     limit = size_limit(len(content), max_bytes)
     layout = _read_layout(body[start + length : side_end], path, limit)
     check_size(path, "its text", layout.num_bytes(), limit)
@@ -145,14 +177,20 @@ def _read_layout(packed: bytes, path: str | Path, limit: int) -> ContainerLayout
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
         side = decoder.decompress(packed, max_length=limit + 1)
     except lzma.LZMAError as error:
-        raise ValueError(f"{path}: its layout is damaged ({error}); use another copy of it") from error
+        raise ValueError(
+            f"{path}: its layout is damaged ({error}); use another copy of it"
+        ) from error
     check_size(path, "its layout, decompressed,", len(side), limit)
     if not decoder.eof or decoder.unused_data:
-        raise ValueError(f"{path}: its layout does not end where the header says; use another copy of it")
+        raise ValueError(
+            f"{path}: its layout does not end where the header says; use another copy of it"
+        )
     try:
         return checked(json_object(side, "the layout"))
     except ValueError as error:
-        raise ValueError(f"{path}: its layout is damaged: {error}; use another copy of it") from error
+        raise ValueError(
+            f"{path}: its layout is damaged: {error}; use another copy of it"
+        ) from error
 
 
 def _hash(key: str, value: Json) -> str:
@@ -162,8 +200,12 @@ def _hash(key: str, value: Json) -> str:
 
 
 def _machine(found: Json, path: str | Path) -> dict[str, str | int]:
-    if not isinstance(found, dict) or (missing := [key for key in _SAME_MACHINE if key not in found]):
-        raise ValueError(f"{path}: its header lacks machine.{missing[0] if isinstance(found, dict) else '*'}; compress the file again")
+    if not isinstance(found, dict) or (
+        missing := [key for key in _SAME_MACHINE if key not in found]
+    ):
+        raise ValueError(
+            f"{path}: its header lacks machine.{missing[0] if isinstance(found, dict) else '*'}; compress the file again"
+        )
     checks.integer(f"{path}: machine.threads", found["threads"], 1, MAX_THREADS)
     for key, value in found.items():
         if not isinstance(value, str) and key != "threads":

@@ -47,10 +47,21 @@ class ContainerLayout:
 
     def num_bytes(self) -> int:
         """The length of the text, without making it."""
-        lines = [(width, times) for widths in self.lines for width, times in zip(widths[::2], widths[1::2])]
-        breaks = self.leading + len(self.headers) + sum(times for _, times in lines) - (not self.ended)
+        lines = [
+            (width, times)
+            for widths in self.lines
+            for width, times in zip(widths[::2], widths[1::2])
+        ]
+        breaks = (
+            self.leading + len(self.headers) + sum(times for _, times in lines) - (not self.ended)
+        )
         named = sum(len(header.encode()) + 1 for header in self.headers)
-        return len(_MARK) * self.marked + len(self.newline) * breaks + named + sum(width * times for width, times in lines)
+        return (
+            len(_MARK) * self.marked
+            + len(self.newline) * breaks
+            + named
+            + sum(width * times for width, times in lines)
+        )
 
 
 def checked(found: Mapping[str, Json]) -> ContainerLayout:
@@ -64,21 +75,36 @@ def checked(found: Mapping[str, Json]) -> ContainerLayout:
     except TypeError as error:
         raise ValueError(f"other attributes than those of a layout ({error})") from error
     _check(
-        layout.newline in ("\n", "\r\n") and isinstance(layout.ended, bool) and isinstance(layout.marked, bool), "the kind of line breaks"
+        layout.newline in ("\n", "\r\n")
+        and isinstance(layout.ended, bool)
+        and isinstance(layout.marked, bool),
+        "the kind of line breaks",
     )
     _check(is_integer(layout.leading, 0), "the number of empty lines")
     records = (layout.headers, layout.lines, layout.lower, layout.others)
-    _check(all(isinstance(each, list) and len(each) == len(layout.headers) for each in records), "the number of records")
+    _check(
+        all(isinstance(each, list) and len(each) == len(layout.headers) for each in records),
+        "the number of records",
+    )
     for header, lines, lower, others in zip(*records):
         _check(isinstance(header, str) and "\n" not in header and _is_text(header), "a header")
         _check(_are_counts(lines) and len(lines) % 2 == 0, "the lengths of lines")
         length = sum(width * times for width, times in zip(lines[::2], lines[1::2]))
         _check(_are_counts(lower) and (not lower or sum(lower) == length), "the runs of lower case")
         _check(
-            isinstance(others, list) and len(others) % 3 == 0 and _are_counts([*others[::3], *others[1::3]]), "the runs of other letters"
+            isinstance(others, list)
+            and len(others) % 3 == 0
+            and _are_counts([*others[::3], *others[1::3]]),
+            "the runs of other letters",
         )
-        _check(all(isinstance(letter, str) and letter in _OTHERS for letter in others[2::3]), "a letter")
-        _check(sum(value for value in others if isinstance(value, int)) <= length, "the runs of other letters")
+        _check(
+            all(isinstance(letter, str) and letter in _OTHERS for letter in others[2::3]),
+            "a letter",
+        )
+        _check(
+            sum(value for value in others if isinstance(value, int)) <= length,
+            "the runs of other letters",
+        )
     return layout
 
 
@@ -124,7 +150,9 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
         lines = [line[:-1] for line in lines[:marked]] + lines[marked:]
     leading = next((i for i, line in enumerate(lines) if line), len(lines))
     if not lines[leading].startswith(b">"):
-        raise ValueError(f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, expected a header such as '>name'")
+        raise ValueError(
+            f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, expected a header such as '>name'"
+        )
     starts = [i for i, line in enumerate(lines) if line.startswith(b">")]
     headers, widths, lower, others, sequences = [], [], [], [], []
     for start, end in zip(starts, [*starts[1:], len(lines)]):
@@ -133,14 +161,20 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
         try:
             headers.append(lines[start][1:].decode())
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: the header of record {len(headers) + 1} is not UTF-8 text ({error.reason}); rewrite it") from error
+            raise ValueError(
+                f"{path}: the header of record {len(headers) + 1} is not UTF-8 text ({error.reason}); rewrite it"
+            ) from error
         if (problem := not_a_nucleotide(letters)) is not None:
-            raise ValueError(f"{path}: record {len(headers)} ({headers[-1].split(' ')[0]}): {problem}")
+            raise ValueError(
+                f"{path}: record {len(headers)} ({headers[-1].split(' ')[0]}): {problem}"
+            )
         widths.append(_run_lengths([len(line) for line in body]))
         lower.append(_case_runs(letters))
         others.append(_other_runs(letters.upper()))
         sequences.append(letters)
-    return ContainerLayout(headers, widths, lower, others, newline, ended, leading, byte_order), sequences
+    return ContainerLayout(
+        headers, widths, lower, others, newline, ended, leading, byte_order
+    ), sequences
 
 
 def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
@@ -158,7 +192,9 @@ def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
     """The text from its layout and the letters of each record (upper case; letters other than A, C, G and T are taken from the layout)."""
     newline = layout.newline.encode()
     lines: list[bytes] = [b""] * layout.leading
-    for header, widths, lower, others, letters in zip(layout.headers, layout.lines, layout.lower, layout.others, sequences):
+    for header, widths, lower, others, letters in zip(
+        layout.headers, layout.lines, layout.lower, layout.others, sequences
+    ):
         letters = letters.copy()
         for start, end, letter in _positions(others):
             letters[start:end] = ord(letter)
@@ -208,7 +244,9 @@ def _other_runs(letters: bytes) -> list[int | str]:
     if not other.any():
         return []
     code = np.where(other, values, np.uint8(0))
-    start = np.flatnonzero(np.diff(code, prepend=np.uint8(0)) != 0)  # unsigned differences wrap and stay non-zero
+    start = np.flatnonzero(
+        np.diff(code, prepend=np.uint8(0)) != 0
+    )  # unsigned differences wrap and stay non-zero
     end = np.append(start[1:], len(code))
     runs: list[int | str] = []
     before = 0

@@ -35,8 +35,17 @@ REMEDY = {
     "kernels": "set CXX to that compiler",
     "results": "its processor computes other bits though all else is equal; decompress there",
 }
-_VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # restrict the libraries' instructions
-_LIBRARIES = {"MKL": r"Math Kernel Library Version ([\w.\-]+)", "oneDNN": r"MKL-DNN v([\w.]+)", "BLAS": r"BLAS_INFO=(\w+)"}
+_VARIABLES = (
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+)  # restrict the libraries' instructions
+_LIBRARIES = {
+    "MKL": r"Math Kernel Library Version ([\w.\-]+)",
+    "oneDNN": r"MKL-DNN v([\w.]+)",
+    "BLAS": r"BLAS_INFO=(\w+)",
+}
 _ROWS, _LENGTH = 2, 256  # of the input of `results`
 
 
@@ -44,9 +53,15 @@ def describe(denoiser: BaseDenoiser) -> dict[str, str | int]:
     """What floating-point results depend on besides the model and what `measure` returns. It must be the same for decompression."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
     reads_scan = isinstance(denoiser.backbone, MambaBackbone)
-    name = chosen_scan(denoiser.backbone.scan if isinstance(denoiser.backbone, MambaBackbone) else AUTO, device.type, dtype)
+    name = chosen_scan(
+        denoiser.backbone.scan if isinstance(denoiser.backbone, MambaBackbone) else AUTO,
+        device.type,
+        dtype,
+    )
     return {
-        "device": torch.cuda.get_device_name(device) if device.type.startswith("cuda") else device.type,
+        "device": torch.cuda.get_device_name(device)
+        if device.type.startswith("cuda")
+        else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "dtype": str(dtype).removeprefix("torch."),
@@ -68,7 +83,11 @@ def math_libraries(device: torch.device) -> str:
     if device.type.startswith("cuda"):
         return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     built = torch.__config__.show()
-    found = [f"{name} {match[1]}" for name, pattern in _LIBRARIES.items() if (match := re.search(pattern, built))]
+    found = [
+        f"{name} {match[1]}"
+        for name, pattern in _LIBRARIES.items()
+        if (match := re.search(pattern, built))
+    ]
     vendor = None
     with suppress(OSError):
         vendor = re.search(r"vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text()[:4096])
@@ -95,22 +114,34 @@ def results(denoiser: BaseDenoiser, process: AbsorbingProcess) -> str:
 def check_model(path: str, recorded: str, here: str) -> None:
     """Raise ValueError if the fingerprints of two models differ."""
     if recorded != here:
-        raise ValueError(f"{path} was compressed with another model ({recorded[:12]}, this is {here[:12]}); give its checkpoint")
+        raise ValueError(
+            f"{path} was compressed with another model ({recorded[:12]}, this is {here[:12]}); give its checkpoint"
+        )
 
 
-def check_match(path: str, recorded: Mapping[str, str | int], here: Mapping[str, str | int]) -> None:
+def check_match(
+    path: str, recorded: Mapping[str, str | int], here: Mapping[str, str | int]
+) -> None:
     """Raise ValueError, with the remedy, for the first entry that differs among those that are in both."""
     for key, remedy in REMEDY.items():
         if key in recorded and key in here and recorded[key] != here[key]:
-            raise ValueError(f"{path} was compressed with {key} {recorded[key]}, here it is {here[key]}: {remedy}")
+            raise ValueError(
+                f"{path} was compressed with {key} {recorded[key]}, here it is {here[key]}: {remedy}"
+            )
 
 
 def fingerprint(denoiser: BaseDenoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any name."""
     digest = hashlib.blake2b(digest_size=16)
-    parts = {key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")}
+    parts = {
+        key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")
+    }
     same_weights = ("scan", "activation_checkpointing")
-    parts["backbone"] = {key: value for key, value in dict(parts["backbone"] or {}).items() if key not in same_weights}
+    parts["backbone"] = {
+        key: value
+        for key, value in dict(parts["backbone"] or {}).items()
+        if key not in same_weights
+    }
     digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in sorted(denoiser.state_dict().items()):
         data = tensor.detach().cpu().contiguous()

@@ -31,7 +31,14 @@ log = logging.getLogger("dnadiff")
 
 
 def ensure_folder(
-    folder: Path, version: int, fill: Fill, what: str, need: str, doing: str = "packing", done: str = "packed", sample: bool = True
+    folder: Path,
+    version: int,
+    fill: Fill,
+    what: str,
+    need: str,
+    doing: str = "packing",
+    done: str = "packed",
+    sample: bool = True,
 ) -> None:
     """Create `folder` with the files that `fill` writes, unless it exists and is complete.
 
@@ -53,7 +60,9 @@ def ensure_folder(
     with locked(lock, f"{what}: another process is {doing} it; waiting") as held:
         if not is_sound(folder, version, sample):
             if folder.exists():
-                log.info(f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again")
+                log.info(
+                    f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again"
+                )
             if held and not is_new:
                 _sweep(folder)
             _write(folder, version, fill, need)
@@ -88,7 +97,9 @@ def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
             if stat.st_mtime_ns != written["mtime"]:
                 if not _is_whole(folder / name, written["crc"]):
                     return False
-                os.utime(folder / name, ns=(written["mtime"], written["mtime"]))  # copied, but the same
+                os.utime(
+                    folder / name, ns=(written["mtime"], written["mtime"])
+                )  # copied, but the same
             elif not sample:
                 continue
             elif chunks is not None:
@@ -114,9 +125,13 @@ def verify(folder: Path, version: int) -> int:
             with megabytes(written["size"], f"checking {folder.name}/{name}") as progress:
                 found = checksum_of(folder / name, progress)
             chunks = zip(found.chunks, written.get("chunks", found.chunks))
-            first = next((number for number, (one, other) in enumerate(chunks) if one != other), None)
+            first = next(
+                (number for number, (one, other) in enumerate(chunks) if one != other), None
+            )
             if first is not None:
-                raise ValueError(f"{name} was changed between bytes {first * CHUNK:,} and {(first + 1) * CHUNK:,}")
+                raise ValueError(
+                    f"{name} was changed between bytes {first * CHUNK:,} and {(first + 1) * CHUNK:,}"
+                )
             if found.whole != written["crc"]:
                 raise ValueError(f"{name} was changed")
         return sum(written["size"] for written in files.values())
@@ -160,7 +175,12 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
         about, checksums = fill(part)
         stats = {name: (part / name).stat() for name in checksums}
         files = {
-            name: {"size": stat.st_size, "mtime": stat.st_mtime_ns, "crc": checksums[name].whole, "chunks": checksums[name].chunks}
+            name: {
+                "size": stat.st_size,
+                "mtime": stat.st_mtime_ns,
+                "crc": checksums[name].whole,
+                "chunks": checksums[name].chunks,
+            }
             for name, stat in stats.items()
         }
         index = {"format": version, "files": files, **about}
@@ -182,5 +202,8 @@ def _sweep(folder: Path) -> None:
     """Remove leftovers of killed processes. The lock excludes processes on this machine, but perhaps not on others."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(OSError):
-            if left.name.startswith(f".{folder.name}.{HOST}.") or time.time() - left.stat().st_mtime > _ABANDONED:
+            if (
+                left.name.startswith(f".{folder.name}.{HOST}.")
+                or time.time() - left.stat().st_mtime > _ABANDONED
+            ):
                 shutil.rmtree(left, ignore_errors=True)

@@ -20,7 +20,13 @@ from dnadiff.data.cutter import Records
 from dnadiff.data.genome.paths import SequencePath, paths_of
 from dnadiff.data.genome.records import lengths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
-from dnadiff.data.loader import BatchSource, LoaderState, ProcessRank, TrainLoader, own_process_group
+from dnadiff.data.loader import (
+    BatchSource,
+    LoaderState,
+    ProcessRank,
+    TrainLoader,
+    own_process_group,
+)
 from dnadiff.data.remote.address import file_name
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
@@ -60,11 +66,15 @@ class SequenceDataModule:
         ValueError: naming the setting that is not valid.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
     process = ProcessRank()  # of those that train together
-    stranded = False  # whether the sequences have a direction, so that the strands are not interchangeable
+    stranded = (
+        False  # whether the sequences have a direction, so that the strands are not interchangeable
+    )
 
     path: SequencePath | None
     length: checks.PositiveInt
@@ -85,14 +95,20 @@ class SequenceDataModule:
         self.epoch_size = checks.optional_integer("data.epoch_size", self.epoch_size)
         self.max_valid_windows = checks.integer("data.max_valid_windows", self.max_valid_windows)
         if self.start_method not in START_METHODS:
-            raise ValueError(f"data.start_method {self.start_method!r} is not known; choose fork, spawn, forkserver or null")
+            raise ValueError(
+                f"data.start_method {self.start_method!r} is not known; choose fork, spawn, forkserver or null"
+            )
         if self.split is not None and not isinstance(self.split, Split):
-            raise ValueError(f"data.split {self.split!r} is not a split; choose one by data/split=NAME, such as chromosomes or fraction")
+            raise ValueError(
+                f"data.split {self.split!r} is not a split; choose one by data/split=NAME, such as chromosomes or fraction"
+            )
         self.paths = paths_of(self.path)
         if not self.paths:
             raise ValueError("data.path names no file; set it to a file or to a list of files")
         self.split = self.split or DefaultSplit()
-        self.name = self.name or ", ".join(file_name(p).removeprefix("bundled:") for p in self.paths)
+        self.name = self.name or ", ".join(
+            file_name(p).removeprefix("bundled:") for p in self.paths
+        )
         self._names: list[str] | None = None
         self._loader: TrainLoader | None = None
         self._resume: LoaderState | None = None
@@ -170,13 +186,21 @@ class SequenceDataModule:
     def _check_countable(self) -> None:
         """Refuse a training part without a single token that the model emits; stops at the first one."""
         emitted = self._tokenizer.vocab.is_emitted().numpy()
-        if not any(emitted[self._records[record][start:end]].any() for record, start, end in self._blocks("train")):
-            raise ValueError("the training part contains no known base (all of it is N); choose another data.split")
+        if not any(
+            emitted[self._records[record][start:end]].any()
+            for record, start, end in self._blocks("train")
+        ):
+            raise ValueError(
+                "the training part contains no known base (all of it is N); choose another data.split"
+            )
 
     def _blocks(self, part: str) -> Iterator[Interval]:
         """The intervals of a part in pieces that fit into memory."""
         for record, first, last in self._intervals[part]:
-            yield from (Interval(record, start, min(start + _BLOCK, last)) for start in range(first, last, _BLOCK))
+            yield from (
+                Interval(record, start, min(start + _BLOCK, last))
+                for start in range(first, last, _BLOCK)
+            )
 
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:
         """The intervals of each part."""
@@ -226,7 +250,15 @@ class SequenceDataModule:
     def train_windows(self) -> RandomWindows:
         """The training windows as a dataset."""
         size = self.epoch_size or self._windows_to_cover("train")
-        return UniformWindows(self.records, self._part("train"), self.length, size, self.vocab, self.seed, bool(self.augment_rc))
+        return UniformWindows(
+            self.records,
+            self._part("train"),
+            self.length,
+            size,
+            self.vocab,
+            self.seed,
+            bool(self.augment_rc),
+        )
 
     def _windows_to_cover(self, part: str) -> int:
         return max(1, num_tokens(self._part(part)) // self.length)
@@ -237,11 +269,19 @@ class SequenceDataModule:
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All of a part in adjacent windows of `length` tokens; None: the length of the module."""
-        return TiledWindows(self.records, self._part(split), self.length if length is None else length, self.vocab)
+        return TiledWindows(
+            self.records, self._part(split), self.length if length is None else length, self.vocab
+        )
 
     def train_dataloader(self) -> TrainLoader:
         """The training batches of this process."""
-        self._loader = TrainLoader(self.train_batches(), self.batch_size, self.num_workers, *self.process, self.start_method)
+        self._loader = TrainLoader(
+            self.train_batches(),
+            self.batch_size,
+            self.num_workers,
+            *self.process,
+            self.start_method,
+        )
         if self._resume is not None:
             self._loader.load_state_dict(self._resume)
             self._resume = None
@@ -262,13 +302,25 @@ class SequenceDataModule:
         chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()
         method, workers = self.start_method if self.num_workers else None, self.num_workers
         part = Subset(tiles, chosen)
-        return DataLoader(part, self.batch_size, num_workers=workers, multiprocessing_context=method, worker_init_fn=own_process_group)
+        return DataLoader(
+            part,
+            self.batch_size,
+            num_workers=workers,
+            multiprocessing_context=method,
+            worker_init_fn=own_process_group,
+        )
 
     def describe(self) -> dict[str, Json]:
         """What a report must name next to each number: plain values, ready for JSON."""
         sizes = {part: Intervals.of(intervals).length for part, intervals in self.intervals.items()}
-        records = {part: np.unique(Intervals.of(self.intervals[part]).record).tolist() for part in ("valid", "test")}
-        held_out = {part: sorted(self.names[number] for number in numbers) for part, numbers in records.items()}
+        records = {
+            part: np.unique(Intervals.of(self.intervals[part]).record).tolist()
+            for part in ("valid", "test")
+        }
+        held_out = {
+            part: sorted(self.names[number] for number in numbers)
+            for part, numbers in records.items()
+        }
         return {
             "name": self.name,
             "path": ", ".join(self.paths),
@@ -277,7 +329,9 @@ class SequenceDataModule:
             "split": self.split.describe(),
             "split_hash": split_hash(self.intervals, self.names),
             "split_tokens": {part: int(each.sum()) for part, each in sizes.items()},
-            "too_short_tokens": {part: int(each[each < self.length].sum()) for part, each in sizes.items()},
+            "too_short_tokens": {
+                part: int(each[each < self.length].sum()) for part, each in sizes.items()
+            },
             "held_out_records": {part: names[:MAX_HELD_OUT] for part, names in held_out.items()},
             "window": self.length,
             "n_policy": self.n_policy,

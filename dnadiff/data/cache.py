@@ -41,7 +41,11 @@ def cache_dir(name: str) -> Path:
         OSError: if `$DNADIFF_CACHE` is set and cannot be written, or the folder for temporary files is not this user's alone.
     """
     chosen = os.environ.get("DNADIFF_CACHE")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
+    base = (
+        Path(chosen)
+        if chosen
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
+    )
     folder = expand_user(base) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,9 +54,13 @@ def cache_dir(name: str) -> Path:
         raise PermissionError(f"{folder} cannot be written")
     except OSError as error:
         if chosen:
-            raise OSError(f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder you may write") from error
+            raise OSError(
+                f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder you may write"
+            ) from error
         instead = _own(Path(tempfile.gettempdir()) / f"dnadiff-{os.getuid()}") / name
-        log.info(f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets another)")
+        log.info(
+            f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets another)"
+        )
         instead.mkdir(exist_ok=True)
         return instead
 
@@ -68,7 +76,9 @@ def _own(folder: Path) -> Path:
         folder.mkdir(mode=0o700)
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise OSError(f"{folder} is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE to a folder of your own")
+        raise OSError(
+            f"{folder} is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE to a folder of your own"
+        )
     folder.chmod(0o700)
     return folder
 
@@ -92,7 +102,9 @@ def known_hash(path: Path) -> str | None:
     note, seen = _note_of(path, path.stat())
     with suppress(OSError, ValueError):
         known = read_json(note)
-        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(digest := str(known.get("sha256"))):
+        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(
+            digest := str(known.get("sha256"))
+        ):
             return digest
     return None
 
@@ -118,7 +130,10 @@ def _check_of(digest: str) -> int:
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
     """Hexadecimal digest of a file, with a progress bar for a large one."""
     digest = hashlib.new(algorithm)
-    with path.open("rb") as file, megabytes(path.stat().st_size, f"reading {path.name}") as progress:
+    with (
+        path.open("rb") as file,
+        megabytes(path.stat().st_size, f"reading {path.name}") as progress,
+    ):
         while block := file.read(_BLOCK):
             digest.update(block)
             progress(len(block))

@@ -18,7 +18,9 @@ from dnadiff.data.tokenizer import TokenIds
 from dnadiff.kernels.gather import Gather, make_gather
 from dnadiff.vocab import Vocab
 
-_CACHE_BYTES = 1 << 17  # rows that are processed together, so that they stay in the processor's cache
+_CACHE_BYTES = (
+    1 << 17
+)  # rows that are processed together, so that they stay in the processor's cache
 _NUM_BUFFERS = 6  # large results whose memory is reused
 
 
@@ -32,7 +34,9 @@ class TokenTable:
     def __init__(self, vocab: Vocab) -> None:
         emitted = vocab.emitted
         self.low, self.span = emitted[0], emitted[-1] - emitted[0]
-        self.table = None if len(emitted) == self.span + 1 else vocab.is_emitted().numpy().view(np.uint8)  # BERT's mask is in between
+        self.table = (
+            None if len(emitted) == self.span + 1 else vocab.is_emitted().numpy().view(np.uint8)
+        )  # BERT's mask is in between
         self.mirror = None if vocab.complement is None else vocab.complement[self.low] + self.low
         if vocab.complement is not None and self.mirror is not None:
             mirrored = tuple(self.mirror - i if i in emitted else i for i in range(vocab.size))
@@ -45,7 +49,9 @@ class TokenTable:
         """1 where an id can be emitted, else 0; same shape as `ids`."""
         if self.table is not None:
             return self.table[ids]
-        return ((ids - self.low) <= self.span).view(np.uint8)  # unsigned: ids below `low` wrap around to large numbers
+        return ((ids - self.low) <= self.span).view(
+            np.uint8
+        )  # unsigned: ids below `low` wrap around to large numbers
 
     def reverse_complement(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The reverse complements of rows `(B, L)`.
@@ -68,14 +74,25 @@ class Cutter:
         soft_weight: weight of soft-masked bases; with 0 and 1 weights are uint8, with a fraction float32.
     """
 
-    def __init__(self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0) -> None:
-        self.records, self.length, self.tokens, self.soft_weight = records, length, TokenTable(vocab), soft_weight
+    def __init__(
+        self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0
+    ) -> None:
+        self.records, self.length, self.tokens, self.soft_weight = (
+            records,
+            length,
+            TokenTable(vocab),
+            soft_weight,
+        )
         self._opened: RecordLayout | None = None
         self._take_from: dict[int, Gather] = {}
         self._buffers: list[NDArray] = []
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"_opened": None, "_take_from": {}, "_buffers": []}  # another process maps the files itself
+        return self.__dict__ | {
+            "_opened": None,
+            "_take_from": {},
+            "_buffers": [],
+        }  # another process maps the files itself
 
     @property
     def _layout(self) -> RecordLayout:
@@ -99,7 +116,10 @@ class Cutter:
         return out
 
     def __call__(
-        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None = None
+        self,
+        record: NDArray[np.int64],
+        start: NDArray[np.int64],
+        reverse: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray, NDArray]:
         """Ids `(B, L)` and weights `(B, L)` of the windows that begin at `start`, reverse-complemented where `reverse` is True."""
         together = max(1, _CACHE_BYTES // self.length)
@@ -109,13 +129,20 @@ class Cutter:
         ids = weight = np.empty((0, self.length))
         for first in range(0, count, together):
             rows = slice(first, first + together)
-            some_ids, some_weight = self._some(record[rows], start[rows], None if reverse is None else reverse[rows])
+            some_ids, some_weight = self._some(
+                record[rows], start[rows], None if reverse is None else reverse[rows]
+            )
             if not first:
-                ids, weight = (self._buffer((count, self.length), each.dtype) for each in (some_ids, some_weight))
+                ids, weight = (
+                    self._buffer((count, self.length), each.dtype)
+                    for each in (some_ids, some_weight)
+                )
             ids[rows], weight[rows] = some_ids, some_weight
         return ids, weight
 
-    def _some(self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None) -> tuple[NDArray, NDArray]:
+    def _some(
+        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None
+    ) -> tuple[NDArray, NDArray]:
         ids = self.raw(record, start)
         has_case = self._layout.has_case
         soft = ids >= SOFT_MASKED if has_case and self.soft_weight != 1 else None
@@ -136,7 +163,10 @@ class Cutter:
     def _buffer(self, shape: tuple[int, int], dtype: np.dtype) -> NDArray:
         """Memory for a large result; an earlier result that nobody holds is reused, because fresh pages take longer than the cut."""
         for number, count in enumerate(_reference_counts(self._buffers)):
-            if count == _UNUSED and (self._buffers[number].shape, self._buffers[number].dtype) == (shape, dtype):
+            if count == _UNUSED and (self._buffers[number].shape, self._buffers[number].dtype) == (
+                shape,
+                dtype,
+            ):
                 return self._buffers[number]
         new = np.empty(shape, dtype)
         self._buffers = [*self._buffers[-_NUM_BUFFERS + 1 :], new]
@@ -146,7 +176,9 @@ class Cutter:
         """Windows of one array."""
         if number not in self._take_from:
             if len(self._take_from) >= MAX_MAPPED:
-                del self._take_from[next(iter(self._take_from))]  # the one that has been open for the longest time
+                del self._take_from[
+                    next(iter(self._take_from))
+                ]  # the one that has been open for the longest time
             self._take_from[number] = make_gather(self._layout.arrays[number], self.length)
         return self._take_from[number](position)
 
@@ -155,7 +187,9 @@ def _reference_counts(arrays: list[NDArray]) -> list[int]:
     return [sys.getrefcount(array) for array in arrays]
 
 
-_UNUSED = _reference_counts([np.empty(0)])[0]  # the count of an array that only the list holds; it depends on the Python version
+_UNUSED = _reference_counts([np.empty(0)])[
+    0
+]  # the count of an array that only the list holds; it depends on the Python version
 
 
 def _reversed(ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -170,4 +204,6 @@ def _layout(records: Records) -> RecordLayout:
     if isinstance(records, StoredRecords):
         return records.layout()
     count = len(records)
-    return RecordLayout([np.asarray(r[:]) for r in records], np.arange(count), np.zeros(count, np.int64), False)
+    return RecordLayout(
+        [np.asarray(r[:]) for r in records], np.arange(count), np.zeros(count, np.int64), False
+    )

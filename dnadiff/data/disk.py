@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-Size = int | Callable[[], int] | None  # bytes, or a function that is called only for an error message
+Size = (
+    int | Callable[[], int] | None
+)  # bytes, or a function that is called only for an error message
 
 
 class WatchedFile(io.FileIO):

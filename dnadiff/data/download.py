@@ -33,12 +33,16 @@ class Download:
         self.url, self.size, self.sha256 = url, size, sha256.lower()
         self.name = url.rpartition("/")[2]
         if not re.fullmatch(r"https?://(.*/)?\w[\w.-]*(?<!\.part)(?<!\.lock)", url):
-            raise ValueError(f"download.url is {url!r}; expected http:// or https:// and a file name at its end")
+            raise ValueError(
+                f"download.url is {url!r}; expected http:// or https:// and a file name at its end"
+            )
 
     @property
     def target(self) -> Path:
         """Where the file is, or will be."""
-        folder = cache_dir("downloads") / self.sha256[:16]  # files of one name and different content never meet
+        folder = (
+            cache_dir("downloads") / self.sha256[:16]
+        )  # files of one name and different content never meet
         folder.mkdir(parents=True, exist_ok=True)
         return folder / self.name
 
@@ -52,7 +56,10 @@ class Download:
         target = self.target
         if self._is_there(target):
             return target
-        with locked(target.with_name(f".{target.name}.lock"), f"{target.name}: another process is fetching it; waiting") as alone:
+        with locked(
+            target.with_name(f".{target.name}.lock"),
+            f"{target.name}: another process is fetching it; waiting",
+        ) as alone:
             if not self._is_there(target):
                 # Where there are no locks, two processes must not append to one file: each fetches its own, from the beginning.
                 part = target.with_name(f"{target.name}.part") if alone else unique(target)
@@ -101,12 +108,19 @@ class Download:
 
     def _more(self, part: Path, done: int) -> None:
         """Append what is missing."""
-        request = urllib.request.Request(self.url, headers={"Range": f"bytes={done}-"} if done else {})
+        request = urllib.request.Request(
+            self.url, headers={"Range": f"bytes={done}-"} if done else {}
+        )
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:
             if done and reply.status != 206:  # a server that cannot resume sends everything again
                 done = 0
-            with part.open("ab" if done else "wb", buffering=0) as file, megabytes(self.size, f"fetching {self.name}", done) as progress:
-                while done <= self.size and (block := reply.read(_BLOCK)):  # a server that never ends does not fill the disk
+            with (
+                part.open("ab" if done else "wb", buffering=0) as file,
+                megabytes(self.size, f"fetching {self.name}", done) as progress,
+            ):
+                while done <= self.size and (
+                    block := reply.read(_BLOCK)
+                ):  # a server that never ends does not fill the disk
                     with names_file(part, self.size):
                         write_all(file, block)
                     done += len(block)

@@ -53,7 +53,9 @@ def resolve(path: str | Path) -> Path:
     if found.is_dir():
         raise ValueError(f"{path} is a folder; name the file in it")
     if not found.exists():
-        raise FileNotFoundError(f"{path} does not exist; check the path (it is read from {Path.cwd()})")
+        raise FileNotFoundError(
+            f"{path} does not exist; check the path (it is read from {Path.cwd()})"
+        )
     return found
 
 
@@ -76,7 +78,9 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         try:
             yield text
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed") from error
+            raise ValueError(
+                f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
+            ) from error
         finally:
             if not text.closed:  # a generator that is collected may find it closed
                 text.detach()
@@ -86,7 +90,9 @@ def check_content(path: str | Path, file: Path) -> None:
     """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not known before it is read."""
     found = file.stat()
     if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISSOCK(found.st_mode):
-        raise ValueError(f"{path} is a pipe or a device, and inputs are read more than once; write it to a file first")
+        raise ValueError(
+            f"{path} is a pipe or a device, and inputs are read more than once; write it to a file first"
+        )
     if found.st_size == 0:
         raise ValueError(f"{path} is empty; give a file that contains sequences")
 
@@ -123,7 +129,9 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
         for _ in chunks(content):
             pass
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or cut short ({error}); fetch or compress it again") from error
+        raise ValueError(
+            f"{path} is damaged or cut short ({error}); fetch or compress it again"
+        ) from error
 
 
 def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
@@ -159,7 +167,9 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
         PermissionError: if its folder cannot be written.
     """
     if is_remote(path):
-        raise ValueError(f"{path} is an address, and this is written as a file; choose a file, and copy it there")
+        raise ValueError(
+            f"{path} is an address, and this is written as a file; choose a file, and copy it there"
+        )
     target = expand_user(path)
     if target.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it")
@@ -167,14 +177,20 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
     if not folder.is_dir():
         raise ValueError(f"{path} could not be written: {folder} is a file; choose another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{path} could not be written: the folder {folder} is read-only; choose a folder that you may write to")
+        raise PermissionError(
+            f"{path} could not be written: the folder {folder} is read-only; choose a folder that you may write to"
+        )
     if target.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; set overwrite=true to replace it, or choose another name")
+        raise FileExistsError(
+            f"{path} exists; set overwrite=true to replace it, or choose another name"
+        )
     return target
 
 
 @contextmanager
-def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -> Iterator[BinaryIO]:
+def atomic_write(
+    path: str | Path, overwrite: bool = False, size: Size = None
+) -> Iterator[BinaryIO]:
     """Write `path` atomically: a temporary file next to it replaces it when the block ends without an error.
 
     A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes. An address is uploaded.
@@ -189,7 +205,10 @@ def atomic_write(path: str | Path, overwrite: bool = False, size: Size = None) -
     if is_remote(path):
         from dnadiff.data.remote.outputs import uploaded
 
-        with uploaded(path, overwrite) as local, atomic_write(local, overwrite=True, size=size) as file:
+        with (
+            uploaded(path, overwrite) as local,
+            atomic_write(local, overwrite=True, size=size) as file,
+        ):
             yield file
         return
     target = check_output(path, overwrite)

@@ -21,7 +21,9 @@ class Interval(NamedTuple):
 class Intervals(Sequence[Interval]):
     """Intervals as arrays `(K,)`; equal to any sequence of the same intervals."""
 
-    def __init__(self, record: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> None:
+    def __init__(
+        self, record: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> None:
         self.record, self.start, self.end = record, start, end
 
     @classmethod

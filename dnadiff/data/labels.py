@@ -15,7 +15,9 @@ class Labels(NamedTuple):
     """The labels of records. With `dropout`, the model also learns the unconditional distribution."""
 
     names: list[str]  # of the columns, sorted
-    columns: NDArray[np.int64]  # (number of different sets, K): the labels of each set, -1 where there are fewer than K
+    columns: NDArray[
+        np.int64
+    ]  # (number of different sets, K): the labels of each set, -1 where there are fewer than K
     code: NDArray[np.int64]  # (number of records,): the set of each record
     dropout: float = 0.0  # fraction of training windows without labels (a row of zeros)
 
@@ -25,7 +27,9 @@ class Labels(NamedTuple):
         names = sorted({label for many in labels for label in many})
         column = {label: number for number, label in enumerate(names)}
         sets: dict[tuple[str, ...], int] = {}
-        code = np.array([sets.setdefault(tuple(many), len(sets)) for many in labels], dtype=np.int64)
+        code = np.array(
+            [sets.setdefault(tuple(many), len(sets)) for many in labels], dtype=np.int64
+        )
         columns = np.full((len(sets), max(map(len, sets), default=0)), -1)
         for row, many in enumerate(sets):
             columns[row, : len(many)] = [column[label] for label in many]
@@ -33,10 +37,14 @@ class Labels(NamedTuple):
 
     def rows(self, record: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The labels of records `(B, C)`: 1 where a label applies."""
-        rows = np.zeros((len(record), len(self.names) + 1), dtype=np.uint8)  # the last column takes the entries of -1
+        rows = np.zeros(
+            (len(record), len(self.names) + 1), dtype=np.uint8
+        )  # the last column takes the entries of -1
         rows[np.arange(len(record))[:, None], self.columns[self.code[record]]] = 1
         return rows[:, :-1]
 
-    def with_dropout(self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def with_dropout(
+        self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
         """The labels `(B, C)` of training windows `index` of `record`, dropped at random."""
         return self.rows(record) * (uniform(key, index) >= self.dropout)[:, None]

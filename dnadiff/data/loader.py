@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 _FURTHER = 1 << 32  # added to the number of an epoch for its batches after all windows
-_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)")
+_WORKER = re.compile(
+    r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)"
+)
 
 Batch: TypeAlias = dict[str, Tensor]
 LoaderState: TypeAlias = dict[str, int]
@@ -74,8 +76,18 @@ class TrainLoader:
         accumulated: int = 1,
         start_method: str | None = None,
     ) -> None:
-        self.windows, self.batch_size, self.num_workers, self.start_method = windows, batch_size, num_workers, start_method
-        self.rank, self.world_size, self.progress, self.accumulated = rank, world_size, progress, accumulated
+        self.windows, self.batch_size, self.num_workers, self.start_method = (
+            windows,
+            batch_size,
+            num_workers,
+            start_method,
+        )
+        self.rank, self.world_size, self.progress, self.accumulated = (
+            rank,
+            world_size,
+            progress,
+            accumulated,
+        )
         self.num_full = -(-windows.size // (batch_size * world_size))  # with all windows
         windows.size = self.num_full * batch_size * world_size
         self.num_batches = -(-self.num_full // accumulated) * accumulated
@@ -87,11 +99,18 @@ class TrainLoader:
         """Where training resumes: the epoch, and the number of its finished batches. An optimizer step is never resumed in its middle."""
         done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
         done = min(done, self._returned) // self.accumulated * self.accumulated
-        return {"epoch": self.epoch, "batch": done} if done < end else {"epoch": self.epoch + 1, "batch": 0}
+        return (
+            {"epoch": self.epoch, "batch": done}
+            if done < end
+            else {"epoch": self.epoch + 1, "batch": 0}
+        )
 
     def load_state_dict(self, state: LoaderState) -> None:
         """Resume from a saved state in the next iteration."""
-        self.epoch, self._returned = state["epoch"], state["batch"] // self.accumulated * self.accumulated
+        self.epoch, self._returned = (
+            state["epoch"],
+            state["batch"] // self.accumulated * self.accumulated,
+        )
         self._resumed = True
 
     def __len__(self) -> int:
@@ -112,7 +131,9 @@ class TrainLoader:
         together = self.batch_size * self.world_size
         keys = [
             (self.epoch + further * _FURTHER, batch * together + self.rank)
-            for further, batch in (divmod(number, self.num_full) for number in range(first, self.num_batches))
+            for further, batch in (
+                divmod(number, self.num_full) for number in range(first, self.num_batches)
+            )
         ]
         reader = _Reader(self.windows, self.batch_size, self.world_size)
         if self.num_workers == 0:
@@ -123,7 +144,13 @@ class TrainLoader:
         start = own_process_group
         return iter(
             DataLoader(
-                reader, None, sampler=keys, num_workers=workers, generator=own, multiprocessing_context=context, worker_init_fn=start
+                reader,
+                None,
+                sampler=keys,
+                num_workers=workers,
+                generator=own,
+                multiprocessing_context=context,
+                worker_init_fn=start,
             )
         )
 
@@ -152,4 +179,8 @@ def worker_loss(error: Exception, num_workers: int) -> str | None:
     if worker := _WORKER.search(str(error)):
         return " ".join(worker[0].split())
     broken = num_workers > 0 and isinstance(error, (ConnectionError, EOFError))
-    return f"the connection to a DataLoader worker failed ({str(error) or type(error).__name__})" if broken else None
+    return (
+        f"the connection to a DataLoader worker failed ({str(error) or type(error).__name__})"
+        if broken
+        else None
+    )

@@ -26,15 +26,26 @@ class NRuns:
     def __init__(self, runs: Ranges, offsets: Sequence[int] | NDArray[np.int64]) -> None:
         self.starts, self.ends = np.ascontiguousarray(runs[:, 0]), np.ascontiguousarray(runs[:, 1])
         self.offsets = np.asarray(offsets, dtype=np.int64)
-        self._total: NDArray[np.int64] = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ends - self.starts)])
+        self._total: NDArray[np.int64] = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(self.ends - self.starts)]
+        )
 
     def before(self, position: NDArray[np.int64]) -> NDArray[np.int64]:
         """Number of N before each position, counted over all records."""
         number = np.searchsorted(self.starts, position, "right")
-        beyond = np.where(number > 0, np.maximum(self.ends[np.maximum(number, 1) - 1] - position, 0), 0) if len(self.ends) else 0
+        beyond = (
+            np.where(number > 0, np.maximum(self.ends[np.maximum(number, 1) - 1] - position, 0), 0)
+            if len(self.ends)
+            else 0
+        )
         return self._total[number] - beyond
 
-    def count(self, record: int | NDArray[np.int64], start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> NDArray[np.int64]:
+    def count(
+        self,
+        record: int | NDArray[np.int64],
+        start: int | NDArray[np.int64],
+        end: int | NDArray[np.int64],
+    ) -> NDArray[np.int64]:
         """Number of N in each window `[start, end)`; arguments broadcast."""
         base = self.offsets[record]
         return self.before(base + end) - self.before(base + start)
@@ -43,18 +54,29 @@ class NRuns:
         """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as ranges."""
         last = end - length + 1  # one past the last start
         base = int(self.offsets[record])
-        low, high = np.searchsorted(self.ends, base + start, "right"), np.searchsorted(self.starts, base + end, "left")
+        low, high = (
+            np.searchsorted(self.ends, base + start, "right"),
+            np.searchsorted(self.starts, base + end, "left"),
+        )
         if low == high or last <= start:
-            return np.array([[start, last]] if last > start else np.empty((0, 2)), dtype=np.int64).reshape(-1, 2)
+            return np.array(
+                [[start, last]] if last > start else np.empty((0, 2)), dtype=np.int64
+            ).reshape(-1, 2)
         knots = np.concatenate([self.starts[low:high], self.ends[low:high]]) - base
-        breaks = np.concatenate([[start, last - 1, last], knots, knots - length])  # a window at `last` would leave the interval
+        breaks = np.concatenate(
+            [[start, last - 1, last], knots, knots - length]
+        )  # a window at `last` would leave the interval
         breaks = np.unique(breaks[(breaks >= start) & (breaks <= last)])
         begin, stop = breaks[:-1], breaks[1:]
         number = self.count(record, breaks, breaks + length)
         here, slope = number[:-1], np.sign(number[1:] - number[:-1])
         # Between two breaks the number of N is constant, or changes by one per base.
         first = np.where(slope < 0, np.maximum(begin, begin + here - maximum), begin)
-        after = np.where(slope > 0, np.minimum(stop, begin + maximum - here + 1), np.where((slope == 0) & (here > maximum), begin, stop))
+        after = np.where(
+            slope > 0,
+            np.minimum(stop, begin + maximum - here + 1),
+            np.where((slope == 0) & (here > maximum), begin, stop),
+        )
         kept = first < after
         return _joined(first[kept], after[kept])
 

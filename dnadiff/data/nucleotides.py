@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 DNASequence: TypeAlias = "str | bytes | bytearray | Seq | SeqRecord | Sequence | FastaRecord"
 IUPAC = "ACGTURYKMSWBDHVN"
 _IUPAC_COMPLEMENT = "TGCAAYRMKSWVHDBN"
-_COMPLEMENT_LETTER = bytes.maketrans((IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode())
+_COMPLEMENT_LETTER = bytes.maketrans(
+    (IUPAC + IUPAC.lower()).encode(), (_IUPAC_COMPLEMENT + _IUPAC_COMPLEMENT.lower()).encode()
+)
 
 FIRST_BASE = 7
 N_ID = 11
 NOT_A_NUCLEOTIDE = 255
-ID_OF_LETTER = np.full(256, NOT_A_NUCLEOTIDE, dtype=np.uint8)  # of all bytes: A, C, G, T (and U) in either case, N for other IUPAC codes
+ID_OF_LETTER = np.full(
+    256, NOT_A_NUCLEOTIDE, dtype=np.uint8
+)  # of all bytes: A, C, G, T (and U) in either case, N for other IUPAC codes
 ID_OF_LETTER[list((IUPAC + IUPAC.lower()).encode())] = N_ID
 ID_OF_LETTER[list(b"ACGTUacgtu")] = [7, 8, 9, 10, 10] * 2
 _ID_TABLE = ID_OF_LETTER.tobytes()
@@ -33,7 +37,10 @@ _ID_TABLE = ID_OF_LETTER.tobytes()
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:
     """The letters of a string, bytes, or object of Biopython or pyfaidx as bytes `(L,)` uint8; non-ASCII letters become `?`."""
     sequence = plain(sequence)
-    return np.frombuffer(sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence), dtype=np.uint8)
+    return np.frombuffer(
+        sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence),
+        dtype=np.uint8,
+    )
 
 
 def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:

@@ -20,7 +20,9 @@ _FETCHED, _REPLACED = ("download", "hub"), ("tokenizer",)
 _REMEDY = "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa, or to finetune, as in pretraining_overlap=my.fa"
 
 
-def chosen_data(given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()) -> SequenceDataModule:
+def chosen_data(
+    given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
+) -> SequenceDataModule:
     """The data `given` on the command line, or else those that a model was trained on, not yet prepared.
 
     Args:
@@ -39,7 +41,9 @@ def chosen_data(given: Config | None, config: Config, tokenizer: Tokenizer | Non
     return data
 
 
-def run_data(config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = ()) -> SequenceDataModule:
+def run_data(
+    config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
+) -> SequenceDataModule:
     """The data that a model was trained on, not yet prepared.
 
     A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing that it names is fetched.
@@ -55,7 +59,9 @@ def run_data(config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = (
     """
     data = build(without_download(config), trust=(PACKAGE, *trust))
     if not isinstance(data, SequenceDataModule):
-        raise ValueError(f"data of the training run are described as {type(data).__name__}, which is no data module; name other data")
+        raise ValueError(
+            f"data of the training run are described as {type(data).__name__}, which is no data module; name other data"
+        )
     if tokenizer is not None:
         data.expect(tokenizer)
     return data
@@ -68,17 +74,25 @@ def without_download(data: Json) -> dict[str, Json]:
         ValueError: if the run used downloaded data only.
     """
     if data is None:
-        raise ValueError(f"data is missing: this model comes without a run that names its data; {_REMEDY}")
+        raise ValueError(
+            f"data is missing: this model comes without a run that names its data; {_REMEDY}"
+        )
     if not isinstance(data, Mapping):
-        raise ValueError(f"data of the training run are {data!r}, expected a mapping; name other data")
+        raise ValueError(
+            f"data of the training run are {data!r}, expected a mapping; name other data"
+        )
     fetched = [key for key in _FETCHED if data.get(key)]
     if fetched and not data.get("path"):
         raise ValueError(
             f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
         )
     if data.get("path", "") is None:
-        raise ValueError(f"data is missing: this model was exported without the path of its data ({data.get('name')}); {_REMEDY}")
-    kept = {key: value for key, value in data.items() if key not in fetched and key not in _REPLACED}
+        raise ValueError(
+            f"data is missing: this model was exported without the path of its data ({data.get('name')}); {_REMEDY}"
+        )
+    kept = {
+        key: value for key, value in data.items() if key not in fetched and key not in _REPLACED
+    }
     return kept | {"path": _stored_manifests(kept["path"])} if "path" in kept else kept
 
 
@@ -88,4 +102,8 @@ def _stored_manifests(path: Json) -> Json:
         return {label: _stored_manifests(one) for label, one in path.items()}
     if isinstance(path, (list, tuple)):
         return [_stored_manifests(one) for one in path]
-    return CACHED + path if isinstance(path, str) and is_manifest(path) and not is_remote(path) else path
+    return (
+        CACHED + path
+        if isinstance(path, str) and is_manifest(path) and not is_remote(path)
+        else path
+    )

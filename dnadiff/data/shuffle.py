@@ -36,7 +36,10 @@ def shuffled(key: int, index: NDArray[np.int64], size: int) -> NDArray[np.int64]
     while outside.any():
         left, right = values[outside] >> half, values[outside] & mask
         for number in range(_ROUNDS):
-            left, right = right, left ^ (_mix(right ^ np.uint64((key + number * int(_GOLDEN)) % 2**64)) & mask)
+            left, right = (
+                right,
+                left ^ (_mix(right ^ np.uint64((key + number * int(_GOLDEN)) % 2**64)) & mask),
+            )
         values[outside] = left << half | right
         outside[outside] = values[outside] >= np.uint64(size)
     return values.astype(np.int64)

@@ -42,7 +42,9 @@ class Leak(TypedDict):
 class Split(ABC):
     """Base class of all splits."""
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
     bed: str | None = None  # path of the BED file that defines the split, if there is one
 
     @abstractmethod
@@ -66,10 +68,14 @@ class FractionSplit(Split):
         valid: likewise; must not overlap `test`.
     """
 
-    def __init__(self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)) -> None:
+    def __init__(
+        self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)
+    ) -> None:
         self.test, self.valid = _bounds("test", test), _bounds("valid", valid)
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
-            raise ValueError(f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} overlap; change one of them")
+            raise ValueError(
+                f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} overlap; change one of them"
+            )
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
@@ -88,14 +94,19 @@ class FractionSplit(Split):
 
     @override
     def describe(self) -> str:
-        spans = (f"{part} {100 * low:g}-{100 * high:g} %" for part, (low, high) in (("test", self.test), ("valid", self.valid)))
+        spans = (
+            f"{part} {100 * low:g}-{100 * high:g} %"
+            for part, (low, high) in (("test", self.test), ("valid", self.valid))
+        )
         return f"fraction of each record ({', '.join(spans)})"
 
 
 def _bounds(part: str, bounds: Sequence[float]) -> tuple[float, float]:
     pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
     if not pair or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise ValueError(f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < to <= 1")
+        raise ValueError(
+            f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < to <= 1"
+        )
     return bounds[0], bounds[1]
 
 
@@ -110,13 +121,17 @@ class ChromosomeSplit(Split):
     def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
         self.valid, self.test = _names("valid", valid), _names("test", test)
         if both := set(self.valid) & set(self.test):
-            raise ValueError(f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part")
+            raise ValueError(
+                f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part"
+            )
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         check_names([*self.valid, *self.test], names, "split")
         part_of = dict.fromkeys(self.valid, "valid") | dict.fromkeys(self.test, "test")
-        number = np.array([PARTS.index(part_of.get(name, "train")) for name in names], dtype=np.int8)
+        number = np.array(
+            [PARTS.index(part_of.get(name, "train")) for name in names], dtype=np.int8
+        )
         size = np.array(lengths, dtype=np.int64)
         every = Intervals(np.arange(len(size)), np.zeros_like(size), size)
         return {part: every.where(number == each) for each, part in enumerate(PARTS)}
@@ -127,7 +142,9 @@ class ChromosomeSplit(Split):
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} records)" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_SHOWN]) + (
+        f", ... ({len(names):,} records)" if len(names) > _SHOWN else ""
+    )
 
 
 def _names(part: str, names: Sequence[str] | str) -> list[str]:
@@ -149,7 +166,10 @@ class RegionSplit(Split):
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         regions = read_parts(self.bed, dict(zip(names, lengths)))
         number_of = {name: number for number, name in enumerate(names)}
-        parts: Parts = {part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part]) for part in PARTS}
+        parts: Parts = {
+            part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part])
+            for part in PARTS
+        }
         if found := first_overlap(parts):
             (part, a), (other, b) = found
             raise ValueError(
@@ -172,7 +192,9 @@ def read_parts(bed: str, lengths: Mapping[str, int]) -> dict[str, list[Region]]:
     parts: dict[str, list[Region]] = {part: [] for part in PARTS}
     for region in read_bed(bed, lengths):
         if region.name not in parts:
-            raise ValueError(f"{bed}: the fourth column is {region.name!r}; expected train, valid or test")
+            raise ValueError(
+                f"{bed}: the fourth column is {region.name!r}; expected train, valid or test"
+            )
         parts[region.name].append(region)
     return parts
 
@@ -190,7 +212,9 @@ class DefaultSplit(Split):
 
     def __init__(self, share: float = 0.1) -> None:
         if not checks.is_number(share) or not 0 < share < 0.5:
-            raise ValueError(f"data.split.share is {share!r}; expected a fraction above 0 and below 0.5")
+            raise ValueError(
+                f"data.split.share is {share!r}; expected a fraction above 0 and below 0.5"
+            )
         self.share = share
         self._chosen: Split | None = None
 
@@ -203,9 +227,15 @@ class DefaultSplit(Split):
         """The split that these records get."""
         test = self._take(names, lengths, taken=[])
         valid = self._take(names, lengths, taken=test)
-        return ChromosomeSplit(valid=valid, test=test) if len(names) >= 3 and test and valid else FractionSplit()
+        return (
+            ChromosomeSplit(valid=valid, test=test)
+            if len(names) >= 3 and test and valid
+            else FractionSplit()
+        )
 
-    def _take(self, names: Sequence[str], lengths: Sequence[int], taken: Sequence[str]) -> list[str]:
+    def _take(
+        self, names: Sequence[str], lengths: Sequence[int], taken: Sequence[str]
+    ) -> list[str]:
         maximum, held_out, chosen, excluded = self.share * sum(lengths), 0, [], set(taken)
         remaining = [(length, name) for length, name in zip(lengths, names) if name not in excluded]
         for length, name in sorted(remaining, key=lambda pair: -pair[0]):
@@ -221,7 +251,9 @@ class DefaultSplit(Split):
         return f"default (whole records of up to {100 * self.share:g} % each for test and validation, or else a fraction of each record)"
 
 
-def first_overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
+def first_overlap(
+    parts: Mapping[str, Iterable[Interval]],
+) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
     """The first two intervals of different parts that share a token, or None."""
     rows = sorted((interval, part) for part, intervals in parts.items() for interval in intervals)
     furthest: dict[str, Interval] = {}  # of each part, the interval so far that ends last
@@ -238,7 +270,11 @@ def first_overlap(parts: Mapping[str, Iterable[Interval]]) -> tuple[tuple[str, I
 def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]) -> str:
     """Twelve hexadecimal digits that identify a split in reports; they change with any interval or record name."""
     names = list(names)
-    rows = sorted(f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n" for part, many in intervals.items() for i in many)
+    rows = sorted(
+        f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n"
+        for part, many in intervals.items()
+        for i in many
+    )
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:12]
 
 

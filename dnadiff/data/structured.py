@@ -29,7 +29,9 @@ def parse_json(content: str | bytes, source: str | Path) -> Json:
         raise ValueError(f"{source} is not JSON ({error})") from error
 
 
-def json_object(content: str | bytes, source: str | Path, required: Sequence[str] = ()) -> dict[str, Json]:
+def json_object(
+    content: str | bytes, source: str | Path, required: Sequence[str] = ()
+) -> dict[str, Json]:
     """As `parse_json`, for an object with at least these keys; a ValueError names what is missing."""
     return _mapping(parse_json(content, source), source, required)
 
@@ -59,8 +61,18 @@ def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
         raise ValueError(f"{path} is not UTF-8 text ({error.reason}); {remedy}") from error
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply; {remedy}") from error
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:  # tags on wrong values raise any of these
-        why = str(error) if str(error).startswith(str(path)) else f"{path} is not YAML ({' '.join(str(error).split())})"
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # tags on wrong values raise any of these
+        why = (
+            str(error)
+            if str(error).startswith(str(path))
+            else f"{path} is not YAML ({' '.join(str(error).split())})"
+        )
         raise ValueError(f"{why}; {remedy}") from error
 
 

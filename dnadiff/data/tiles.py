@@ -34,12 +34,16 @@ class Tiling:
         self.length = length
         where = Intervals.of(intervals)
         self._record, self._start, self._end = where.record, where.start, where.end
-        self._last = np.cumsum(-(-(self._end - self._start) // length))  # one past the last tile of each interval
+        self._last = np.cumsum(
+            -(-(self._end - self._start) // length)
+        )  # one past the last tile of each interval
 
     def __len__(self) -> int:
         return int(self._last[-1]) if len(self._last) else 0
 
-    def at(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def at(
+        self, number: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Record, start and skip of tiles `number (B,)`."""
         interval = np.searchsorted(self._last, number, "right")
         before = np.where(interval > 0, self._last[interval - 1], 0)

@@ -16,7 +16,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.nucleotides import FIRST_BASE, N_ID, NOT_A_NUCLEOTIDE, DNASequence, ids_of, not_a_nucleotide
+from dnadiff.data.nucleotides import (
+    FIRST_BASE,
+    N_ID,
+    NOT_A_NUCLEOTIDE,
+    DNASequence,
+    ids_of,
+    not_a_nucleotide,
+)
 from dnadiff.vocab import Vocab
 
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
@@ -38,7 +45,9 @@ class Tokenizer(Protocol):
     eos: str | None = None
     bos_id: int | None = None
     eos_id: int | None = None
-    special_ids: tuple[int, ...] = ()  # ids of special tokens that a model may emit, such as `bos_id` and `eos_id`
+    special_ids: tuple[
+        int, ...
+    ] = ()  # ids of special tokens that a model may emit, such as `bos_id` and `eos_id`
 
     @property
     def mask_letter(self) -> str:
@@ -83,14 +92,20 @@ class DNATokenizer(Tokenizer):
         'A_T'
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     name: str = "dna"
     mask_letter: str = "_"
 
     def __init__(self) -> None:
         self.vocab = Vocab(
-            size=12, mask_id=3, pad_id=4, never_emitted=(0, 1, 2, 3, 4, 5, 6, N_ID), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, N_ID)
+            size=12,
+            mask_id=3,
+            pad_id=4,
+            never_emitted=(0, 1, 2, 3, 4, 5, 6, N_ID),
+            complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, N_ID),
         )
 
     def encode(self, sequence: DNASequence) -> NDArray[np.uint8]:
@@ -113,7 +128,9 @@ class DNATokenizer(Tokenizer):
             ValueError: if an id has no letter (CLS, SEP, BOS, PAD, RESERVED, UNK, or outside the vocabulary).
         """
         array = one_sequence(ids)
-        no_letter = (array >= len(_LETTER_OF_ID)) | (_LETTER_OF_ID[np.minimum(array, len(_LETTER_OF_ID) - 1)] == 0)
+        no_letter = (array >= len(_LETTER_OF_ID)) | (
+            _LETTER_OF_ID[np.minimum(array, len(_LETTER_OF_ID) - 1)] == 0
+        )
         _refuse_ids(array, no_letter, "A 7, C 8, G 9, T 10, N 11 and MASK 3")
         return _LETTER_OF_ID[array].tobytes().decode("ascii")
 
@@ -150,24 +167,36 @@ class CharTokenizer(TextTokenizer):
         characters: the alphabet, for example the text itself; order and repetition do not matter.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     name: str = "characters"
     mask_letter: str = "\ufffd"
 
     def __init__(self, characters: str) -> None:
         if not isinstance(characters, str) or any("\ud800" <= c <= "\udfff" for c in characters):
-            raise ValueError(f"tokenizer.characters {characters!r:.60} must be a string of characters; half of a surrogate pair is none")
+            raise ValueError(
+                f"tokenizer.characters {characters!r:.60} must be a string of characters; half of a surrogate pair is none"
+            )
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
-            raise ValueError("tokenizer.characters is empty; expected the characters that the text may contain")
+            raise ValueError(
+                "tokenizer.characters is empty; expected the characters that the text may contain"
+            )
         self._code_points = _code_points(self.characters)
         self.vocab = Vocab(size=2 + len(self.characters), mask_id=0, pad_id=1, never_emitted=(0, 1))
 
     @property
     @override
     def dtype(self) -> np.dtype:
-        return np.dtype(np.uint8 if self.vocab.size <= 256 else np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
+        return np.dtype(
+            np.uint8
+            if self.vocab.size <= 256
+            else np.uint16
+            if self.vocab.size <= 1 << 16
+            else np.int32
+        )
 
     def encode(self, sequence: str) -> TokenIds:
         """Token ids of a string: `(L,)` uint8; uint16 for more than 254 characters, int32 for more than 65,534.
@@ -191,7 +220,9 @@ class CharTokenizer(TextTokenizer):
     @property
     @override
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"characters {self.characters}".encode("utf-8", "surrogatepass")).hexdigest()
+        return hashlib.sha256(
+            f"characters {self.characters}".encode("utf-8", "surrogatepass")
+        ).hexdigest()
 
     def decode(self, ids: ArrayLike | Tensor) -> str:
         """Characters of `ids (L,)`; a masked position is U+FFFD.
@@ -200,7 +231,11 @@ class CharTokenizer(TextTokenizer):
             ValueError: if an id has no character (PAD, or outside the vocabulary).
         """
         array = one_sequence(ids)
-        _refuse_ids(array, (array == self.vocab.pad_id) | (array >= self.vocab.size), f"MASK 0 and 2..{self.vocab.size - 1}")
+        _refuse_ids(
+            array,
+            (array == self.vocab.pad_id) | (array >= self.vocab.size),
+            f"MASK 0 and 2..{self.vocab.size - 1}",
+        )
         points = np.concatenate([_code_points(self.mask_letter * 2), self._code_points])
         return points[array].astype("<u4").tobytes().decode("utf-32-le")
 
@@ -237,4 +272,6 @@ def one_sequence(ids: ArrayLike | Tensor) -> NDArray[np.int64]:
 def _refuse_ids(ids: NDArray[np.int64], wrong: NDArray[np.bool_], allowed: str) -> None:
     places = np.flatnonzero(wrong | (ids < 0))
     if len(places):
-        raise ValueError(f"id {ids[places[0]]} at position {places[0] + 1} has no letter; the ids with a letter are {allowed}")
+        raise ValueError(
+            f"id {ids[places[0]]} at position {places[0] + 1} has no letter; the ids with a letter are {allowed}"
+        )

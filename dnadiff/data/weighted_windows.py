@@ -36,13 +36,21 @@ class WeightedWindows(UniformWindows):
         starts = np.diff(self._last, prepend=0)
         self._mass = np.cumsum(self._weights[self._record] * starts)
         if count and not self._mass[-1]:
-            raise ValueError("every window for training is of a file with weight 0 in the manifest; give another file a weight above 0")
+            raise ValueError(
+                "every window for training is of a file with weight 0 in the manifest; give another file a weight above 0"
+            )
         return count
 
     @override
-    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _places(
+        self, key: int, index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         mass = uniform(key, index) * self._mass[-1]
-        found = np.minimum(np.searchsorted(self._mass, mass, "right"), np.searchsorted(self._mass, self._mass[-1]))
+        found = np.minimum(
+            np.searchsorted(self._mass, mass, "right"), np.searchsorted(self._mass, self._mass[-1])
+        )
         first = np.where(found > 0, self._last[found - 1], 0)
-        number = first + (bits(hash64(key, "start"), index) >> np.uint64(1)).astype(np.int64) % (self._last[found] - first)
+        number = first + (bits(hash64(key, "start"), index) >> np.uint64(1)).astype(np.int64) % (
+            self._last[found] - first
+        )
         return self._record[found], number + self._shift[found]

@@ -29,8 +29,12 @@ from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 
 _AHEAD = 4096  # positions that are computed together
-Places: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]  # record, start and strand, each (B,)
-Cut: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None], tuple[NDArray, NDArray]]
+Places: TypeAlias = tuple[
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]
+]  # record, start and strand, each (B,)
+Cut: TypeAlias = Callable[
+    [NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None], tuple[NDArray, NDArray]
+]
 
 
 class Window(TypedDict):
@@ -80,12 +84,22 @@ class RandomWindows(Dataset[Window]):
         cut: Cut | None = None,
     ) -> None:
         if augment_rc and vocab.complement is None:
-            raise ValueError("data.augment_rc is true, but this vocabulary has no complement; set data.augment_rc=false")
+            raise ValueError(
+                "data.augment_rc is true, but this vocabulary has no complement; set data.augment_rc=false"
+            )
         self.intervals = _long_enough(intervals, length)
-        self.records, self.length, self.seed, self.augment_rc, self.labels = records, length, int(seed), augment_rc, labels
+        self.records, self.length, self.seed, self.augment_rc, self.labels = (
+            records,
+            length,
+            int(seed),
+            augment_rc,
+            labels,
+        )
         self._cut: Cut = cut or Cutter(records, length, vocab, soft_weight)
         self._ahead: tuple[tuple[int, int], Places] | None = None
-        self.num_starts = self._index_windows(n_runs if max_n < 1 else None, max_n_count(max_n, length))
+        self.num_starts = self._index_windows(
+            n_runs if max_n < 1 else None, max_n_count(max_n, length)
+        )
         if not self.num_starts:
             raise ValueError(_too_much_n(length, max_n))
         self.size = size or self.num_starts
@@ -95,7 +109,9 @@ class RandomWindows(Dataset[Window]):
         """Compute which windows there are, and return their number."""
 
     @abstractmethod
-    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _places(
+        self, key: int, index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Record and start of windows `index (B,)` of the epoch with random key `key`."""
 
     def place(self, epoch: int, index: int) -> tuple[int, int, bool]:
@@ -114,9 +130,15 @@ class RandomWindows(Dataset[Window]):
         index = np.arange(first, first + count * step, step)
         record, start, reverse = self._looked_up(epoch, index)
         ids, weight = self._cut(record, start, reverse if self.augment_rc else None)
-        batch = {"ids": torch.from_numpy(ids), "weight": torch.from_numpy(weight), "index": torch.from_numpy(index)}
+        batch = {
+            "ids": torch.from_numpy(ids),
+            "weight": torch.from_numpy(weight),
+            "index": torch.from_numpy(index),
+        }
         if self.labels is not None:
-            batch["cond"] = torch.from_numpy(self.labels.with_dropout(hash64(self.seed, "label", epoch), record, index))
+            batch["cond"] = torch.from_numpy(
+                self.labels.with_dropout(hash64(self.seed, "label", epoch), record, index)
+            )
         return batch
 
     def _looked_up(self, epoch: int, index: NDArray[np.int64]) -> Places:
@@ -154,12 +176,18 @@ class UniformWindows(RandomWindows):
     def _index_windows(self, n_runs: NRuns | None, max_count: int) -> int:
         where = self.intervals
         first, after, self._record = where.start, where.end - self.length + 1, where.record
-        unclear = np.flatnonzero(n_runs.count(where.record, where.start, where.end) > max_count).tolist() if n_runs is not None else []
+        unclear = (
+            np.flatnonzero(n_runs.count(where.record, where.start, where.end) > max_count).tolist()
+            if n_runs is not None
+            else []
+        )
         if n_runs is not None and unclear:  # in the other intervals every start is allowed
             allowed = [n_runs.allowed(*where[number], self.length, max_count) for number in unclear]
             count = np.ones(len(where), np.int64)
             count[unclear] = [len(ranges) for ranges in allowed]
-            first, after, self._record = (np.repeat(each, count) for each in (first, after, self._record))
+            first, after, self._record = (
+                np.repeat(each, count) for each in (first, after, self._record)
+            )
             at = np.isin(np.repeat(np.arange(len(where)), count), unclear)
             first[at], after[at] = np.concatenate(allowed).T
         self._last = np.cumsum(after - first)  # number of starts up to the end of each range
@@ -167,7 +195,9 @@ class UniformWindows(RandomWindows):
         return int(self._last[-1]) if len(self._last) else 0
 
     @override
-    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _places(
+        self, key: int, index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         number = ((bits(key, index) >> np.uint64(1)) % np.uint64(self.num_starts)).astype(np.int64)
         found = np.searchsorted(self._last, number, "right")
         return self._record[found], number + self._shift[found]
@@ -186,13 +216,19 @@ class IntervalWindows(RandomWindows):
         return len(self._tiling) if self._kept is None else len(self._kept)
 
     @override
-    def _places(self, key: int, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _places(
+        self, key: int, index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         number = np.empty(len(index), np.int64)
         rounds = index // self.num_starts
         for each in np.unique(rounds).tolist():
             rows = rounds == each
-            number[rows] = shuffled(hash64(key, "order", each), index[rows] % self.num_starts, self.num_starts)
-        record, start, _ = self._tiling.at(number if self._kept is None else self._kept[number].astype(np.int64))
+            number[rows] = shuffled(
+                hash64(key, "order", each), index[rows] % self.num_starts, self.num_starts
+            )
+        record, start, _ = self._tiling.at(
+            number if self._kept is None else self._kept[number].astype(np.int64)
+        )
         return record, start
 
 
@@ -239,14 +275,19 @@ class TiledWindows(Dataset[Window]):
         if not len(number):
             raise ValueError(_too_much_n(length, max_n))
         self._record, self._start, skip = tiling.at(number)
-        follows = np.diff(number, prepend=-2) == 1  # the previous tile was not left out, and has counted the overlap
+        follows = (
+            np.diff(number, prepend=-2) == 1
+        )  # the previous tile was not left out, and has counted the overlap
         self._skip = np.where(follows, skip, 0)
         self._cut: Cut = Cutter(records, length, vocab)
 
     @cached_property
     def tiles(self) -> list[Tile]:
         """All windows, in order."""
-        return [Tile(*row) for row in zip(self._record.tolist(), self._start.tolist(), self._skip.tolist())]
+        return [
+            Tile(*row)
+            for row in zip(self._record.tolist(), self._start.tolist(), self._skip.tolist())
+        ]
 
     def __len__(self) -> int:
         return len(self._start)
@@ -258,7 +299,11 @@ class TiledWindows(Dataset[Window]):
         rows = slice(index, index + 1)
         ids, weight = self._cut(self._record[rows], self._start[rows], None)
         weight[0, self.lead : self.lead + self._skip[index]] = 0
-        item: Window = {"ids": torch.from_numpy(ids[0]), "weight": torch.from_numpy(weight[0]), "index": index}
+        item: Window = {
+            "ids": torch.from_numpy(ids[0]),
+            "weight": torch.from_numpy(weight[0]),
+            "index": index,
+        }
         if self.labels is not None:
             item["cond"] = torch.from_numpy(self.labels.rows(self._record[index : index + 1])[0])
         return item

@@ -13,7 +13,9 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 from dnadiff.config import Json
 
-Report: TypeAlias = Callable[[int, int], None]  # items that are finished, and tokens that were read for them
+Report: TypeAlias = Callable[
+    [int, int], None
+]  # items that are finished, and tokens that were read for them
 
 
 class Result(NamedTuple):

@@ -6,7 +6,13 @@ A denoiser combines a network with a reading of its logits as log-probabilities 
 requested positions alone, which saves most of the memory with a large vocabulary.
 """
 
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone, State
+from dnadiff.backbone.base import (
+    Backbone,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    State,
+)
 from dnadiff.denoiser.base import BaseDenoiser, NetworkDenoiser, OptTensor
 from dnadiff.denoiser.block import BlockDenoiser
 from dnadiff.denoiser.causal import CausalDenoiser

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone, BidirectionalBackbone, BlockBackbone, CausalBackbone, State
+from dnadiff.backbone.base import (
+    Backbone,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    State,
+)
 from dnadiff.kernels import linear_log_sum
 from dnadiff.parameterization import emitted_log_probs
 from dnadiff.vocab import Vocab
@@ -88,11 +94,15 @@ class BaseDenoiser(nn.Module):
     def require_any_order(self, what: str) -> None:
         """Raise a ValueError that begins with `what` if it goes from left to right."""
         if self.left_to_right:
-            raise ValueError(f"{what} needs a model that unmasks in any order, and this one goes from left to right")
+            raise ValueError(
+                f"{what} needs a model that unmasks in any order, and this one goes from left to right"
+            )
 
     def require_cache(self) -> None:
         """Raise a ValueError if it cannot predict some positions with stored keys and values of the others (`around`)."""
-        raise ValueError(f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit")
+        raise ValueError(
+            f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit"
+        )
 
     @property
     def autoregressive(self) -> bool:
@@ -105,7 +115,13 @@ class BaseDenoiser(nn.Module):
         return self.reads is not BidirectionalBackbone
 
     def nll(
-        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in row-major order.
 
@@ -119,13 +135,20 @@ class BaseDenoiser(nn.Module):
             positions: (B, L) bool; None is everywhere.
         """
         if self.left_to_right:
-            raise ValueError(f"{type(self).__name__} does not provide the nll of a model that goes from left to right; use `unwrapped`")
+            raise ValueError(
+                f"{type(self).__name__} does not provide the nll of a model that goes from left to right; use `unwrapped`"
+            )
         if self.fused_head:  # without (M, V) logits
             positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
             ids = x0[positions].long()[:, None]
-            log_sum, at_ids = self.log_sum_and_logits(ids, self.vocab.never_emitted, xt, t, cond, positions, valid)
+            log_sum, at_ids = self.log_sum_and_logits(
+                ids, self.vocab.never_emitted, xt, t, cond, positions, valid
+            )
             return log_sum - at_ids[:, 0]
-        ids, log_probs = at(x0, positions).long()[..., None], self.log_probs(xt, t, cond, positions, valid)
+        ids, log_probs = (
+            at(x0, positions).long()[..., None],
+            self.log_probs(xt, t, cond, positions, valid),
+        )
         return -log_probs.gather(-1, ids).flatten()
 
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
@@ -140,7 +163,12 @@ class BaseDenoiser(nn.Module):
         raise ValueError(f"{type(self).__name__} has no network with features")
 
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """Log-probabilities of x0 given xt.
 
@@ -154,20 +182,41 @@ class BaseDenoiser(nn.Module):
         Returns:
             (M, V) in row-major order of the M requested positions, or (B, L, V) for None.
         """
-        raise ValueError("an autoregressive model predicts from left to right (next_log_probs); unmasking needs an objective such as mdlm")
+        raise ValueError(
+            "an autoregressive model predicts from left to right (next_log_probs); unmasking needs an objective such as mdlm"
+        )
 
     def x0_log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """The distribution of x0 that D3PM and the masked language model train, shaped as `log_probs`; under SUBS, `log_probs`."""
         return self.log_probs(xt, t, cond, positions, valid)
 
-    def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def log_score(
+        self,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         """Log-ratios of probabilities at time t, shaped as `log_probs`; see `Parameterization.log_score`."""
         raise ValueError(f"{type(self).__name__} does not provide log_score")
 
     def log_sum_and_logits(
-        self, ids: Tensor, banned: Sequence[int], xt: Tensor, t: OptTensor, cond: OptTensor, positions: Tensor, valid: OptTensor
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
         """log sum_v exp(logit_v) over the ids not in `banned`, (M,), and the logits of `ids (M, K)`, at the M requested positions.
 
@@ -175,11 +224,21 @@ class BaseDenoiser(nn.Module):
         """
         raise ValueError(f"{type(self).__name__} has no fused head; use log_probs")
 
-    def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def next_log_probs(
+        self,
+        x: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are shaped as in `log_probs`."""
-        raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
+        raise ValueError(
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+        )
 
-    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def step(
+        self, token: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         """Read one more token and return the distribution of the next one, without reading earlier tokens again.
 
         Args:
@@ -190,14 +249,25 @@ class BaseDenoiser(nn.Module):
         Returns:
             Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
         """
-        raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
+        raise ValueError(
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+        )
 
-    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def read(
+        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last state."""
-        raise ValueError(f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar")
+        raise ValueError(
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+        )
 
     def step_block(
-        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """`log_probs` of one block, without reading earlier blocks again.
 
@@ -206,13 +276,25 @@ class BaseDenoiser(nn.Module):
             state: after the blocks before it (see `advance`); None for the first block. It is not modified.
             cond, positions, valid: as in `log_probs`, for the block.
         """
-        raise ValueError(f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm")
+        raise ValueError(
+            f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm"
+        )
 
-    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> State:
         """Read one more finished block x0 (B, n): the state after it, from the state before it (not modified)."""
-        raise ValueError(f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm")
+        raise ValueError(
+            f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm"
+        )
 
-    def score_given(self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> list[int]:
+    def score_given(
+        self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
+    ) -> list[int]:
         """Record the probability of the `given` tokens of a block whose masks are not filled yet.
 
         Args:
@@ -223,7 +305,9 @@ class BaseDenoiser(nn.Module):
         """
         return []
 
-    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def around(
+        self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
+    ) -> State:
         """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside `columns` to predict inside (approximate)."""
         raise ValueError(f"{type(self).__name__} has no key-value cache")
 
@@ -234,8 +318,14 @@ class NetworkDenoiser(BaseDenoiser):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone.vocab)
         if not isinstance(backbone, self.reads):
-            raise ValueError(f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs {self.reads.described}")
-        self.backbone, self.max_length, self.num_labels = backbone, backbone.max_length, backbone.num_labels
+            raise ValueError(
+                f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs {self.reads.described}"
+            )
+        self.backbone, self.max_length, self.num_labels = (
+            backbone,
+            backbone.max_length,
+            backbone.num_labels,
+        )
 
     @property
     @override
@@ -246,27 +336,49 @@ class NetworkDenoiser(BaseDenoiser):
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         return self.backbone.features(ids.long(), valid=valid)
 
-    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+    def _features(
+        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
+    ) -> Tensor:
         raise NotImplementedError  # (M, D), or (B, L, D) where positions is None
 
     def logits(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """Raw logits, cut to `vocab.size` columns; arguments and result are shaped as in `log_probs`."""
-        return self.backbone.head(self._features(xt, t, cond, positions, valid))[..., : self.vocab.size]
+        return self.backbone.head(self._features(xt, t, cond, positions, valid))[
+            ..., : self.vocab.size
+        ]
 
     @override
     def log_sum_and_logits(
-        self, ids: Tensor, banned: Sequence[int], xt: Tensor, t: OptTensor, cond: OptTensor, positions: Tensor, valid: OptTensor
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
         return self._log_sum(self._features(xt, t, cond, positions, valid), ids, banned)
 
-    def _log_sum(self, features: Tensor, ids: Tensor, banned: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _log_sum(
+        self, features: Tensor, ids: Tensor, banned: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         matrix = self.backbone.head_matrix()
         if matrix is None:
-            raise ValueError(f"the head of {type(self.backbone).__name__} is not one linear map; use log_probs")
+            raise ValueError(
+                f"the head of {type(self.backbone).__name__} is not one linear map; use log_probs"
+            )
         size, (weight, bias) = self.vocab.size, matrix
-        return linear_log_sum(features, weight[:size], None if bias is None else bias[:size], ids, banned)
+        return linear_log_sum(
+            features, weight[:size], None if bias is None else bias[:size], ids, banned
+        )
 
     def _nll_of(self, features: Tensor, ids: Tensor) -> Tensor:
         """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may contain: (M,)."""
@@ -274,7 +386,9 @@ class NetworkDenoiser(BaseDenoiser):
         if self.fused_head:  # without (M, V) logits
             log_sum, at_ids = self._log_sum(features, ids, self.vocab.never_emitted)
             return log_sum - at_ids[:, 0]
-        return -emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab).gather(-1, ids)[:, 0]
+        return -emitted_log_probs(
+            self.backbone.head(features)[..., : self.vocab.size], self.vocab
+        ).gather(-1, ids)[:, 0]
 
 
 def at(x: Tensor, positions: Tensor | tuple[Tensor, ...] | None) -> Tensor:

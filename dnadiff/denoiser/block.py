@@ -58,11 +58,15 @@ class BlockDenoiser(NetworkDenoiser):
         return self._both(ids, ids, None, valid)[0]
 
     @override
-    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+    def _features(
+        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
+    ) -> Tensor:
         index = indices(positions)
         return at(self._both(xt, xt, cond, valid)[0], index)
 
-    def _both(self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False) -> tuple[Tensor, OptTensor]:
+    def _both(
+        self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False
+    ) -> tuple[Tensor, OptTensor]:
         size = min(self.block_size, xt.shape[1])
         if size == xt.shape[1] and not clean:  # no block reads the clean stream
             return self.backbone.features(xt.long(), None, cond, valid), None
@@ -70,7 +74,12 @@ class BlockDenoiser(NetworkDenoiser):
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         tokens = at(xt, positions)  # before the network, see `indices`
         logits = self.logits(xt, t, cond, positions, valid)
@@ -78,14 +87,26 @@ class BlockDenoiser(NetworkDenoiser):
 
     @override
     def nll(
-        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         index = indices(positions)
         features = self._both(xt, x0, cond, valid)[0]
         return self._nll_of(at(features, index).flatten(0, -2), at(x0, index).flatten())
 
     def nll_with_next(
-        self, x0: Tensor, xt: Tensor, cond: OptTensor, positions: Tensor, next_positions: Tensor, valid: OptTensor
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        cond: OptTensor,
+        positions: Tensor,
+        next_positions: Tensor,
+        valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
         """`nll`, and -log p of the tokens at `next_positions (B, L)` bool given those before each, from the clean stream: (M,) and (N,).
 
@@ -102,15 +123,30 @@ class BlockDenoiser(NetworkDenoiser):
         before = indices(next_positions.roll(-1, 1))  # row l - 1 predicts token l
         noised, clean = self._both(xt, x0, cond, valid, clean=True)
         assert clean is not None
-        return self._nll_of(at(noised, index), at(x0, index)), self._nll_of(at(clean, before), at(x0, following))
+        return self._nll_of(at(noised, index), at(x0, index)), self._nll_of(
+            at(clean, before), at(x0, following)
+        )
 
     @override
     def step_block(
-        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         features = at(self.backbone.step_block(xt.long(), state, cond, valid), positions)
-        return self.parameterization.log_probs(self.backbone.head(features)[..., : self.vocab.size], at(xt, positions))
+        return self.parameterization.log_probs(
+            self.backbone.head(features)[..., : self.vocab.size], at(xt, positions)
+        )
 
     @override
-    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> State:
         return self.backbone.advance(x0.long(), state, cond, valid)

@@ -21,30 +21,57 @@ class CausalDenoiser(NetworkDenoiser):
     backbone: CausalBackbone
 
     @override
-    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+    def _features(
+        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
+    ) -> Tensor:
         context = self.backbone.context
-        before, valid = context.shifted(xt, self.vocab.mask_id), None if valid is None else context.shifted(valid, True)
+        before, valid = (
+            context.shifted(xt, self.vocab.mask_id),
+            None if valid is None else context.shifted(valid, True),
+        )
         index = indices(positions)
-        return at(self.backbone.features(before.long(), None, cond, valid), index)  # row l predicts token l
+        return at(
+            self.backbone.features(before.long(), None, cond, valid), index
+        )  # row l predicts token l
 
     @override
-    def next_log_probs(self, x: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def next_log_probs(
+        self,
+        x: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         return emitted_log_probs(self.logits(x, None, cond, positions, valid), self.vocab)
 
     @override
     def nll(
-        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         ids = at(x0, positions).flatten()  # before the network, see `indices`
         features = self._features(x0, None, cond, positions, valid)
         return self._nll_of(features.flatten(0, -2), ids)
 
     @override
-    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def read(
+        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         features, state = self.backbone.read(tokens.long(), state, cond)
-        return emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab), state
+        return emitted_log_probs(
+            self.backbone.head(features)[..., : self.vocab.size], self.vocab
+        ), state
 
     @override
-    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def step(
+        self, token: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         features, state = self.backbone.step(token.long(), state, cond)
-        return emitted_log_probs(self.backbone.head(features)[..., : self.vocab.size], self.vocab), state
+        return emitted_log_probs(
+            self.backbone.head(features)[..., : self.vocab.size], self.vocab
+        ), state

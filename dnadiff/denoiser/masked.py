@@ -49,11 +49,16 @@ class Denoiser(NetworkDenoiser):
             why = f"time_conditioning=true, but this {type(backbone).__name__} has no time input"
             raise ValueError(f"{why}; set time_conditioning=false, or build the backbone with one")
         self.parameterization = parameterization or SUBS(backbone.vocab)
-        self.normalized, self.banned = self.parameterization.normalized, self.parameterization.banned
+        self.normalized, self.banned = (
+            self.parameterization.normalized,
+            self.parameterization.banned,
+        )
         self.noise, self.time_conditioning = noise, time_conditioning
 
     @override
-    def _features(self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor) -> Tensor:
+    def _features(
+        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
+    ) -> Tensor:
         sigma = self._sigma(t) if self.time_conditioning else None
         index = indices(positions)
         return at(self.backbone.features(xt.long(), sigma, cond, valid), index)
@@ -67,7 +72,12 @@ class Denoiser(NetworkDenoiser):
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         tokens = at(xt, positions)  # before the network, see `indices`
         logits = self.logits(xt, t, cond, positions, valid)
@@ -75,7 +85,12 @@ class Denoiser(NetworkDenoiser):
 
     @override
     def x0_log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         tokens = at(xt, positions)  # before the network, see `indices`
         logits = self.logits(xt, t, cond, positions, valid)
@@ -83,13 +98,22 @@ class Denoiser(NetworkDenoiser):
 
     @override
     def step_block(
-        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         features = at(self._cached_backbone().step_block(xt.long(), state, cond, valid), positions)
-        return self.parameterization.log_probs(self.backbone.head(features)[..., : self.vocab.size], at(xt, positions))
+        return self.parameterization.log_probs(
+            self.backbone.head(features)[..., : self.vocab.size], at(xt, positions)
+        )
 
     @override
-    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def around(
+        self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
+    ) -> State:
         return self._cached_backbone().around(xt.long(), columns, cond, valid)
 
     @override
@@ -99,13 +123,26 @@ class Denoiser(NetworkDenoiser):
     def _cached_backbone(self) -> AttentionCacheBackbone:
         if not isinstance(self.backbone, AttentionCacheBackbone):
             name = type(self.backbone).__name__
-            raise ValueError(f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set sampler=grouped or another one")
+            raise ValueError(
+                f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set sampler=grouped or another one"
+            )
         if self.time_conditioning:
-            raise ValueError("a key-value cache does not fit a network that is conditioned on time; set sampler=grouped or another sampler")
+            raise ValueError(
+                "a key-value cache does not fit a network that is conditioned on time; set sampler=grouped or another sampler"
+            )
         return self.backbone
 
     @override
-    def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def log_score(
+        self,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         index = indices(positions)
         tokens, sigma = at(xt, index), at(self._sigma(t)[:, None].expand(xt.shape), index)
-        return self.parameterization.log_score(self.logits(xt, t, cond, positions, valid), tokens, sigma)
+        return self.parameterization.log_score(
+            self.logits(xt, t, cond, positions, valid), tokens, sigma
+        )

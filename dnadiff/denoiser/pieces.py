@@ -35,32 +35,64 @@ class PiecewiseDenoiser(DenoiserWrapper):
 
     @override
     def nll(
-        self, x0: Tensor, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
         places = self._places(positions)
-        found = self.denoiser.nll(self._own(x0), self._own(xt), t, cond, self._own(positions), self._own_valid(valid))
+        found = self.denoiser.nll(
+            self._own(x0), self._own(xt), t, cond, self._own(positions), self._own_valid(valid)
+        )
         return self._joined(found, places)
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         return self._predicted(self.denoiser.log_probs, xt, t, cond, positions, valid)
 
     @override
     def x0_log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         return self._predicted(self.denoiser.x0_log_probs, xt, t, cond, positions, valid)
 
     @override
-    def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def log_score(
+        self,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         return self._predicted(self.denoiser.log_score, xt, t, cond, positions, valid)
 
     @override
     def log_sum_and_logits(
-        self, ids: Tensor, banned: Sequence[int], xt: Tensor, t: OptTensor, cond: OptTensor, positions: Tensor, valid: OptTensor
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
         places = self._places(positions)
         ids = ids[places[self.peers.rank]]
@@ -70,7 +102,13 @@ class PiecewiseDenoiser(DenoiserWrapper):
         return self._joined(log_sum, places), self._joined(logits, places)
 
     def _predicted(
-        self, predict: Callable[..., Tensor], xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
+        self,
+        predict: Callable[..., Tensor],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
         places = self._places(requested)
@@ -89,7 +127,10 @@ class PiecewiseDenoiser(DenoiserWrapper):
         """For each process, the places of its positions in the row-major order of all `positions` (B, L); call it before the network."""
         size = self.peers.size
         numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
-        return [number[own] for number, own in zip(numbers.chunk(size, 1), positions.chunk(size, 1), strict=True)]
+        return [
+            number[own]
+            for number, own in zip(numbers.chunk(size, 1), positions.chunk(size, 1), strict=True)
+        ]
 
     def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
         """What all processes found (m, ...) at their positions, in row-major order of all positions: (M, ...)."""

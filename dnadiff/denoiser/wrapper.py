@@ -17,7 +17,11 @@ class DenoiserWrapper(BaseDenoiser):
         super().__init__(denoiser.vocab)
         self.denoiser, self.reads, self.block_size = denoiser, denoiser.reads, denoiser.block_size
         self.time_conditioning, self.normalized = denoiser.time_conditioning, denoiser.normalized
-        self.rows_per_sequence, self.max_length, self.num_labels = denoiser.rows_per_sequence, denoiser.max_length, denoiser.num_labels
+        self.rows_per_sequence, self.max_length, self.num_labels = (
+            denoiser.rows_per_sequence,
+            denoiser.max_length,
+            denoiser.num_labels,
+        )
 
     @property
     def backbone(self) -> Backbone:  # type: ignore[override]  # the wrapped denoiser's submodule; assigning it here would register it twice
@@ -51,7 +55,9 @@ class InBlock(DenoiserWrapper):
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
         state = self.state
-        if state is not None and rows is not None and not _is_all(rows, len(state.tensors[0])):  # copies a cache of keys and values
+        if (
+            state is not None and rows is not None and not _is_all(rows, len(state.tensors[0]))
+        ):  # copies a cache of keys and values
             state = state.select(rows)
         return InBlock(self.denoiser.for_rows(rows, columns), state)
 
@@ -61,7 +67,12 @@ class InBlock(DenoiserWrapper):
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         return self.denoiser.step_block(xt, self.state, cond, positions, valid)
 
@@ -79,7 +90,13 @@ class InContext(InBlock):
     """
 
     def __init__(
-        self, denoiser: BaseDenoiser, state: State | None, xt: Tensor, columns: slice, valid: OptTensor = None, equal: bool = False
+        self,
+        denoiser: BaseDenoiser,
+        state: State | None,
+        xt: Tensor,
+        columns: slice,
+        valid: OptTensor = None,
+        equal: bool = False,
     ) -> None:
         super().__init__(denoiser, state)
         self.xt, self.columns, self.valid, self.same_for_all_rows = xt, columns, valid, equal
@@ -91,15 +108,29 @@ class InContext(InBlock):
         if rows is None:
             return self
         inner, valid = super().for_rows(rows), None if self.valid is None else self.valid[rows]
-        return InContext(inner.denoiser, inner.state, self.xt[rows], self.columns, valid, self.same_for_all_rows)
+        return InContext(
+            inner.denoiser, inner.state, self.xt[rows], self.columns, valid, self.same_for_all_rows
+        )
 
     @override
     def without_recording(self) -> InContext:
-        return InContext(self.denoiser.without_recording(), self.state, self.xt, self.columns, self.valid, self.same_for_all_rows)
+        return InContext(
+            self.denoiser.without_recording(),
+            self.state,
+            self.xt,
+            self.columns,
+            self.valid,
+            self.same_for_all_rows,
+        )
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         whole, context, state = self.xt.clone(), self.valid, self.state
         if len(xt) < len(whole):  # one for all
@@ -110,7 +141,10 @@ class InContext(InBlock):
                 None if state is None else state.select(first),
             )
         requested = torch.zeros_like(whole, dtype=torch.bool)
-        whole[:, self.columns], requested[:, self.columns] = xt, True if positions is None else positions
+        whole[:, self.columns], requested[:, self.columns] = (
+            xt,
+            True if positions is None else positions,
+        )
         found = self.denoiser.step_block(whole, state, cond, requested, context)
         return found if positions is not None else found.view(*xt.shape, -1)
 

@@ -18,7 +18,9 @@ _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 def compressed(content: bytes) -> bytes:
     """Content as bgzip blocks, without the empty block that ends a file."""
-    return b"".join(_block(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK))
+    return b"".join(
+        _block(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK)
+    )
 
 
 def _block(content: bytes) -> bytes:

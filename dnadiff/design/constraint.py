@@ -39,13 +39,29 @@ class Constrained(DenoiserWrapper):
 
     same_for_all_rows = False
 
-    def __init__(self, denoiser: BaseDenoiser, kind: Tensor, allowed: Tensor, tilt: OptTensor = None, template: OptTensor = None) -> None:
+    def __init__(
+        self,
+        denoiser: BaseDenoiser,
+        kind: Tensor,
+        allowed: Tensor,
+        tilt: OptTensor = None,
+        template: OptTensor = None,
+    ) -> None:
         super().__init__(denoiser)
         allowed, self.kind = allowed.to(kind.device), kind
-        emitted, zero = self.vocab.is_emitted(kind.device), torch.zeros(self.vocab.size, device=kind.device)
-        self.added = torch.where(allowed & emitted, zero if tilt is None else tilt.to(zero), -torch.inf)  # (K, V)
-        self.changes = (allowed != emitted).any(-1) if tilt is None else torch.ones_like(allowed[:, 0])
-        self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device=float64_device(kind.device))
+        emitted, zero = (
+            self.vocab.is_emitted(kind.device),
+            torch.zeros(self.vocab.size, device=kind.device),
+        )
+        self.added = torch.where(
+            allowed & emitted, zero if tilt is None else tilt.to(zero), -torch.inf
+        )  # (K, V)
+        self.changes = (
+            (allowed != emitted).any(-1) if tilt is None else torch.ones_like(allowed[:, 0])
+        )
+        self.log_mass = torch.zeros(
+            kind.shape, dtype=torch.float64, device=float64_device(kind.device)
+        )
         self.rows, self.start = torch.arange(len(kind), device=kind.device), 0
         self.recording = True
         self.template = template if self.left_to_right else None
@@ -54,7 +70,11 @@ class Constrained(DenoiserWrapper):
     def _unseen(self, template: Tensor) -> Tensor:
         """The fixed tokens (B, L) bool of a template that not every draw can see."""
         masked = template == self.vocab.mask_id
-        return after_first(masked, self.block_size or 1) & ~masked & self.vocab.is_emitted(template.device)[template]
+        return (
+            after_first(masked, self.block_size or 1)
+            & ~masked
+            & self.vocab.is_emitted(template.device)[template]
+        )
 
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
@@ -78,13 +98,25 @@ class Constrained(DenoiserWrapper):
 
     @override
     def log_probs(
-        self, xt: Tensor, t: OptTensor = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         log_probs = self.denoiser.log_probs(xt, t, cond, positions, valid)
         return self._constrain(log_probs, xt, positions, self._restrict)
 
     @override
-    def log_score(self, xt: Tensor, t: Tensor, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None) -> Tensor:
+    def log_score(
+        self,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
         log_score = self.denoiser.log_score(xt, t, cond, positions, valid)
         emitted = self.vocab.is_emitted(log_score.device)
 
@@ -98,45 +130,76 @@ class Constrained(DenoiserWrapper):
         return self._constrain(log_score, xt, positions, restrict)
 
     @override
-    def step(self, token: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def step(
+        self, token: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         # Called on `for_rows` of the column that is predicted.
         log_probs, state = self.denoiser.step(token, state, cond)
         return self._next(log_probs[:, None])[:, 0], state
 
     @override
-    def read(self, tokens: Tensor, state: State | None = None, cond: OptTensor = None) -> tuple[Tensor, State]:
+    def read(
+        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
         # Called on `for_rows` of the columns that are predicted.
         log_probs, state = self.denoiser.read(tokens, state, cond)
         return self._next(log_probs), state
 
     def _next(self, log_probs: Tensor) -> Tensor:
         """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part, and records the mass."""
-        restricted, mass = (x.view(log_probs.shape[: x.ndim + 1]) for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten()))
+        restricted, mass = (
+            x.view(log_probs.shape[: x.ndim + 1])
+            for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten())
+        )
         if self.template is not None and self.given is not None:
             row, column = torch.ones_like(self.kind).nonzero().unbind(-1)
             fixed = log_probs.gather(-1, self.template[..., None])[..., 0]
-            mass = torch.where(self.template == self.vocab.mask_id, mass, torch.where(self.given, fixed, 0.0))
+            mass = torch.where(
+                self.template == self.vocab.mask_id, mass, torch.where(self.given, fixed, 0.0)
+            )
             self._record(row, column, mass[row, column])
         return restricted
 
     @override
     def step_block(
-        self, xt: Tensor, state: State | None = None, cond: OptTensor = None, positions: OptTensor = None, valid: OptTensor = None
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         # Called on `for_rows` of the columns of the block.
-        return self._constrain(self.denoiser.step_block(xt, state, cond, positions, valid), xt, positions, self._restrict)
+        return self._constrain(
+            self.denoiser.step_block(xt, state, cond, positions, valid),
+            xt,
+            positions,
+            self._restrict,
+        )
 
     @override
-    def advance(self, x0: Tensor, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> State:
         return self.denoiser.advance(x0, state, cond, valid)
 
     @override
-    def score_given(self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None) -> list[int]:
+    def score_given(
+        self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
+    ) -> list[int]:
         # Called on `for_rows` of the columns of the block. A row asks for one token: it and those to its right are masked. A call has as
         # many rows as one that fills masks, so that memory does not depend on the number of tokens.
         if self.template is None or self.given is None:
             return []
-        place, index, sizes = torch.arange(self.template.shape[1], device=self.template.device), self.given.nonzero(), []
+        place, index, sizes = (
+            torch.arange(self.template.shape[1], device=self.template.device),
+            self.given.nonzero(),
+            [],
+        )
         for first in range(0, len(index), len(self.template)):
             row, column = index[first : first + len(self.template)].unbind(-1)
             asked, template = column[:, None], self.template[row]
@@ -149,7 +212,9 @@ class Constrained(DenoiserWrapper):
         return sizes
 
     @override
-    def around(self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None) -> State:
+    def around(
+        self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
+    ) -> State:
         return self.denoiser.around(xt, columns, cond, valid)
 
     def log_weight(self) -> Tensor:
@@ -162,11 +227,17 @@ class Constrained(DenoiserWrapper):
             ValueError: if the model goes from left to right and there is no template.
         """
         if self.left_to_right and self.template is None:
-            raise ValueError("the weights of a model that goes from left to right need the template")
+            raise ValueError(
+                "the weights of a model that goes from left to right need the template"
+            )
         return self.log_mass.sum(-1)
 
     def _constrain(
-        self, predicted: Tensor, xt: Tensor, positions: OptTensor, restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+        self,
+        predicted: Tensor,
+        xt: Tensor,
+        positions: OptTensor,
+        restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
         """Predictions (..., V) at `positions`, restricted at constrained masks; records their mass."""
         requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
@@ -192,6 +263,8 @@ class Constrained(DenoiserWrapper):
         scored = log_probs + added
         mass = scored.logsumexp(-1)
         # If the model gives no allowed token any mass, draw from the constraint alone; such a sample gets weight 0.
-        normalized = torch.where(mass.isneginf()[:, None], torch.log_softmax(added, -1), scored - mass[:, None])
+        normalized = torch.where(
+            mass.isneginf()[:, None], torch.log_softmax(added, -1), scored - mass[:, None]
+        )
         changes = self.changes[kind]
         return torch.where(changes[:, None], normalized, log_probs), mass.masked_fill(~changes, 0.0)

@@ -19,8 +19,15 @@ from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
 
-_DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}  # after the decimal point, in headers
-LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]  # bases of sequences -> longest match of each with the training data
+_DIGITS = {
+    "reward": 6,
+    "reward_calls": 1,
+    "ess": 1,
+    "log_prob": 3,
+}  # after the decimal point, in headers
+LongestMatch = Callable[
+    [Iterable[np.ndarray]], np.ndarray
+]  # bases of sequences -> longest match of each with the training data
 
 
 class Designer(ConditionalSampler):
@@ -47,11 +54,22 @@ class Designer(ConditionalSampler):
         num_draws: int = 0,
         longest_match: LongestMatch | None = None,
     ) -> None:
-        super().__init__(generator.denoiser, generator.process, generator.tokenizer, generator.sampler, generator.labels, generator.tilt)
+        super().__init__(
+            generator.denoiser,
+            generator.process,
+            generator.tokenizer,
+            generator.sampler,
+            generator.labels,
+            generator.tilt,
+        )
         if not isinstance(method, DesignMethod):
-            raise ValueError(f"method {method!r} is not a design method; give an object such as SMC() (dnadiff.design.method)")
+            raise ValueError(
+                f"method {method!r} is not a design method; give an object such as SMC() (dnadiff.design.method)"
+            )
         if number("beta", beta) < 0:
-            raise ValueError(f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value")
+            raise ValueError(
+                f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value"
+            )
         self.method, self.goal = method, Goal(CountedReward(reward), beta)
         self.num_draws, self.longest_match = num_draws, longest_match
         method.check(self, self.goal)
@@ -73,12 +91,16 @@ class Designer(ConditionalSampler):
         """
         (low, high), longest = request.lengths, self.denoiser.max_length
         if low < high and request.num_groups == 1:
-            raise ValueError(f"designs are compared at one length, and this request has {low} to {high}; set length to a number")
+            raise ValueError(
+                f"designs are compared at one length, and this request has {low} to {high}; set length to a number"
+            )
         if self.num_draws and longest is not None and high > longest:
             problem = f"bounds need whole sequences, and {high} tokens are more than the {longest} that this network takes"
             raise ValueError(f"num_draws {self.num_draws}: {problem}; set num_draws=0")
         self.method.check_length(self, high)
-        for length in sorted({end - start for start, end in (target.shown for target in request.first_of_groups())}):
+        for length in sorted(
+            {end - start for start, end in (target.shown for target in request.first_of_groups())}
+        ):
             self.goal.reward.reward.check_length(length)
         if batch_size is not None:
             count = num_batches(request, batch_size)
@@ -92,11 +114,17 @@ class Designer(ConditionalSampler):
             yield first
             group, place = divmod(first, request.each)
             # Other methods keep their batches: designs depend on the shape of a batch to the last bit.
-            end = -(-request.each * (place * count // request.each + 1) // count) if self.method.resamples else place + batch_size
+            end = (
+                -(-request.each * (place * count // request.each + 1) // count)
+                if self.method.resamples
+                else place + batch_size
+            )
             first = group * request.each + min(end, request.each)
 
     @override
-    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
+    def batches(
+        self, request: Request, seed: int, batch_size: int, first: int = 0
+    ) -> Iterator[SampleBatch]:
         """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` and `ResampleMove` on its batch.
 
         Raises:
@@ -126,14 +154,19 @@ class Designer(ConditionalSampler):
     def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
         assert batch.rewards is not None
         number = len(batch.targets)
-        columns: dict[str, Sequence[Json]] = {"reward": batch.rewards.tolist(), "reward_calls": [batch.reward_calls / number] * number}
+        columns: dict[str, Sequence[Json]] = {
+            "reward": batch.rewards.tolist(),
+            "reward_calls": [batch.reward_calls / number] * number,
+        }
         if batch.log_weight is not None:
             columns["ess"] = [effective_size(batch.log_weight)] * number
         if batch.targets[0].start is not None:
             columns["changes"] = changes(batch)
         if self.longest_match is not None:
             tokenizer, (start, end) = dna_tokenizer(self.tokenizer), batch.targets[0].designed
-            columns["longest_match"] = self.longest_match(tokenizer.bases(tokens[start:end]) for tokens in batch.tokens).tolist()
+            columns["longest_match"] = self.longest_match(
+                tokenizer.bases(tokens[start:end]) for tokens in batch.tokens
+            ).tolist()
         return [{name: values[row] for name, values in columns.items()} for row in range(number)]
 
     @override
@@ -143,7 +176,13 @@ class Designer(ConditionalSampler):
         if self.num_draws:
             bounds = self.bounds(batch, numbers, self.num_draws, seed).tolist()
             found = [{**facts, "log_prob": bound} for facts, bound in zip(found, bounds)]
-        return [{name: round(value, _DIGITS[name]) if name in _DIGITS else value for name, value in facts.items()} for facts in found]
+        return [
+            {
+                name: round(value, _DIGITS[name]) if name in _DIGITS else value
+                for name, value in facts.items()
+            }
+            for facts in found
+        ]
 
 
 def num_batches(request: Request, batch_size: int) -> int:
@@ -153,7 +192,10 @@ def num_batches(request: Request, batch_size: int) -> int:
 
 def changes(batch: SampleBatch) -> list[int]:
     """The number of positions at which each design differs from the sequence that it started from."""
-    return [int((start_of(target) != tokens).sum()) for target, tokens in zip(batch.targets, batch.tokens)]
+    return [
+        int((start_of(target) != tokens).sum())
+        for target, tokens in zip(batch.targets, batch.tokens)
+    ]
 
 
 def start_of(target: Target) -> NDArray[np.int64]:

@@ -45,7 +45,12 @@ class Design(str):
     ) -> Design:
         """The string with its numbers."""
         design = super().__new__(cls, text)
-        design.log_prob, design.log_weight, design.reward, design.reward_calls = log_prob, log_weight, reward, reward_calls
+        design.log_prob, design.log_weight, design.reward, design.reward_calls = (
+            log_prob,
+            log_weight,
+            reward,
+            reward_calls,
+        )
         design.ess, design.changes, design.longest_match = ess, changes, longest_match
         return design
 
@@ -57,6 +62,10 @@ class Designs(list[Design]):
         """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other attributes of `Design` that one of them has."""
         import pandas
 
-        others = [name for name in _OF_DESIGNS if any(vars(each)[name] is not None for each in self)]
+        others = [
+            name for name in _OF_DESIGNS if any(vars(each)[name] is not None for each in self)
+        ]
         rows = [{"sequence": str(each), **vars(each)} for each in self]
-        return pandas.DataFrame(rows, columns=["sequence", "log_prob", "log_weight", "reward", *others])
+        return pandas.DataFrame(
+            rows, columns=["sequence", "log_prob", "log_weight", "reward", *others]
+        )

@@ -46,7 +46,9 @@ class Fit(NamedTuple):
     rows: int
 
 
-def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int) -> Fit:
+def fit(
+    generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int
+) -> Fit:
     """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see `check`), or a ValueError.
 
     Pilot samples are evenly spaced over the request, and have no importance weights. All evaluations share their noise, which is derived
@@ -58,8 +60,14 @@ def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, b
     def mean(tilt: float) -> float:
         nonlocal calls, rows
         tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
-        batches = [tilted.fill(numbered[at : at + batch_size], key, weighted=False) for at in range(0, size, batch_size)]
-        calls, rows = calls + sum(batch.nfe for batch in batches), rows + sum(batch.rows for batch in batches)
+        batches = [
+            tilted.fill(numbered[at : at + batch_size], key, weighted=False)
+            for at in range(0, size, batch_size)
+        ]
+        calls, rows = (
+            calls + sum(batch.nfe for batch in batches),
+            rows + sum(batch.rows for batch in batches),
+        )
         counts = [generator.gc(batch) for batch in batches]
         return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
 
@@ -68,7 +76,10 @@ def fit(generator: ConditionalSampler, request: Request, gc: float, seed: int, b
 
 
 def find_tilt(
-    mean_gc: Callable[[float], float], target: float, tolerance: float = TOLERANCE, max_calls: int = 16
+    mean_gc: Callable[[float], float],
+    target: float,
+    tolerance: float = TOLERANCE,
+    max_calls: int = 16,
 ) -> tuple[float, float, int]:
     """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there, and the number of evaluations.
 
@@ -77,7 +88,9 @@ def find_tilt(
     """
 
     def off(tilt: float) -> float:
-        return math.log(max(reached := mean_gc(tilt), 1e-6) / max(1 - reached, 1e-6)) - math.log(target / (1 - target))
+        return math.log(max(reached := mean_gc(tilt), 1e-6) / max(1 - reached, 1e-6)) - math.log(
+            target / (1 - target)
+        )
 
     def near(value: float) -> bool:
         return abs(_fraction(value, target) - target) <= tolerance
@@ -101,7 +114,9 @@ def find_tilt(
             best, f_best = c, fc
     reached = _fraction(f_best, target)
     if abs(reached - target) > MAX_ERROR:
-        raise ValueError(f"gc {target} cannot be reached by this sampler: its pilot batch reaches {reached:.3f}; choose another")
+        raise ValueError(
+            f"gc {target} cannot be reached by this sampler: its pilot batch reaches {reached:.3f}; choose another"
+        )
     return best, reached, calls
 
 

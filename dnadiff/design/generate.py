@@ -88,7 +88,13 @@ class ConditionalSampler:
         labels: Tensor | None = None,
         tilt: float = 0.0,
     ) -> None:
-        self.denoiser, self.process, self.tokenizer, self.sampler, self.labels = denoiser, process, tokenizer, sampler, labels
+        self.denoiser, self.process, self.tokenizer, self.sampler, self.labels = (
+            denoiser,
+            process,
+            tokenizer,
+            sampler,
+            labels,
+        )
         self.allowed = torch.from_numpy(allowed_letters(tokenizer))
         self.tilt = tilt
 
@@ -102,14 +108,23 @@ class ConditionalSampler:
         """The number of the first sample of each batch, from a batch that begins with number `first` on."""
         yield from range(first, len(request), batch_size)
 
-    def batches(self, request: Request, seed: int, batch_size: int, first: int = 0) -> Iterator[SampleBatch]:
+    def batches(
+        self, request: Request, seed: int, batch_size: int, first: int = 0
+    ) -> Iterator[SampleBatch]:
         """Generate the samples from number `first` on, one batch at a time; sample i depends on (seed, i)."""
-        weighted = self.has_weights(request) is not None  # for all samples of a request or for none, also where some are shorter
+        weighted = (
+            self.has_weights(request) is not None
+        )  # for all samples of a request or for none, also where some are shorter
         for start in self.batch_starts(request, batch_size, first):
-            batch = self.fill([(i, request[i]) for i in range(start, min(start + batch_size, len(request)))], hash64(seed, "sample"))
+            batch = self.fill(
+                [(i, request[i]) for i in range(start, min(start + batch_size, len(request)))],
+                hash64(seed, "sample"),
+            )
             yield batch if weighted else batch._replace(log_weight=None)
 
-    def fill(self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True) -> SampleBatch:
+    def fill(
+        self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True
+    ) -> SampleBatch:
         """Generate one batch of targets, each with the number that keys its noise.
 
         Shorter sequences are padded. A sampler that moves a window over the sequence gets the sequences of each length separately.
@@ -118,22 +133,32 @@ class ConditionalSampler:
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
         separate = any(self.sampler.window_for(length) < length for length in lengths)
-        groups = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))]
+        groups = [
+            [i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))
+        ]
         tokens: dict[int, NDArray[np.int64]] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
         for group in groups if separate else [list(range(len(lengths)))]:
-            samples, log_weight = self._fill_together([targets[i] for i in group], [numbered[i][0] for i in group], seed, weighted)
+            samples, log_weight = self._fill_together(
+                [targets[i] for i in group], [numbered[i][0] for i in group], seed, weighted
+            )
             ids = samples.tokens.cpu().numpy()
             for row, i in enumerate(group):
                 tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
             nfe, rows = nfe + samples.nfe, rows + samples.rows
         log_weights = weight if weighted and self.sampler.supports_weights(max(lengths)) else None
-        return SampleBatch(targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights)
+        return SampleBatch(
+            targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights
+        )
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the sampler does not support weights."""
         constrained = self.constrains(request)
-        return None if constrained and not self.sampler.supports_weights(request.lengths[1]) else constrained
+        return (
+            None
+            if constrained and not self.sampler.supports_weights(request.lengths[1])
+            else constrained
+        )
 
     def constrains(self, request: Request) -> bool:
         """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the samples of a request."""
@@ -142,24 +167,43 @@ class ConditionalSampler:
     def has_fixed_after_mask(self, target: Target) -> bool:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
         masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
-        return self.denoiser.left_to_right and bool((after_first(masked, self.denoiser.block_size or 1) & ~masked).any())
+        return self.denoiser.left_to_right and bool(
+            (after_first(masked, self.denoiser.block_size or 1) & ~masked).any()
+        )
 
     def _is_constrained(self, target: Target) -> bool:
         masked = target.pattern.ids == self.process.vocab.mask_id
-        return self.has_fixed_after_mask(target) or bool((target.pattern.codes[masked] != FREE).any())
+        return self.has_fixed_after_mask(target) or bool(
+            (target.pattern.codes[masked] != FREE).any()
+        )
 
     def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
         """The templates of a batch as tensors, with the denoiser that keeps their constraints and, if `weighted`, records weights."""
         device = next(self.denoiser.parameters()).device
-        x_init, kind, valid = (x.to(device) for x in padded([target.pattern for target in targets], self.process.vocab.pad_id))
+        x_init, kind, valid = (
+            x.to(device)
+            for x in padded([target.pattern for target in targets], self.process.vocab.pad_id)
+        )
         fixed = x_init != self.process.vocab.mask_id
         # Without padding or fixed tokens the sampler is called as without a template.
-        padding, frozen = (None if bool(valid.all()) else valid), (fixed if bool(fixed.any()) else None)
+        padding, frozen = (
+            (None if bool(valid.all()) else valid),
+            (fixed if bool(fixed.any()) else None),
+        )
         constrained = None
         if self.tilt != 0 or any(map(self._is_constrained, targets)):
-            template = x_init if weighted and self.sampler.supports_weights(x_init.shape[1]) else None
+            template = (
+                x_init if weighted and self.sampler.supports_weights(x_init.shape[1]) else None
+            )
             constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), template)
-        return Prepared(x_init, frozen, self._cond(len(x_init)), padding, constrained or self.denoiser, constrained)
+        return Prepared(
+            x_init,
+            frozen,
+            self._cond(len(x_init)),
+            padding,
+            constrained or self.denoiser,
+            constrained,
+        )
 
     def _fill_together(
         self, targets: Sequence[Target], numbers: Sequence[int], seed: int, weighted: bool
@@ -178,7 +222,9 @@ class ConditionalSampler:
         if not self.tilt:
             return None
         added = torch.zeros(self.tokenizer.vocab.size)
-        added[torch.from_numpy(dna_tokenizer(self.tokenizer).ids_from_bases([1, 2]).astype(np.int64))] = self.tilt
+        added[
+            torch.from_numpy(dna_tokenizer(self.tokenizer).ids_from_bases([1, 2]).astype(np.int64))
+        ] = self.tilt
         return added
 
     def text(self, target: Target, tokens: NDArray[np.int64]) -> str:
@@ -187,7 +233,11 @@ class ConditionalSampler:
             return self.tokenizer.decode(tokens)
         start, end = target.shown
         drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
-        return np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end].tobytes().decode("ascii")
+        return (
+            np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end]
+            .tobytes()
+            .decode("ascii")
+        )
 
     def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
         """The attributes of `Design` of each sample of a batch, other than its bound and its weight."""
@@ -199,24 +249,42 @@ class ConditionalSampler:
 
     def gc(self, batch: SampleBatch) -> tuple[int, int]:
         """The number of G and C in the designed parts, and of known bases."""
-        tokenizer, spans = dna_tokenizer(self.tokenizer), [target.designed for target in batch.targets]
-        bases = np.concatenate([tokenizer.bases(tokens[start:end]) for tokens, (start, end) in zip(batch.tokens, spans)])
+        tokenizer, spans = (
+            dna_tokenizer(self.tokenizer),
+            [target.designed for target in batch.targets],
+        )
+        bases = np.concatenate(
+            [
+                tokenizer.bases(tokens[start:end])
+                for tokens, (start, end) in zip(batch.tokens, spans)
+            ]
+        )
         return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
 
-    def bounds(self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int) -> NDArray[np.float64]:
+    def bounds(
+        self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int
+    ) -> NDArray[np.float64]:
         """Estimates of a lower bound on log p of the generated part given the fixed part, in nats: (B,), with `num_draws` calls each.
 
         For a model that goes from left to right it includes the fixed tokens that its draws do not see: those after the first generated token
         (autoregressive, exact) or after its block. It is the distribution of the model itself, without constraints and guidance.
         """
-        x_init, _, valid = padded([target.pattern for target in batch.targets], self.process.vocab.pad_id)
+        x_init, _, valid = padded(
+            [target.pattern for target in batch.targets], self.process.vocab.pad_id
+        )
         ids = x_init.clone()
         for row, tokens in enumerate(batch.tokens):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
         counted = self._counted(x_init, valid)
         padding = None if bool(valid.all()) else valid
-        windows = [likelihood.WindowBatch(ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers))]
-        return -likelihood.estimate(self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1).per_sequence()
+        windows = [
+            likelihood.WindowBatch(
+                ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers)
+            )
+        ]
+        return -likelihood.estimate(
+            self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1
+        ).per_sequence()
 
     def num_counted(self, target: Target) -> int:
         """The number of tokens whose log-probability is in `bounds`."""
@@ -225,7 +293,11 @@ class ConditionalSampler:
 
     def _counted(self, x_init: Tensor, valid: Tensor) -> Tensor:
         masked = x_init == self.process.vocab.mask_id
-        return masked | (after_first(masked, self.denoiser.block_size or 1) & valid) if self.denoiser.left_to_right else masked
+        return (
+            masked | (after_first(masked, self.denoiser.block_size or 1) & valid)
+            if self.denoiser.left_to_right
+            else masked
+        )
 
     def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> Designs:
         """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""
@@ -233,10 +305,21 @@ class ConditionalSampler:
         no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
             numbers = range(len(designs), len(designs) + len(batch.targets))
-            bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else [None] * len(numbers)
-            weights = [no_weight] * len(numbers) if batch.log_weight is None else batch.log_weight.tolist()
+            bounds = (
+                self.bounds(batch, numbers, num_draws, seed).tolist()
+                if num_draws
+                else [None] * len(numbers)
+            )
+            weights = (
+                [no_weight] * len(numbers)
+                if batch.log_weight is None
+                else batch.log_weight.tolist()
+            )
             texts = map(self.text, batch.targets, batch.tokens)
-            designs += [Design(*each, **facts) for *each, facts in zip(texts, bounds, weights, self.facts(batch))]
+            designs += [
+                Design(*each, **facts)
+                for *each, facts in zip(texts, bounds, weights, self.facts(batch))
+            ]
         return designs
 
 
@@ -257,8 +340,12 @@ def effective_size(log_weight: NDArray[np.float64]) -> float:
     return float(w.sum() ** 2 / (w**2).sum())
 
 
-def systematic_resample(log_weight: NDArray[np.float64], count: int, uniform: float) -> NDArray[np.int64]:
+def systematic_resample(
+    log_weight: NDArray[np.float64], count: int, uniform: float
+) -> NDArray[np.int64]:
     """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())
     ends = np.cumsum(w / w.sum())
-    return np.minimum(np.searchsorted(ends, (np.arange(count) + uniform) / count, side="right"), len(w) - 1)
+    return np.minimum(
+        np.searchsorted(ends, (np.arange(count) + uniform) / count, side="right"), len(w) - 1
+    )

@@ -37,8 +37,16 @@ class Infill(Request):
         whole: write whole windows; False writes only the designed part.
     """
 
-    def __init__(self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True) -> None:
-        self.genome, self.regions, self.each, self.length, self.whole = genome, list(regions), each, length, whole
+    def __init__(
+        self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True
+    ) -> None:
+        self.genome, self.regions, self.each, self.length, self.whole = (
+            genome,
+            list(regions),
+            each,
+            length,
+            whole,
+        )
         self.num_groups, self.names = len(self.regions), []
         count: dict[str, int] = {}
         for region in self.regions:
@@ -56,12 +64,16 @@ class Infill(Request):
 
     def _make_target(self, group: int) -> Target:
         region, tokenizer = self.regions[group], self.genome.tokenizer
-        low, high = window_around(region.start, region.end, self.genome.lengths[region.chrom], self.length)
+        low, high = window_around(
+            region.start, region.end, self.genome.lengths[region.chrom], self.length
+        )
         where = (region.chrom, low, high, region.strand)
         first = high - region.end if region.strand == REVERSE else region.start - low
         last = first + region.end - region.start
         ids = np.asarray(self.genome.window(*where)).astype(np.int64)
-        letters = np.frombuffer(tokenizer.decode(ids).encode(), np.uint8) | np.where(self.genome.soft_masked(*where), 0x20, 0)
+        letters = np.frombuffer(tokenizer.decode(ids).encode(), np.uint8) | np.where(
+            self.genome.soft_masked(*where), 0x20, 0
+        )
         about = {"window": f"{region.chrom}:{low + 1}-{high}"}
         if self.whole:
             about["designed"] = f"{first + 1}-{last}"
@@ -83,20 +95,28 @@ class Infill(Request):
         return min(lengths), max(lengths)
 
 
-def infill_sequence(tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int) -> tuple[Request, int]:
+def infill_sequence(
+    tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int
+) -> tuple[Request, int]:
     """The request for `n` designs of [start, end) in a sequence, and the position in the sequence at which its window begins.
 
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
     start, end = integer("start", start, 0), integer("end", end)
     if not 0 <= start < end <= len(sequence):
-        raise ValueError(f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} letters (0-based, half-open)")
+        raise ValueError(
+            f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} letters (0-based, half-open)"
+        )
     if end - start > length:
-        raise ValueError(f"[{start}, {end}) is longer than the {length} tokens that are read at once; set length to include its flanks too")
+        raise ValueError(
+            f"[{start}, {end}) is longer than the {length} tokens that are read at once; set length to include its flanks too"
+        )
     low, high = window_around(start, end, len(sequence), length)
     ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
     pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), start - low, end - low)
-    return Templates([("infill", pattern)], n, tokenizer.vocab.mask_id, (start - low, end - low)), low
+    return Templates(
+        [("infill", pattern)], n, tokenizer.vocab.mask_id, (start - low, end - low)
+    ), low
 
 
 def window_around(start: int, end: int, total: int, length: int) -> tuple[int, int]:
@@ -106,9 +126,15 @@ def window_around(start: int, end: int, total: int, length: int) -> tuple[int, i
     return low, low + length
 
 
-def masked_interval(tokenizer: Tokenizer, ids: NDArray[np.int64], letters: NDArray[np.uint8], start: int, end: int) -> Pattern:
+def masked_interval(
+    tokenizer: Tokenizer, ids: NDArray[np.int64], letters: NDArray[np.uint8], start: int, end: int
+) -> Pattern:
     """The pattern of `ids (L,)` with [start, end) masked."""
     inside = np.zeros(len(ids), bool)
     inside[start:end] = True
     codes = np.full(len(ids), FREE, np.uint8)
-    return Pattern(np.where(inside, tokenizer.vocab.mask_id, ids), codes, np.where(inside, 0, letters).astype(np.uint8))
+    return Pattern(
+        np.where(inside, tokenizer.vocab.mask_id, ids),
+        codes,
+        np.where(inside, 0, letters).astype(np.uint8),
+    )

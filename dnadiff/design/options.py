@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from dnadiff.likelihood.stored_curve import StoredCurve
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
-_CHOSEN = ("window", "num_groups", "sizes")  # settings of a sampler that `resolved_sampler` can choose
+_CHOSEN = (
+    "window",
+    "num_groups",
+    "sizes",
+)  # settings of a sampler that `resolved_sampler` can choose
 log = logging.getLogger("dnadiff")
 
 
@@ -57,7 +61,11 @@ def make_request(config: Config, model: SamplingModel) -> Request:
 
     tokenizer, each = model.tokenizer, config["proposals"] or config["num_samples"]
     motifs = read_motifs(config["motif"])
-    patterns = None if config["template"] is None else list(read_patterns(config["template"], tokenizer, motifs))
+    patterns = (
+        None
+        if config["template"] is None
+        else list(read_patterns(config["template"], tokenizer, motifs))
+    )
     if config["start"] is not None:
         return reward_options.start_request(config, tokenizer, patterns)
     if patterns is not None:
@@ -68,7 +76,9 @@ def make_request(config: Config, model: SamplingModel) -> Request:
     if config["infill"] is not None:
         genome, regions = read_intervals(config, model)
         if low != high:
-            raise ValueError(f"length={config['length']}: intervals are read in windows of one length; set length to a number")
+            raise ValueError(
+                f"length={config['length']}: intervals are read in windows of one length; set length to a number"
+            )
         return Infill(genome, regions, each, low, WRITE_WHOLE[config["write"]])
     return Free(tokenizer, each, (low, high), config["seed"], config["prompt"] or "", motifs)
 
@@ -84,12 +94,18 @@ def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[R
     genome = Genome.open(config["genome"])
     regions = read_regions(config["infill"], genome.lengths, config["feature"])
     used = {region.chrom for region in regions}
-    if ambiguous := [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]:
-        log.warning(f"{', '.join(ambiguous[:8])}: ambiguity codes (R, Y, ...) are read and written as N")
+    if ambiguous := [
+        row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]
+    ]:
+        log.warning(
+            f"{', '.join(ambiguous[:8])}: ambiguity codes (R, Y, ...) are read and written as N"
+        )
     return genome, regions
 
 
-def read_patterns(path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]) -> Iterator[tuple[str, Pattern]]:
+def read_patterns(
+    path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]
+) -> Iterator[tuple[str, Pattern]]:
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a whole."""
     from dnadiff.data.files import open_text
     from dnadiff.data.genome.fasta import read_fasta
@@ -114,13 +130,17 @@ def length_range(length: int | str) -> tuple[int, int]:
     if isinstance(length, str) and ":" in length:
         low, _, high = length.partition(":")
         if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
-            raise ValueError(f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as 200:1000")
+            raise ValueError(
+                f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as 200:1000"
+            )
         return int(low), int(high)
     number = integer("length", length)
     return number, number
 
 
-def check_weights(config: Config, generator: ConditionalSampler, request: Request, is_dna: bool) -> bool:
+def check_weights(
+    config: Config, generator: ConditionalSampler, request: Request, is_dna: bool
+) -> bool:
     """Whether samples have weights; logs what the distribution of the samples is if it is not corrected.
 
     Resampling without weights is a ValueError.
@@ -143,27 +163,54 @@ def check_weights(config: Config, generator: ConditionalSampler, request: Reques
             f"resample=true compares sequences of one length, and length={config['length']} draws many; set length to a number"
         )
     if weighted is None and not reward_options.is_design(config):
-        log.info("this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
+        log.info(
+            "this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)"
+        )
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
-        seen = "this model does not see fixed tokens to the right of a mask" + (" in later blocks" if generator.denoiser.block_size else "")
-        log.warning(f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} (docs/designing.md)")
+        seen = "this model does not see fixed tokens to the right of a mask" + (
+            " in later blocks" if generator.denoiser.block_size else ""
+        )
+        log.warning(
+            f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} (docs/designing.md)"
+        )
     return bool(weighted)
 
 
-def output_settings(config: Config, model: SamplingModel, request: Request, sampler: Config) -> dict[str, Json]:
+def output_settings(
+    config: Config, model: SamplingModel, request: Request, sampler: Config
+) -> dict[str, Json]:
     """Everything that the bytes of the output file depend on."""
     from dnadiff.data.files import resolve
     from dnadiff.design.infill import Infill
     from dnadiff.design.output import sha256
 
-    plain = ("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt", "gc", "resample", "proposals", "write")
+    plain = (
+        "num_samples",
+        "batch_size",
+        "seed",
+        "label",
+        "guidance",
+        "length",
+        "motif",
+        "prompt",
+        "gc",
+        "resample",
+        "proposals",
+        "write",
+    )
     files = {
-        key: sha256(resolve(config[key])) for key in ("template", "infill", "start") if config[key] is not None and is_file(config[key])
+        key: sha256(resolve(config[key]))
+        for key in ("template", "infill", "start")
+        if config[key] is not None and is_file(config[key])
     }
     return {
         "model": sha256(model.path),
         **{key: config[key] for key in plain},
-        **{key: files.get(key, config[key]) for key in ("template", "infill", "start") if key != "start" or config[key] is not None},
+        **{
+            key: files.get(key, config[key])
+            for key in ("template", "infill", "start")
+            if key != "start" or config[key] is not None
+        },
         **({} if config["feature"] is None else {"feature": config["feature"]}),
         "genome": request.genome.digest if isinstance(request, Infill) else None,
         "lengths": list(request.lengths),
@@ -179,7 +226,9 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
     return isinstance(name, (str, Path)) and files.is_file(name)
 
 
-def sampler_settings(config: Config, model: SamplingModel, request: Request, output: Path) -> Config:
+def sampler_settings(
+    config: Config, model: SamplingModel, request: Request, output: Path
+) -> Config:
     """The settings of the sampler for a request, with the defaults that depend on the model (`resolved_sampler`).
 
     A file of the same model that is resumed with the same options keeps the choices that it was started with, also if `evaluate.json` has
@@ -188,8 +237,14 @@ def sampler_settings(config: Config, model: SamplingModel, request: Request, out
     from dnadiff.design.output import sha256
 
     settings, (low, high) = config["sampler"], request.lengths
-    options, earlier = _started_with(output, config["overwrite"]) if config["resume"] else (None, {})
-    is_same = options is not None and options == json.loads(json.dumps(settings)) and earlier.get("lengths") == [low, high]
+    options, earlier = (
+        _started_with(output, config["overwrite"]) if config["resume"] else (None, {})
+    )
+    is_same = (
+        options is not None
+        and options == json.loads(json.dumps(settings))
+        and earlier.get("lengths") == [low, high]
+    )
     if is_same and earlier.get("model") == sha256(model.path):
         return _with_choices(settings, earlier.get("sampler", {}))
     return resolved_sampler(settings, model, high, low)
@@ -208,22 +263,36 @@ def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]
     found: Config = {}
     with suppress(OSError, ValueError):  # of a complete file
         found = {} if overwrite else read_json(json_path(output), ("settings", "sampler_options"))
-    with suppress(OSError, ValueError):  # of an unfinished one; `ResumableOutput` refuses a damaged journal
+    with suppress(
+        OSError, ValueError
+    ):  # of an unfinished one; `ResumableOutput` refuses a damaged journal
         journal = read_journal(output)
         found = journal["notes"] | {"settings": journal["settings"]}
     settings = found.get("settings")
-    return found.get("sampler_options"), with_current_names(settings) if isinstance(settings, dict) else {}
+    return found.get("sampler_options"), with_current_names(settings) if isinstance(
+        settings, dict
+    ) else {}
 
 
 def _with_choices(settings: Config, chosen: Config) -> Config:
     """The settings of a sampler with what `resolved_sampler` chose; all others stay, and are compared later."""
     return {
-        key: _with_choices(value, chosen.get(key, {})) if isinstance(value, dict) else chosen.get(key, value) if key in _CHOSEN else value
+        key: _with_choices(value, chosen.get(key, {}))
+        if isinstance(value, dict)
+        else chosen.get(key, value)
+        if key in _CHOSEN
+        else value
         for key, value in settings.items()
     }
 
 
-def resolved_sampler(settings: Config, model: SamplingModel, length: int, shortest: int | None = None, has_curve: bool = True) -> Config:
+def resolved_sampler(
+    settings: Config,
+    model: SamplingModel,
+    length: int,
+    shortest: int | None = None,
+    has_curve: bool = True,
+) -> Config:
     """The settings of a sampler with defaults that depend on the model: the window, the block, and groups from its h(n).
 
     Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens. Without `has_curve`, as inside the
@@ -238,9 +307,15 @@ def resolved_sampler(settings: Config, model: SamplingModel, length: int, shorte
         settings |= {"window": window, "sampler": inner}
     if "block_size" in settings:
         own, trained = settings["block_size"], model.denoiser.block_size
-        size = min((trained if own is None else integer("sampler.block_size", own)) or length, length)
+        size = min(
+            (trained if own is None else integer("sampler.block_size", own)) or length, length
+        )
         within = None if shortest is None else min(size, shortest)
-        settings |= {"sampler": resolved_sampler(settings["sampler"], model, size, within, has_curve and trained is not None)}
+        settings |= {
+            "sampler": resolved_sampler(
+                settings["sampler"], model, size, within, has_curve and trained is not None
+            )
+        }
     if "sizes" in settings and has_curve:
         settings |= _groups(settings, model, length, shortest)
     elif isinstance(settings.get("sizes"), str):
@@ -255,13 +330,21 @@ def _groups(settings: Config, model: SamplingModel, length: int, shortest: int |
     """`num_groups` and `sizes` of the settings of a sampler, from the h(n) of the model where they are automatic."""
     chosen = model.stored_curve.groups(length, settings["num_groups"], settings["sizes"])
     num_groups, sizes = chosen["num_groups"], chosen["sizes"]
-    is_automatic = settings["num_groups"] is None and (settings["sizes"] is None or isinstance(settings["sizes"], str))
+    is_automatic = settings["num_groups"] is None and (
+        settings["sizes"] is None or isinstance(settings["sizes"], str)
+    )
     if is_automatic and (num_groups is not None or sizes is not None):
         kind = "groups of optimal sizes" if sizes else "equal groups"
         measured = model.stored_curve.measured_length()
-        assumed = "" if measured == length else f" of {measured} tokens, if h(n) depends on the visible fraction only"
+        assumed = (
+            ""
+            if measured == length
+            else f" of {measured} tokens, if h(n) depends on the visible fraction only"
+        )
         number = num_groups or len(sizes or ())
-        log.info(f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}")
+        log.info(
+            f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"
+        )
     if settings["num_groups"] is None and num_groups is not None and shortest is not None:
         num_groups = min(num_groups, shortest)
     return {"num_groups": num_groups, "sizes": sizes}
@@ -270,7 +353,9 @@ def _groups(settings: Config, model: SamplingModel, length: int, shortest: int |
 def check_settings(settings: Config) -> None:
     """Check the settings of a sampler before a model is loaded; raises ValueError naming the setting."""
     if _leaves_masks(settings):
-        raise ValueError("noise_removal=none leaves masks in the samples, which a file cannot represent; choose sample or argmax")
+        raise ValueError(
+            "noise_removal=none leaves masks in the samples, which a file cannot represent; choose sample or argmax"
+        )
     build(without_sizes(settings), trust=None)
 
 
@@ -281,4 +366,8 @@ def _leaves_masks(settings: Config) -> bool:
 
 def without_sizes(settings: Config) -> Config:
     """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the model."""
-    return {key: without_sizes(value) if isinstance(value, dict) else value for key, value in settings.items() if key != "sizes"}
+    return {
+        key: without_sizes(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key != "sizes"
+    }

@@ -29,7 +29,10 @@ from dnadiff.data.structured import read_json
 from dnadiff.renamed import with_current_names
 
 _KEYS = {"settings", "done", "bytes", "notes", "complete"}
-_CHECKED = _KEYS | {"crc", "check"}  # since version 0.2: of the finished batches, and of the journal itself
+_CHECKED = _KEYS | {
+    "crc",
+    "check",
+}  # since version 0.2: of the finished batches, and of the journal itself
 _PIECE = 1 << 22  # bytes read at once
 
 
@@ -47,8 +50,13 @@ def discard(output: Path) -> None:
     """Remove finished batches and journal, and temporary files of killed processes. The file cannot be resumed afterwards."""
     for kind in ("part", "journal"):
         temporary_path(output, kind).unlink(missing_ok=True)
-    names = "|".join(re.escape(name) for name in (output.name, f"{output.name}.json", temporary_path(output, "journal").name))
-    unfinished = re.compile(rf"\.({names})\.[0-9a-f]{{32}}\.part")  # the names that `atomic_write` uses
+    names = "|".join(
+        re.escape(name)
+        for name in (output.name, f"{output.name}.json", temporary_path(output, "journal").name)
+    )
+    unfinished = re.compile(
+        rf"\.({names})\.[0-9a-f]{{32}}\.part"
+    )  # the names that `atomic_write` uses
     for path in output.parent.iterdir():
         if unfinished.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -75,9 +83,19 @@ class ResumableOutput:
     """
 
     def __init__(
-        self, output: Path, settings: Mapping[str, Json], resume: bool = False, overwrite: bool = False, interval: float = 0.0
+        self,
+        output: Path,
+        settings: Mapping[str, Json],
+        resume: bool = False,
+        overwrite: bool = False,
+        interval: float = 0.0,
     ) -> None:
-        self.output, self.settings, self.interval, self._saved = output, json.loads(json.dumps(settings)), interval, -math.inf
+        self.output, self.settings, self.interval, self._saved = (
+            output,
+            json.loads(json.dumps(settings)),
+            interval,
+            -math.inf,
+        )
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
         self.notes: dict[str, Json] = {}
@@ -92,18 +110,26 @@ class ResumableOutput:
             check_output(output, overwrite)
 
     def _resume(self, found: Mapping[str, Json]) -> None:
-        if (differs := first_difference(with_current_names(found["settings"]), self.settings)) is not None:
+        if (
+            differs := first_difference(with_current_names(found["settings"]), self.settings)
+        ) is not None:
             key, was, now = differs
             raise ValueError(
                 f"{self.output} was started with {key}={was}, not {now}; resume with the same, or start over: overwrite=true, without resume"
             )
         self.complete = found["complete"]
-        if not (self.complete and self.output.exists()) and (not self.part.is_file() or self.part.stat().st_size < found["bytes"]):
-            raise ValueError(f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume")
+        if not (self.complete and self.output.exists()) and (
+            not self.part.is_file() or self.part.stat().st_size < found["bytes"]
+        ):
+            raise ValueError(
+                f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume"
+            )
         if self.part.is_file():
             self.crc = crc_of(self.part, found["bytes"])
             if self.crc != found.get("crc", self.crc):
-                raise ValueError(f"{self.part} is damaged (its checksum differs); start over: overwrite=true, without resume")
+                raise ValueError(
+                    f"{self.part} is damaged (its checksum differs); start over: overwrite=true, without resume"
+                )
         else:
             self.crc = found.get("crc", 0)
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
@@ -132,20 +158,32 @@ class ResumableOutput:
 
     def _open(self) -> FileIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        file = self.part.open("r+b" if self.done else "ab", buffering=0)  # nothing is left to write when it is closed
+        file = self.part.open(
+            "r+b" if self.done else "ab", buffering=0
+        )  # nothing is left to write when it is closed
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise ValueError(f"{self.output} is being written by another process; wait for it, or choose another name") from None
+            raise ValueError(
+                f"{self.output} is being written by another process; wait for it, or choose another name"
+            ) from None
         if not self.done:
-            self.journal.unlink(missing_ok=True)  # the journal of a replaced file would describe other bytes
+            self.journal.unlink(
+                missing_ok=True
+            )  # the journal of a replaced file would describe other bytes
         file.truncate(self.bytes)
         file.seek(self.bytes)
         return file
 
     def _write_journal(self) -> None:
-        content = {"settings": self.settings, "done": self.done, "bytes": self.bytes, "notes": self.notes, "complete": self.complete}
+        content = {
+            "settings": self.settings,
+            "done": self.done,
+            "bytes": self.bytes,
+            "notes": self.notes,
+            "complete": self.complete,
+        }
         content |= {"crc": self.crc}
         with atomic_write(self.journal, overwrite=True) as file:
             file.write(json.dumps(content | {"check": _check_of(content)}).encode())
@@ -177,8 +215,15 @@ def read_journal(output: Path) -> dict[str, Json]:
     path, remedy = temporary_path(output, "journal"), "start over: overwrite=true, without resume"
     found = read_json(path, tuple(sorted(_KEYS)), remedy)
     mappings = all(isinstance(found[key], dict) for key in ("settings", "notes"))
-    fits = mappings and all(checks.is_integer(found[key], 0) for key in ("done", "bytes")) and isinstance(found["complete"], bool)
-    if not fits or (found.keys() != _KEYS and (found.keys() != _CHECKED or found.pop("check") != _check_of(found))):
+    fits = (
+        mappings
+        and all(checks.is_integer(found[key], 0) for key in ("done", "bytes"))
+        and isinstance(found["complete"], bool)
+    )
+    if not fits or (
+        found.keys() != _KEYS
+        and (found.keys() != _CHECKED or found.pop("check") != _check_of(found))
+    ):
         raise ValueError(f"{path} is damaged; {remedy}")
     return found
 
@@ -209,7 +254,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def first_difference(was: Mapping[str, Json], now: Mapping[str, Json]) -> tuple[str, str, str] | None:
+def first_difference(
+    was: Mapping[str, Json], now: Mapping[str, Json]
+) -> tuple[str, str, str] | None:
     """The first key whose values differ in two mappings, and both values, shortened; None if the mappings are equal."""
     for key in dict.fromkeys([*was, *now]):
         if was.get(key) != now.get(key):

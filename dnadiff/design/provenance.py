@@ -32,7 +32,20 @@ _VALUES, _FILES = (
     ("template", "infill", "genome", "start"),
 )  # keys of what samples are conditioned on
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix "sampler.".
-_RESERVED = {"name", "sequence", "sampler", "calls", "label", "guidance", "gc", "seed", "window", "designed", "region", "log_weight"}
+_RESERVED = {
+    "name",
+    "sequence",
+    "sampler",
+    "calls",
+    "label",
+    "guidance",
+    "gc",
+    "seed",
+    "window",
+    "designed",
+    "region",
+    "log_weight",
+}
 
 
 def sampler_name(sampler: Sampler) -> str:
@@ -42,7 +55,10 @@ def sampler_name(sampler: Sampler) -> str:
 
 def sampler_settings(sampler: Sampler) -> dict[str, Json]:
     """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot represent becomes a string."""
-    settings = {"class": f"{type(sampler).__module__}.{type(sampler).__qualname__}", **sampler.settings()}
+    settings = {
+        "class": f"{type(sampler).__module__}.{type(sampler).__qualname__}",
+        **sampler.settings(),
+    }
     return json.loads(json.dumps(settings, default=str))
 
 
@@ -66,7 +82,11 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
 
 def header_value(value: object) -> str:
     """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted."""
-    return value if isinstance(value, str) and _BARE.fullmatch(value) else json.dumps(value, separators=(",", ":"), default=str)
+    return (
+        value
+        if isinstance(value, str) and _BARE.fullmatch(value)
+        else json.dumps(value, separators=(",", ":"), default=str)
+    )
 
 
 def json_path(output: Path) -> Path:
@@ -94,7 +114,9 @@ def _weight(path: Path, line: bytes) -> float | None:
         found = None if match is None else float(match[1])
     if found is None or is_number(found):
         return found
-    raise ValueError(f"{path}: the log_weight {found!r} of a record is not a number; generate the samples again")
+    raise ValueError(
+        f"{path}: the log_weight {found!r} of a record is not a number; generate the samples again"
+    )
 
 
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
@@ -106,8 +128,13 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     """
     compressed = is_compressed(output)
     log_weight = weights(source, compressed)
-    uniforms = [(hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)]
-    taken = [systematic_resample(log_weight[g * each : (g + 1) * each], keep, u) for g, u in enumerate(uniforms)]
+    uniforms = [
+        (hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)
+    ]
+    taken = [
+        systematic_resample(log_weight[g * each : (g + 1) * each], keep, u)
+        for g, u in enumerate(uniforms)
+    ]
     times = np.concatenate([np.bincount(rows, minlength=each) for rows in taken])
     number = gc = known = 0
     with open_bytes(source, compressed) as file, atomic_write(output, overwrite=True) as target:
@@ -169,7 +196,16 @@ def inputs(config: Config) -> dict[str, Json]:
 def write(output: Path, content: Mapping[str, object]) -> Path:
     """Write the JSON file next to a file of samples, with the hash of that file."""
     path = json_path(output)
-    write_json(path, {"file": output.name, "sha256": sha256(output), "synthetic": True, "dnadiff": __version__, **content})
+    write_json(
+        path,
+        {
+            "file": output.name,
+            "sha256": sha256(output),
+            "synthetic": True,
+            "dnadiff": __version__,
+            **content,
+        },
+    )
     return path
 
 

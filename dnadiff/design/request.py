@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.checks import integer
-from dnadiff.design.template import Motif, Pattern, allowed_letters, dna_pattern, dna_tokenizer, read_motifs, template_pattern, text_pattern
+from dnadiff.design.template import (
+    Motif,
+    Pattern,
+    allowed_letters,
+    dna_pattern,
+    dna_tokenizer,
+    read_motifs,
+    template_pattern,
+    text_pattern,
+)
 from dnadiff.draws import hash64
 
 if TYPE_CHECKING:
@@ -71,7 +80,12 @@ class Request(ABC):
 
     def evenly_spaced(self, maximum: int = 256) -> list[Target]:
         """At most `maximum` samples, evenly spaced over the request."""
-        return [self[i] for i in np.unique(np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(int)).tolist()]
+        return [
+            self[i]
+            for i in np.unique(
+                np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(int)
+            ).tolist()
+        ]
 
 
 class Free(Request):
@@ -103,16 +117,28 @@ class Free(Request):
         self._lengths = length if isinstance(length, tuple) else (int(length), int(length))
         is_text = tokenizer.vocab.complement is None
         if is_text and motifs:
-            raise ValueError("motif is for models of DNA; for text give prompt= or a template with [MASK]")
+            raise ValueError(
+                "motif is for models of DNA; for text give prompt= or a template with [MASK]"
+            )
 
         @lru_cache(maxsize=64)
         def pattern(length: int) -> Pattern:
-            return text_pattern(tokenizer, prompt, length) if is_text else dna_pattern(tokenizer, length, prompt, motifs, "prompt")
+            return (
+                text_pattern(tokenizer, prompt, length)
+                if is_text
+                else dna_pattern(tokenizer, length, prompt, motifs, "prompt")
+            )
 
         self._pattern, self._has_motifs = pattern, bool(motifs)
-        lengths = sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
+        lengths = (
+            sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
+        )
         for n in lengths:
-            check_has_masks(pattern(n), tokenizer.vocab.mask_id, f"{'motif' if motifs else 'prompt'} at length {n}")
+            check_has_masks(
+                pattern(n),
+                tokenizer.vocab.mask_id,
+                f"{'motif' if motifs else 'prompt'} at length {n}",
+            )
 
     def _length(self, number: int) -> int:
         low, high = self._lengths
@@ -156,7 +182,12 @@ class Templates(Request):
     ) -> None:
         for name, pattern in patterns:
             check_has_masks(pattern, mask_id, f"template {name}")
-        self.patterns, self.num_groups, self.each, self.designed = list(patterns), len(patterns), each, designed
+        self.patterns, self.num_groups, self.each, self.designed = (
+            list(patterns),
+            len(patterns),
+            each,
+            designed,
+        )
         self.start = start
 
     @override
@@ -164,7 +195,9 @@ class Templates(Request):
         name, pattern = self.patterns[number // self.each]
         span = (0, len(pattern.ids))
         start = None if self.start is None else self.start[number]
-        return Target(f"{name}_{number % self.each + 1}", pattern, span, self.designed or span, {}, start)
+        return Target(
+            f"{name}_{number % self.each + 1}", pattern, span, self.designed or span, {}, start
+        )
 
     @property
     @override
@@ -177,7 +210,11 @@ def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
     """Raise a ValueError if a pattern has no masked position; the message calls the pattern `what`."""
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
-        raise ValueError(f"{what} leaves nothing to generate; give {way}" if len(pattern.ids) else f"{what} is empty")
+        raise ValueError(
+            f"{what} leaves nothing to generate; give {way}"
+            if len(pattern.ids)
+            else f"{what} is empty"
+        )
 
 
 def from_text(
@@ -203,12 +240,21 @@ def from_text(
             raise ValueError("length is missing; give a length or a template")
         return Free(tokenizer, num_samples, length, seed, prompt, motifs)
     if prompt or length is not None:
-        raise ValueError("a template defines the beginning and the length of a sequence; leave prompt and length out")
-    return Templates([("template", template_pattern(tokenizer, template, motifs))], num_samples, tokenizer.vocab.mask_id)
+        raise ValueError(
+            "a template defines the beginning and the length of a sequence; leave prompt and length out"
+        )
+    return Templates(
+        [("template", template_pattern(tokenizer, template, motifs))],
+        num_samples,
+        tokenizer.vocab.mask_id,
+    )
 
 
 def starting_from(
-    tokenizer: Tokenizer, sequences: Sequence[tuple[str, str]], each: int, patterns: Sequence[Pattern] | None = None
+    tokenizer: Tokenizer,
+    sequences: Sequence[tuple[str, str]],
+    each: int,
+    patterns: Sequence[Pattern] | None = None,
 ) -> Request:
     """The request for `each` changed versions of given (name, sequence) pairs of DNA.
 
@@ -234,7 +280,9 @@ def starting_from(
         fits = np.where(free, allowed_letters(tokenizer)[pattern.codes, ids], ids == pattern.ids)
         if len(wrong := np.flatnonzero(~fits)):
             letter, position = tokenizer.decode(ids[wrong[:1]]), wrong[0] + 1
-            raise ValueError(f"start: {name} has {letter} at position {position}, which its template does not allow there")
+            raise ValueError(
+                f"start: {name} has {letter} at position {position}, which its template does not allow there"
+            )
         found.append((name, pattern))
         starts += [ids] * each
     if not found:
@@ -242,7 +290,9 @@ def starting_from(
     return Templates(found, each, tokenizer.vocab.mask_id, start=starts)
 
 
-def check_request(max_length: int | None, num_samples: int, length: int, otherwise: str = "") -> tuple[int, int]:
+def check_request(
+    max_length: int | None, num_samples: int, length: int, otherwise: str = ""
+) -> tuple[int, int]:
     """The number and the length of samples as integers; a length of more than `max_length` (None is any) is a ValueError.
 
     Its message gives `otherwise`, which ends in a comma, as what the user can do about it.

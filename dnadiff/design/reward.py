@@ -38,7 +38,9 @@ class Reward(Configurable, ABC):
         Raises:
             ValueError: if it has no gradient.
         """
-        raise ValueError(f"reward {type(self).__name__} has no gradient; choose another reward, or a method that needs none")
+        raise ValueError(
+            f"reward {type(self).__name__} has no gradient; choose another reward, or a method that needs none"
+        )
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if it does not take sequences of `length` bases; called before anything is sampled."""
@@ -93,14 +95,18 @@ class Toward(Reward):
         return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
 
 
-def as_reward(reward: Reward | Callable[[Sequence[str]], ArrayLike], target: float | None = None) -> Reward:
+def as_reward(
+    reward: Reward | Callable[[Sequence[str]], ArrayLike], target: float | None = None
+) -> Reward:
     """A reward from a reward or a function, with the target value if there is one.
 
     Raises:
         ValueError: if it is not callable.
     """
     if not callable(reward):
-        raise ValueError(f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each")
+        raise ValueError(
+            f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each"
+        )
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
     return made if target is None else Toward(made, number("target", target))
 
@@ -115,7 +121,9 @@ class CountedReward:
     def __init__(self, reward: Reward) -> None:
         self.reward, self.calls = reward, 0
         self._is_checked = self._is_gradient_checked = False
-        self._known: dict[str, float] = {}  # rewards of the first calls, until there are two sequences to check
+        self._known: dict[
+            str, float
+        ] = {}  # rewards of the first calls, until there are two sequences to check
 
     @property
     def name(self) -> str:
@@ -143,9 +151,13 @@ class CountedReward:
         self._check_values(sequences, values)
         shape = (len(sequences), len(sequences[0]), 4)
         if slopes.shape != shape:
-            raise ValueError(f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: sequences, positions and bases")
+            raise ValueError(
+                f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: sequences, positions and bases"
+            )
         if not np.isfinite(slopes).all():
-            raise ValueError(f"reward {self.name} has a gradient that is not finite; choose a method that needs none")
+            raise ValueError(
+                f"reward {self.name} has a gradient that is not finite; choose a method that needs none"
+            )
         if not self._is_gradient_checked:
             self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
             self._is_gradient_checked = True
@@ -156,10 +168,14 @@ class CountedReward:
         try:
             return function(list(sequences))
         except Exception as error:
-            raise ValueError(f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: {error}"
+            ) from error
 
     def _evaluated(self, sequences: Sequence[str]) -> Values:
-        values = self._called(sequences, lambda given: np.asarray(self.reward(given), dtype=np.float64))
+        values = self._called(
+            sequences, lambda given: np.asarray(self.reward(given), dtype=np.float64)
+        )
         self._check_values(sequences, values)
         return values
 
@@ -169,7 +185,9 @@ class CountedReward:
                 f"reward {self.name} returned an array of shape {values.shape} for {len(sequences)} sequences; return one number for each"
             )
         if len(wrong := np.flatnonzero(~np.isfinite(values))):
-            raise ValueError(f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only")
+            raise ValueError(
+                f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only"
+            )
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
         # Once: the first sequence by itself, and all in the reverse order, which is repeated as soon as a different sequence arrives.
@@ -191,4 +209,6 @@ class CountedReward:
 
 
 def _short(sequence: str) -> str:
-    return sequence if len(sequence) <= _SHOWN else f"{sequence[:_SHOWN]}... ({len(sequence)} letters)"
+    return (
+        sequence if len(sequence) <= _SHOWN else f"{sequence[:_SHOWN]}... ({len(sequence)} letters)"
+    )

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
 _METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # Keys and their defaults.
-_ONLY_WITH_REWARD = {"target": None, "start": None, "report": None, "real": None, "beta": 10.0, "num_draws": 8, "method": _METHOD}
+_ONLY_WITH_REWARD = {
+    "target": None,
+    "start": None,
+    "report": None,
+    "real": None,
+    "beta": 10.0,
+    "num_draws": 8,
+    "method": _METHOD,
+}
 _REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 log = logging.getLogger("dnadiff")
 
@@ -36,27 +44,44 @@ def check(config: Config) -> None:
     """Check the combination of options; raises ValueError naming the key."""
     if not is_design(config):
         if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
-            raise ValueError(f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)")
+            raise ValueError(
+                f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)"
+            )
         return
     if config["report"] is not None and not config["report"].lower().endswith(".html"):
-        raise ValueError(f"report {config['report']} has another format; its name must end in .html")
+        raise ValueError(
+            f"report {config['report']} has another format; its name must end in .html"
+        )
     if config["real"] is not None and config["report"] is None:
-        raise ValueError("real= has the sequences that the page of report= compares designs with; set report=report.html too")
+        raise ValueError(
+            "real= has the sequences that the page of report= compares designs with; set report=report.html too"
+        )
     if config["gc"] is not None:
-        raise ValueError("gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted")
+        raise ValueError(
+            "gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted"
+        )
     if config["num_draws"] % 2:
-        raise ValueError(f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves the bounds out")
+        raise ValueError(
+            f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves the bounds out"
+        )
     method = method_of(config)
     if config["start"] is not None and not method.changes_given:
-        raise ValueError(f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis")
+        raise ValueError(
+            f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis"
+        )
     if config["resample"] and not method.has_weights:
         raise ValueError(
             f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc, svdd or resample_move"
         )
     if config["start"] is not None and (
-        config["infill"] is not None or config["length"] is not None or config["prompt"] or config["motif"]
+        config["infill"] is not None
+        or config["length"] is not None
+        or config["prompt"]
+        or config["motif"]
     ):
-        raise ValueError("start= has complete sequences; leave infill, length, prompt and motif out, and fix positions with template=")
+        raise ValueError(
+            "start= has complete sequences; leave infill, length, prompt and motif out, and fix positions with template="
+        )
 
 
 def method_of(config: Config) -> DesignMethod:
@@ -65,12 +90,17 @@ def method_of(config: Config) -> DesignMethod:
 
     method = build(config["method"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(method, DesignMethod):
-        raise ValueError(f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)")
+        raise ValueError(
+            f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)"
+        )
     return method
 
 
 def make_designer(
-    config: Config, generator: ConditionalSampler, request: Request, longest_match: LongestMatch | None
+    config: Config,
+    generator: ConditionalSampler,
+    request: Request,
+    longest_match: LongestMatch | None,
 ) -> tuple[Designer, dict[str, Json]]:
     """The designer of a configuration, and what its designs depend on.
 
@@ -83,13 +113,21 @@ def make_designer(
 
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(reward, Reward):
-        raise ValueError(f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)")
+        raise ValueError(
+            f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)"
+        )
     goal = as_reward(reward, config["target"])
-    made = Designer(generator, method_of(config), goal, config["beta"], config["num_draws"], longest_match)
+    made = Designer(
+        generator, method_of(config), goal, config["beta"], config["num_draws"], longest_match
+    )
     made.check_request(request, config["batch_size"])
-    log.info("designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)")
+    log.info(
+        "designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)"
+    )
     if made.has_weights(request) is None and made.constrains(request):
-        log.info("these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)")
+        log.info(
+            "these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)"
+        )
     keys = ("reward", "target", "method", "beta", "num_draws")
     return made, {
         **{key: shown_addresses(without_trust(config[key])) for key in keys},
@@ -105,24 +143,37 @@ def without_trust(settings: Json) -> Json:
     return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
 
 
-def start_request(config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None) -> Request:
+def start_request(
+    config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None
+) -> Request:
     """The request for designs that begin with the sequences of `start=`; raises ValueError as `starting_from`."""
     from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.design.request import starting_from
 
-    given = [(record.name, record.sequence.decode("ascii")) for record in read_fasta(config["start"])]
-    return starting_from(tokenizer, given, config["num_samples"], None if patterns is None else [pattern for _, pattern in patterns])
+    given = [
+        (record.name, record.sequence.decode("ascii")) for record in read_fasta(config["start"])
+    ]
+    return starting_from(
+        tokenizer,
+        given,
+        config["num_samples"],
+        None if patterns is None else [pattern for _, pattern in patterns],
+    )
 
 
 def add_totals(totals: Json, about: Mapping[str, Json]) -> None:
     """Add the rewards of a batch to the totals of a run."""
     best = totals["reward_best"]
     totals["reward_sum"] += about["reward_sum"]
-    totals["reward_best"] = about["reward_best"] if best is None else max(about["reward_best"], best)
+    totals["reward_best"] = (
+        about["reward_best"] if best is None else max(about["reward_best"], best)
+    )
     totals["reward_calls"] += about["reward_calls"]
 
 
-def summary(config: Config, totals: Mapping[str, Json], generated: int, output: Path) -> dict[str, Json]:
+def summary(
+    config: Config, totals: Mapping[str, Json], generated: int, output: Path
+) -> dict[str, Json]:
     """The entry `design` of the JSON file; `beta` is null if the method has none.
 
     With `resample=true` the mean and the best reward are those of the records written.
@@ -135,7 +186,9 @@ def summary(config: Config, totals: Mapping[str, Json], generated: int, output: 
         proposals, written = {"proposals": {"mean": mean, "best": best}}, written_rewards(output)
         mean, best = sum(written) / len(written), max(written)
     keys = ("reward", "target", "method", "beta", "start")
-    about = {key: shown_addresses(config[key]) for key in keys} | ({} if method_of(config).uses_beta else {"beta": None})
+    about = {key: shown_addresses(config[key]) for key in keys} | (
+        {} if method_of(config).uses_beta else {"beta": None}
+    )
     return {**about, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
 
 
@@ -144,12 +197,19 @@ def written_rewards(path: Path) -> list[float]:
     from dnadiff.design.output import is_compressed, open_bytes
 
     with open_bytes(path, is_compressed(path)) as file:
-        return [float(found[1]) for line in file if line[:1] in b">{" and (found := _REWARD.search(line))]
+        return [
+            float(found[1])
+            for line in file
+            if line[:1] in b">{" and (found := _REWARD.search(line))
+        ]
 
 
 def rows(design: Mapping[str, Json], generated: int) -> list[tuple[str, str]]:
     """Rows of the closing table."""
     return [
         ("reward", f"{design['mean']:.4f} on average, {design['best']:.4f} at best"),
-        ("reward calls", f"{design['calls']:,} ({design['calls'] / generated:.1f} for each design)"),
+        (
+            "reward calls",
+            f"{design['calls']:,} ({design['calls'] / generated:.1f} for each design)",
+        ),
     ]

@@ -24,12 +24,16 @@ FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
 _MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
-_MAX_MASKS = 10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
+_MAX_MASKS = (
+    10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
+)
 
 _CODE_OF_BYTE = np.zeros(256, np.uint8)
 for _letter, _code in CODES.items():
     _CODE_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _code
-_COMPLEMENT = np.array([sum(8 >> bit for bit in range(4) if code >> bit & 1) for code in range(16)], np.uint8)
+_COMPLEMENT = np.array(
+    [sum(8 >> bit for bit in range(4) if code >> bit & 1) for code in range(16)], np.uint8
+)
 _BASES_IN = np.array([bin(code).count("1") for code in range(16)])
 
 
@@ -75,7 +79,9 @@ def codes_of(text: str, what: str) -> NDArray[np.uint8]:
     """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and the first one's 1-based position."""
     codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if len(wrong := np.flatnonzero(codes == 0)):
-        raise ValueError(f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; allowed are {', '.join(CODES)}")
+        raise ValueError(
+            f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; allowed are {', '.join(CODES)}"
+        )
     return codes
 
 
@@ -88,24 +94,42 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     if motif is None:
         return []
     if not isinstance(motif, (str, list, tuple)):
-        raise ValueError(f"motif {motif!r} must be a string or a list of strings, such as 'motif=[TATAAT@100,CCAAT@-40:-]'")
+        raise ValueError(
+            f"motif {motif!r} must be a string or a list of strings, such as 'motif=[TATAAT@100,CCAAT@-40:-]'"
+        )
     found = []
     for one in [motif] if isinstance(motif, str) else motif:
         match = _MOTIF.fullmatch(str(one).strip())
         if match is None or not match[1]:
-            raise ValueError(f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in TATAAT@100 or CCAAT@-40:-")
+            raise ValueError(
+                f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in TATAAT@100 or CCAAT@-40:-"
+            )
         codes = codes_of(match[1], f"motif {one}")
-        found.append(Motif(str(one).strip(), _COMPLEMENT[codes[::-1]] if match[3] == "-" else codes, int(match[2])))
+        found.append(
+            Motif(
+                str(one).strip(),
+                _COMPLEMENT[codes[::-1]] if match[3] == "-" else codes,
+                int(match[2]),
+            )
+        )
     return found
 
 
-def dna_pattern(tokenizer: Tokenizer, length: int, letters: str = "", motifs: Sequence[Motif] = (), what: str = "template") -> Pattern:
+def dna_pattern(
+    tokenizer: Tokenizer,
+    length: int,
+    letters: str = "",
+    motifs: Sequence[Motif] = (),
+    what: str = "template",
+) -> Pattern:
     """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters `what`.
 
     A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory constraints are a ValueError.
     """
     if len(letters) > length:
-        raise ValueError(f"prompt has {len(letters)} letters and length is {length}; set length to more than that")
+        raise ValueError(
+            f"prompt has {len(letters)} letters and length is {length}; set length to more than that"
+        )
     codes = np.full(length, FREE, np.uint8)
     codes[: len(letters)] = codes_of(letters, what)
     owner: dict[int, str] = {}
@@ -136,7 +160,11 @@ def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -
 def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
     fixed = _BASES_IN[codes] == 1
     bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
-    ids = np.where(fixed, dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64), tokenizer.vocab.mask_id)
+    ids = np.where(
+        fixed,
+        dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64),
+        tokenizer.vocab.mask_id,
+    )
     shown = np.where(fixed, np.frombuffer(b"ACGT", np.uint8)[bases], 0).astype(np.uint8)
     given = np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
     named = _BASES_IN[_CODE_OF_BYTE[given]] == 1
@@ -154,13 +182,20 @@ def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> 
     parts: list[NDArray] = []
     for match in _MASK.finditer(text):
         if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
-            raise ValueError(f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MAX_MASKS}]")
-        parts += [_encoded(tokenizer, text[at : match.start()]), np.full(int(match[1] or 1), mask_id)]
+            raise ValueError(
+                f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MAX_MASKS}]"
+            )
+        parts += [
+            _encoded(tokenizer, text[at : match.start()]),
+            np.full(int(match[1] or 1), mask_id),
+        ]
         at = match.end()
     ids = np.concatenate([*parts, _encoded(tokenizer, text[at:])]).astype(np.int64)
     if length is not None:
         if len(ids) > length:
-            raise ValueError(f"prompt has {len(ids)} tokens and length is {length}; set length to more than that")
+            raise ValueError(
+                f"prompt has {len(ids)} tokens and length is {length}; set length to more than that"
+            )
         ids = np.concatenate([ids, np.full(length - len(ids), mask_id)])
     return Pattern(ids, np.full(len(ids), FREE, np.uint8))
 
@@ -172,7 +207,9 @@ def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
 def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
     """The tokenizer, if it is one of DNA; a ValueError if it is one of text."""
     if not isinstance(tokenizer, DNATokenizer):
-        raise ValueError(f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}")
+        raise ValueError(
+            f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}"
+        )
     return tokenizer
 
 
@@ -185,7 +222,14 @@ def allowed_letters(tokenizer: Tokenizer) -> NDArray[np.bool_]:
         return table
     for code in range(1, 16):
         table[code] = False
-        table[code, [int(dna_tokenizer(tokenizer).ids_from_bases([base])[0]) for base in range(4) if code >> base & 1]] = True
+        table[
+            code,
+            [
+                int(dna_tokenizer(tokenizer).ids_from_bases([base])[0])
+                for base in range(4)
+                if code >> base & 1
+            ],
+        ] = True
     return table
 
 

@@ -49,11 +49,20 @@ class SampleWork(Work):
         if self.gc is None:
             return None
         found = gc_tilt.fit(self.generator, self.request, self.gc, self.seed, self.batch_size)
-        return {"log_odds": found.tilt, "pilot": found.reached, "calls": found.nfe, "rows": found.rows}
+        return {
+            "log_odds": found.tilt,
+            "pilot": found.reached,
+            "calls": found.nfe,
+            "rows": found.rows,
+        }
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        generator = self.generator if self.prepared is None else self.generator.with_tilt(self.prepared["log_odds"])
+        generator = (
+            self.generator
+            if self.prepared is None
+            else self.generator.with_tilt(self.prepared["log_odds"])
+        )
         first, before = start + skip, time.monotonic()
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
             result = self._result(generator, batch, first)
@@ -70,10 +79,17 @@ class SampleWork(Work):
             if self.weighted and batch.log_weight is not None:
                 about["log_weight"] = f"{batch.log_weight[i]:.6f}"
             content += self.write(target.name, generator.text(target, sequence), about)
-        totals: dict[str, Json] = {"nfe": batch.nfe, "rows": batch.rows, "tokens": sum(len(x) for x in batch.tokens)}
+        totals: dict[str, Json] = {
+            "nfe": batch.nfe,
+            "rows": batch.rows,
+            "tokens": sum(len(x) for x in batch.tokens),
+        }
         if self.gc is not None:
             totals["gc"] = list(generator.gc(batch))
         if batch.rewards is not None:
-            totals |= {"reward_sum": float(batch.rewards.sum()), "reward_best": float(batch.rewards.max())}
+            totals |= {
+                "reward_sum": float(batch.rewards.sum()),
+                "reward_best": float(batch.rewards.max()),
+            }
             totals["reward_calls"] = batch.reward_calls
         return Result(len(numbers), content, totals)

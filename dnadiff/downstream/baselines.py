@@ -55,13 +55,19 @@ class SklearnModel(TaskModel):
 
     @override
     def describe(self) -> dict[str, Json]:
-        return super().describe() | {key: value for key, value in vars(self).items() if key not in self.not_settings}
+        return super().describe() | {
+            key: value for key, value in vars(self).items() if key not in self.not_settings
+        }
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        train, valid, test = (self.features(items, data.stranded) for items in (data.train, data.valid, data.test))
+        train, valid, test = (
+            self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
+        )
         models = data.target.fit(data.train.labels).estimators
-        best, self.fit_info = models.select(self.candidates(models), train, data.train.labels, valid, data.valid.labels)
+        best, self.fit_info = models.select(
+            self.candidates(models), train, data.train.labels, valid, data.valid.labels
+        )
         self.valid_predictions = models.predict(best, valid)
         return models.predict(best, test)
 
@@ -76,13 +82,20 @@ class KmerLogistic(SklearnModel):
         strengths: values of scikit-learn's C, or of 1 / alpha of ridge regression, to choose from; the larger, the weaker the penalty.
     """
 
-    def __init__(self, tokenizer: DNATokenizer, k: int = 6, strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)) -> None:
+    def __init__(
+        self,
+        tokenizer: DNATokenizer,
+        k: int = 6,
+        strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0),
+    ) -> None:
         super().__init__(tokenizer)
         self.k, self.strengths = k, tuple(strengths)
 
     @override
     def features(self, items: Items, stranded: bool) -> csr_matrix:
-        return kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded).sqrt()
+        return kmer_counts(
+            self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded
+        ).sqrt()
 
     @override
     def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
@@ -98,13 +111,21 @@ class KmerBoosting(SklearnModel):
         rounds: numbers of trees per class to choose from.
     """
 
-    def __init__(self, tokenizer: DNATokenizer, k: int = 4, rounds: Sequence[int] = (50, 100, 200), rate: float = 0.1) -> None:
+    def __init__(
+        self,
+        tokenizer: DNATokenizer,
+        k: int = 4,
+        rounds: Sequence[int] = (50, 100, 200),
+        rate: float = 0.1,
+    ) -> None:
         super().__init__(tokenizer)
         self.k, self.rounds, self.rate = k, tuple(rounds), rate
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
-        counts = kmer_counts(self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded)
+        counts = kmer_counts(
+            self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded
+        )
         if not stranded:
             kmers = np.arange(4**self.k, dtype=np.uint64)
             counts = counts[:, np.flatnonzero(kmers <= reverse_complement_codes(kmers, self.k))]
@@ -130,7 +151,11 @@ class LengthAlone(SklearnModel):
 
 def length_alone(data: TaskData) -> dict[str, float] | None:
     """Validation accuracy of the length alone and of the most frequent class, if the length is clearly better: by .05 and three standard errors."""
-    if data.target.primary != ClassTarget.primary or data.min_length == data.max_length or not len(data.valid):
+    if (
+        data.target.primary != ClassTarget.primary
+        or data.min_length == data.max_length
+        or not len(data.valid)
+    ):
         return None
     model, labels = LengthAlone(DNATokenizer()), data.valid.labels
     model.fit_predict(replace(data, test=data.valid.select(torch.arange(1))))
@@ -146,7 +171,11 @@ class GCAlone(SklearnModel):
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
-        bases = np.where(np.arange(items.ids.shape[1]) < items.lengths.numpy()[:, None], self.bases(items.ids.numpy()), UNKNOWN)
+        bases = np.where(
+            np.arange(items.ids.shape[1]) < items.lengths.numpy()[:, None],
+            self.bases(items.ids.numpy()),
+            UNKNOWN,
+        )
         known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
@@ -174,8 +203,16 @@ def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bo
         if both_strands:
             kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
         start = np.flatnonzero(known)
-        return csr_matrix((np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))), shape=(rows, 4**k))
+        return csr_matrix(
+            (np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))),
+            shape=(rows, 4**k),
+        )
 
-    step = max(1, _BLOCK // (bases.shape[1] + 1))  # rows at once: one long sequence does not set the memory for all
-    parts = [counted(bases[first : first + step], lengths[first : first + step]) for first in range(0, len(bases), step)]
+    step = max(
+        1, _BLOCK // (bases.shape[1] + 1)
+    )  # rows at once: one long sequence does not set the memory for all
+    parts = [
+        counted(bases[first : first + step], lengths[first : first + step])
+        for first in range(0, len(bases), step)
+    ]
     return vstack(parts, format="csr") if parts else csr_matrix((0, 4**k))

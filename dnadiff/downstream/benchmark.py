@@ -24,9 +24,18 @@ class GenomicBenchmark(LabeledTask):
     """
 
     def __init__(
-        self, path: str, name: str, genome: str | None = None, skip_missing: bool = False, **settings: Unpack[LabeledTaskSettings]
+        self,
+        path: str,
+        name: str,
+        genome: str | None = None,
+        skip_missing: bool = False,
+        **settings: Unpack[LabeledTaskSettings],
     ) -> None:
-        self.path, self.genome, self.skip_missing = str(path), genome, boolean("task.skip_missing", skip_missing)
+        self.path, self.genome, self.skip_missing = (
+            str(path),
+            genome,
+            boolean("task.skip_missing", skip_missing),
+        )
         super().__init__(name, **settings)
 
     @override
@@ -47,12 +56,21 @@ class GenomicBenchmark(LabeledTask):
         path = expand_user(self.path)
         if (path / METADATA).is_file():
             if self.genome is None:
-                raise ValueError(f"{self.path} holds intervals; set task.genome to the FASTA file of their assembly")
+                raise ValueError(
+                    f"{self.path} holds intervals; set task.genome to the FASTA file of their assembly"
+                )
             return IntervalTask(self.path, self.genome, skip_missing=self.skip_missing)
         if any((path / part).is_dir() for part in ("train", "test")):
             return FolderTask(self.path)
         if not path.exists():
-            raise FileNotFoundError(f"{self.path} does not exist; set task.path to the downloaded folder of {self.name}, or to a table")
+            raise FileNotFoundError(
+                f"{self.path} does not exist; set task.path to the downloaded folder of {self.name}, or to a table"
+            )
         header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
-        sequence, label, split = (next((name for name in names if name in header), None) for names in (SEQUENCE, LABEL, SPLIT))
-        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1], None if path.is_dir() else split)
+        sequence, label, split = (
+            next((name for name in names if name in header), None)
+            for names in (SEQUENCE, LABEL, SPLIT)
+        )
+        return CsvTask(
+            self.path, sequence or SEQUENCE[0], label or LABEL[1], None if path.is_dir() else split
+        )

@@ -60,4 +60,6 @@ def fitted_plan(batches: int, seconds: float, speed: Speed) -> TrainingPlan:
     part = int((seconds / MIN_EPOCHS - speed.validation) / speed.step)
     if part >= MIN_STEPS:
         return TrainingPlan(MIN_EPOCHS, part)
-    return TrainingPlan(fewest, min(batches, max(MIN_STEPS, int((seconds - speed.validation) / speed.step))))
+    return TrainingPlan(
+        fewest, min(batches, max(MIN_STEPS, int((seconds - speed.validation) / speed.step)))
+    )

@@ -38,12 +38,28 @@ class Entry(NamedTuple):
     more: dict[str, Json]
 
 
-def compute_key(settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]) -> str | None:
+def compute_key(
+    settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
+) -> str | None:
     """32 hexadecimal digits for a reader with these settings on these files; None if one of the files has just changed."""
-    about = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for file in files]
-    if time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9 < _MIN_AGE:
+    about = [
+        (
+            str(file.resolve()),
+            (stat := file.stat()).st_size,
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+            stat.st_ino,
+        )
+        for file in files
+    ]
+    if (
+        time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9
+        < _MIN_AGE
+    ):
         return None
-    description = json.dumps([FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str)
+    description = json.dumps(
+        [FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str
+    )
     return hashlib.sha256(description.encode()).hexdigest()[:32]
 
 
@@ -56,8 +72,13 @@ def load(key: str) -> Entry | None:
         stored = read_npz(path)
         about = json_object(str(stored["about"]), path)
         sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
-        labels, parts = ([about[f"{name}_names"][number] for number in stored[name]] for name in ("labels", "parts"))
-        if stored["lengths"].sum() == len(stored["ids"]) and len(sequences) == len(labels) == len(parts):
+        labels, parts = (
+            [about[f"{name}_names"][number] for number in stored[name]]
+            for name in ("labels", "parts")
+        )
+        if stored["lengths"].sum() == len(stored["ids"]) and len(sequences) == len(labels) == len(
+            parts
+        ):
             return Entry(sequences, labels, parts, about["more"])
     log.info(f"{path} is damaged; the task is read again")
     return None

@@ -33,7 +33,9 @@ def pooled_width(backbone: Backbone, stranded: bool) -> int:
     return backbone.d_model // 2 if is_strand_invariant(backbone, stranded) else backbone.d_model
 
 
-def pool_features(backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True) -> Tensor:
+def pool_features(
+    backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True
+) -> Tensor:
     """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)` is False on padding.
 
     Unless the class is `stranded`, the features of a network that reads both strands are averaged over the strands: (B, D/2).
@@ -73,9 +75,13 @@ class SequenceClassifier(nn.Module, ABC):
         training, device = self.training, next(self.parameters()).device
         self.eval()
         result = torch.empty(len(items), self.num_classes)
-        for index, strands in strand_batches(items, batch_size, self.vocab, both_strands and not self.invariant):
+        for index, strands in strand_batches(
+            items, batch_size, self.vocab, both_strands and not self.invariant
+        ):
             given = [batch.to(device) for batch in strands]
-            result[index] = self.target.predictions([self(ids, valid) for ids, valid, _ in given]).cpu()
+            result[index] = self.target.predictions(
+                [self(ids, valid) for ids, valid, _ in given]
+            ).cpu()
         self.train(training)
         return result
 
@@ -93,21 +99,38 @@ class Classifier(SequenceClassifier):
     """
 
     def __init__(
-        self, backbone: Backbone | None, head: Head, stranded: bool = True, inputs: HeadInputs | None = None, vocab: Vocab | None = None
+        self,
+        backbone: Backbone | None,
+        head: Head,
+        stranded: bool = True,
+        inputs: HeadInputs | None = None,
+        vocab: Vocab | None = None,
     ) -> None:
         super().__init__()
         known = vocab if backbone is None else backbone.vocab
         if known is None:
             raise ValueError("a classifier without a network needs a vocabulary: pass vocab")
         self.vocab = known
-        self.backbone, self.head, self.stranded, self.inputs = backbone, head, stranded, inputs or HeadInputs()
+        self.backbone, self.head, self.stranded, self.inputs = (
+            backbone,
+            head,
+            stranded,
+            inputs or HeadInputs(),
+        )
         self.num_classes = head.num_outputs
         self.invariant = backbone is not None and is_strand_invariant(backbone, stranded)
 
     @property
     def max_length(self) -> int | None:
         """Longest sequence that it takes; None for any."""
-        limits = [limit for limit in (self.head.fixed_length, None if self.backbone is None else self.backbone.max_length) if limit]
+        limits = [
+            limit
+            for limit in (
+                self.head.fixed_length,
+                None if self.backbone is None else self.backbone.max_length,
+            )
+            if limit
+        ]
         return min(limits, default=None)
 
     @override
@@ -143,10 +166,15 @@ def build_classifier(
     inputs.check(backbone)
     bases = inputs.bases_width(backbone.vocab)
     widths = [inputs.width(backbone, backbone.vocab, stranded) - bases, *([bases] if bases else [])]
-    heads = [build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust) for width in widths]
+    heads = [
+        build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust)
+        for width in widths
+    ]
     for made in heads:
         if not isinstance(made, Head):
-            raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
+            raise ValueError(
+                f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)"
+            )
     return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
 
 
@@ -154,7 +182,9 @@ def check_head(head: Config, data: TaskData) -> None:
     """Raise ValueError if a head does not take the lengths of a task."""
     kind = locate(head.get("_target_"), None)
     if not isinstance(kind, type) or not issubclass(kind, Head):
-        raise ValueError(f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)")
+        raise ValueError(
+            f"head {head.get('_target_')} is not a head (dnadiff.downstream.head.base.Head)"
+        )
     kind.check_lengths(data.min_length, data.max_length)
 
 
@@ -167,10 +197,14 @@ def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
     if num_layers is None:
         return backbone
     if backbone.trunk is None:
-        raise ValueError(f"a {type(backbone).__name__} has no list of layers to cut; leave layer at null")
+        raise ValueError(
+            f"a {type(backbone).__name__} has no list of layers to cut; leave layer at null"
+        )
     total = len(backbone.trunk)
     if not 0 < num_layers <= total:
-        raise ValueError(f"layer {num_layers} is not one of this network's {total}; set layer to 1..{total}, or to null for all")
+        raise ValueError(
+            f"layer {num_layers} is not one of this network's {total}; set layer to 1..{total}, or to null for all"
+        )
     del backbone.trunk[num_layers:]
     return backbone
 

@@ -21,7 +21,10 @@ def canonical_key(bases: np.ndarray) -> bytes:
 def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
     """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered in order of appearance."""
     number: dict[bytes, int] = {}
-    return np.array([number.setdefault(canonical_key(bases), len(number)) for bases in sequences], dtype=np.int64)
+    return np.array(
+        [number.setdefault(canonical_key(bases), len(number)) for bases in sequences],
+        dtype=np.int64,
+    )
 
 
 def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
@@ -34,14 +37,20 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
 
     copies = cluster_copies(sequences)
     _, first = np.unique(copies, return_index=True)
-    found = [(kmers[known], np.full(int(known.sum()), copies[i])) for i in first for kmers, known in [canonical(sequences[i], k)]]
+    found = [
+        (kmers[known], np.full(int(known.sum()), copies[i]))
+        for i in first
+        for kmers, known in [canonical(sequences[i], k)]
+    ]
     kmers = np.concatenate([k for k, _ in found] or [np.empty(0, np.uint64)])
     owners = np.concatenate([o for _, o in found] or [np.empty(0, np.int64)])
     order = np.argsort(kmers, kind="stable")
     kmers, owners = kmers[order], owners[order]
     same = np.flatnonzero(kmers[1:] == kmers[:-1])
     size = len(first)
-    edges = coo_matrix((np.ones(len(same), bool), (owners[same], owners[same + 1])), shape=(size, size))
+    edges = coo_matrix(
+        (np.ones(len(same), bool), (owners[same], owners[same + 1])), shape=(size, size)
+    )
     return connected_components(edges, directed=False)[1].astype(np.int64)[copies]
 
 
@@ -51,11 +60,18 @@ def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     from scipy.sparse.csgraph import connected_components
 
     size = int(first.max()) + 1
-    edges = coo_matrix((np.ones(len(first), bool), (first, size + second)), shape=(size + int(second.max()) + 1,) * 2)
-    return np.unique(connected_components(edges, directed=False)[1][first], return_inverse=True)[1].astype(np.int64)
+    edges = coo_matrix(
+        (np.ones(len(first), bool), (first, size + second)),
+        shape=(size + int(second.max()) + 1,) * 2,
+    )
+    return np.unique(connected_components(edges, directed=False)[1][first], return_inverse=True)[
+        1
+    ].astype(np.int64)
 
 
-def sample_clusters(clusters: np.ndarray, fraction: float, random: np.random.Generator) -> np.ndarray:
+def sample_clusters(
+    clusters: np.ndarray, fraction: float, random: np.random.Generator
+) -> np.ndarray:
     """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items together, but neither none nor all of them.
 
     A cluster that would exceed the fraction is skipped; if all would, the smallest is taken.
@@ -75,7 +91,9 @@ def sample_clusters(clusters: np.ndarray, fraction: float, random: np.random.Gen
     return np.isin(clusters, names[chosen or [int(np.argmin(sizes))]])
 
 
-def assign_folds(clusters: np.ndarray, labels: np.ndarray, num_folds: int, random: np.random.Generator) -> np.ndarray:
+def assign_folds(
+    clusters: np.ndarray, labels: np.ndarray, num_folds: int, random: np.random.Generator
+) -> np.ndarray:
     """The fold of each item, (S,) int64: clusters stay together, and folds have about equal size and class frequencies.
 
     Larger clusters are placed first, each into the fold with the fewest items of the cluster's most frequent class.
@@ -85,7 +103,9 @@ def assign_folds(clusters: np.ndarray, labels: np.ndarray, num_folds: int, rando
     """
     names, index, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(names) < num_folds:
-        raise ValueError(f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, or set task.protocol=fixed")
+        raise ValueError(
+            f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, or set task.protocol=fixed"
+        )
     composition = np.zeros((len(names), int(labels.max()) + 1), np.int64)
     np.add.at(composition, (index, labels), 1)
     order = random.permutation(len(names))

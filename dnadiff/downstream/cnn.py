@@ -47,10 +47,14 @@ class CNN(SequenceClassifier):
         self.embedding = nn.Embedding(vocab.size, _EMBEDDING, padding_idx=vocab.pad_id)
         widths = (_EMBEDDING, *_CHANNELS)
         blocks = [
-            nn.Sequential(nn.Conv1d(a, b, _KERNEL), nn.BatchNorm1d(b), nn.ReLU(), nn.MaxPool1d(2)) for a, b in itertools.pairwise(widths)
+            nn.Sequential(nn.Conv1d(a, b, _KERNEL), nn.BatchNorm1d(b), nn.ReLU(), nn.MaxPool1d(2))
+            for a, b in itertools.pairwise(widths)
         ]
         self.body = nn.Sequential(*blocks, nn.Flatten())
-        self.head = nn.Sequential(nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN), nn.Linear(_HIDDEN, num_classes))
+        self.head = nn.Sequential(
+            nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN),
+            nn.Linear(_HIDDEN, num_classes),
+        )
 
     @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -63,7 +67,9 @@ class CNN(SequenceClassifier):
 class PublishedCNN(NetworkModel):
     """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
 
-    def __init__(self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[TrainingSettings]) -> None:
+    def __init__(
+        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[TrainingSettings]
+    ) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab
 

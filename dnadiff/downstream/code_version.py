@@ -18,7 +18,15 @@ from dnadiff.config import Json
 
 # Given items, division and weights, which have digests of their own, predictions depend on nothing else in the package.
 SOURCES = (
-    *("backbone", "downstream", "kernels", "training/optim.py", "training/collector.py", "data/tokenizer.py", "data/nucleotides.py"),
+    *(
+        "backbone",
+        "downstream",
+        "kernels",
+        "training/optim.py",
+        "training/collector.py",
+        "data/tokenizer.py",
+        "data/nucleotides.py",
+    ),
     *("draws.py", "kmers.py", "vocab.py"),
 )
 _SUFFIXES = (".py", ".cpp", ".h")
@@ -43,7 +51,10 @@ def code_version(network: type | None = None, config: Json = None) -> dict[str, 
         "dnadiff": __version__,
         "code": digest.hexdigest()[:12],
         "torch": torch.__version__,
-        **{name: importlib.metadata.version(name) for name in ("lightning", "scikit-learn", "numpy", "scipy")},
+        **{
+            name: importlib.metadata.version(name)
+            for name in ("lightning", "scikit-learn", "numpy", "scipy")
+        },
     }
 
 
@@ -51,7 +62,9 @@ def _modules(config: Json) -> Iterator[str]:
     """The modules of the `_target_`s of a configuration."""
     if isinstance(config, Mapping):
         parts = str(config.get("_target_", "")).split(".")
-        names = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))  # a target can be a method of a class
+        names = (
+            ".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)
+        )  # a target can be a method of a class
         yield from [name for name in names if name in sys.modules][:1]
         config = list(config.values())
     if isinstance(config, list):

@@ -33,7 +33,11 @@ class Combination(ABC):
 
     @abstractmethod
     def combine(
-        self, predictions: Mapping[str, Sequence[Prediction]], data: TaskData, protocol: FixedSplit, seeds: Sequence[int]
+        self,
+        predictions: Mapping[str, Sequence[Prediction]],
+        data: TaskData,
+        protocol: FixedSplit,
+        seeds: Sequence[int],
     ) -> list[Prediction]:
         """The predictions of the row, one for each run.
 
@@ -50,7 +54,11 @@ class SeedAverage(Combination):
 
     @override
     def combine(
-        self, predictions: Mapping[str, Sequence[Prediction]], data: TaskData, protocol: FixedSplit, seeds: Sequence[int]
+        self,
+        predictions: Mapping[str, Sequence[Prediction]],
+        data: TaskData,
+        protocol: FixedSplit,
+        seeds: Sequence[int],
     ) -> list[Prediction]:
         runs = predictions[self.model]
         mean = data.target.averaged([run.predictions for run in runs], [1 / len(runs)] * len(runs))
@@ -69,30 +77,55 @@ class Stack(Combination):
 
     @override
     def combine(
-        self, predictions: Mapping[str, Sequence[Prediction]], data: TaskData, protocol: FixedSplit, seeds: Sequence[int]
+        self,
+        predictions: Mapping[str, Sequence[Prediction]],
+        data: TaskData,
+        protocol: FixedSplit,
+        seeds: Sequence[int],
     ) -> list[Prediction]:
         first, second = predictions[self.first], predictions[self.second]
-        return [self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number]) for number, run in enumerate(first)]
+        return [
+            self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number])
+            for number, run in enumerate(first)
+        ]
 
-    def _stacked(self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int) -> Prediction:
-        result, chosen, start = torch.empty_like(first.predictions, dtype=torch.float64), list[dict[str, Json]](), 0
+    def _stacked(
+        self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int
+    ) -> Prediction:
+        result, chosen, start = (
+            torch.empty_like(first.predictions, dtype=torch.float64),
+            list[dict[str, Json]](),
+            0,
+        )
         for one in protocol.rounds(data, seed):
             labels = one.data.valid.labels
             part = slice(start, start + len(labels))
             start = part.stop
             target = one.data.target.fit(one.data.train.labels)
-            weight = best_weight(self._valid(first, self.first)[part], self._valid(second, self.second)[part], labels, target)
-            result[one.tested] = target.averaged([run.predictions[one.tested] for run in (first, second)], [weight, 1 - weight])
+            weight = best_weight(
+                self._valid(first, self.first)[part],
+                self._valid(second, self.second)[part],
+                labels,
+                target,
+            )
+            result[one.tested] = target.averaged(
+                [run.predictions[one.tested] for run in (first, second)], [weight, 1 - weight]
+            )
             chosen.append({"chosen": {f"weight of {self.first}": weight}})
         return Prediction(result, first.seconds + second.seconds, chosen, folds=first.folds)
 
     def _valid(self, run: Prediction, model: str) -> Tensor:
         if run.valid_predictions is None:
-            raise ValueError(f"stack=true: {model} has no predictions of validation items; set stack=false")
+            raise ValueError(
+                f"stack=true: {model} has no predictions of validation items; set stack=false"
+            )
         return run.valid_predictions
 
 
 def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarget) -> float:
     """The weight of the first model with the lowest loss of the target; in a tie, the one closest to 1/2."""
-    losses = {weight: target.valid_loss(target.averaged([first, second], [weight, 1 - weight]), labels) for weight in WEIGHTS}
+    losses = {
+        weight: target.valid_loss(target.averaged([first, second], [weight, 1 - weight]), labels)
+        for weight in WEIGHTS
+    }
     return min(losses, key=lambda weight: (round(losses[weight], 9), abs(weight - 0.5)))

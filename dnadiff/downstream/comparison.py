@@ -41,19 +41,40 @@ def compare(
             **target.details(scored[name]),
             "seconds": round(sum(run.seconds for run in runs), 1),
             "found": [run.fit_info for run in runs],
-            "subsets": {subset: _subset(target, runs, labels, mask, groups) for subset, mask in (subsets or {}).items()},
+            "subsets": {
+                subset: _subset(target, runs, labels, mask, groups)
+                for subset, mask in (subsets or {}).items()
+            },
         }
     differences = []
     for a, b in pairs:
-        of_subsets = {name: _subset(target, predictions[a], labels, mask, groups, predictions[b]) for name, mask in (subsets or {}).items()}
-        differences.append(_difference(target, a, b, scored, groups) | ({"subsets": of_subsets} if of_subsets else {}))
+        of_subsets = {
+            name: _subset(target, predictions[a], labels, mask, groups, predictions[b])
+            for name, mask in (subsets or {}).items()
+        }
+        differences.append(
+            _difference(target, a, b, scored, groups)
+            | ({"subsets": of_subsets} if of_subsets else {})
+        )
     return {"models": reports, "differences": differences}
 
 
-def _scored(target: TaskTarget, runs: Sequence[Prediction], labels: np.ndarray, mask: np.ndarray | None = None) -> list[Json]:
+def _scored(
+    target: TaskTarget,
+    runs: Sequence[Prediction],
+    labels: np.ndarray,
+    mask: np.ndarray | None = None,
+) -> list[Json]:
     """The predictions of some items, prepared for the metrics."""
     rows = slice(None) if mask is None else mask
-    return [target.scored(run.predictions.numpy()[rows], labels[rows], None if run.folds is None else run.folds[rows]) for run in runs]
+    return [
+        target.scored(
+            run.predictions.numpy()[rows],
+            labels[rows],
+            None if run.folds is None else run.folds[rows],
+        )
+        for run in runs
+    ]
 
 
 def resampled_units(tested: Items) -> str:
@@ -83,11 +104,18 @@ def _are_few(groups: np.ndarray) -> bool:
     return len(np.unique(groups)) < MIN_BLOCKS < len(groups)
 
 
-def _primary(target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None) -> dict[str, Json]:
+def _primary(
+    target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None
+) -> dict[str, Json]:
     """The metric that models are compared by, with its interval and its value for each run."""
     interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
     each = [metric_values(run, {target.primary: metric})[target.primary] for run in runs]
-    return {target.primary: interval.value, "low": interval.low, "high": interval.high, "per_seed": each}
+    return {
+        target.primary: interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "per_seed": each,
+    }
 
 
 def _subset(
@@ -99,20 +127,42 @@ def _subset(
     baseline: Sequence[Prediction] | None = None,
 ) -> dict[str, Json]:
     """The primary metric on some items, or the difference from the runs of a baseline; None without items."""
-    size, chosen, key = int(mask.sum()), None if groups is None else groups[mask], target.primary if baseline is None else "difference"
+    size, chosen, key = (
+        int(mask.sum()),
+        None if groups is None else groups[mask],
+        target.primary if baseline is None else "difference",
+    )
     if not size:
         return {"items": 0, key: None, "low": None, "high": None}
     first, second = (_scored(target, each or (), labels, mask) for each in (runs, baseline))
     found = target.interval(first, second or None, groups=chosen)
-    few = chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS  # too few to resample; single items would give too narrow an interval
-    return {"items": size, key: found.value, "low": None if few else found.low, "high": None if few else found.high}
+    few = (
+        chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS
+    )  # too few to resample; single items would give too narrow an interval
+    return {
+        "items": size,
+        key: found.value,
+        "low": None if few else found.low,
+        "high": None if few else found.high,
+    }
 
 
 def _difference(
-    target: TaskTarget, a: str, b: str, scored: Mapping[str, Sequence[ScoredRun]], groups: np.ndarray | None
+    target: TaskTarget,
+    a: str,
+    b: str,
+    scored: Mapping[str, Sequence[ScoredRun]],
+    groups: np.ndarray | None,
 ) -> dict[str, Json]:
     interval = target.interval(scored[a], scored[b], groups=groups)
     conclusion = verdict(interval.low, interval.high, above="better", below="worse")
     p_value = target.p_value(scored[a], scored[b], groups=groups)
     ends = {"low": interval.low, "high": interval.high}
-    return {"a": a, "b": b, "difference": interval.value, **ends, "verdict": conclusion, "p_value": p_value}
+    return {
+        "a": a,
+        "b": b,
+        "difference": interval.value,
+        **ends,
+        "verdict": conclusion,
+        "p_value": p_value,
+    }

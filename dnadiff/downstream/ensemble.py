@@ -65,11 +65,24 @@ class ClassifierEnsemble:
         batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.target, self.members, self.tokenizer, self.path = target, tuple(members), tokenizer, path
-        self.task, self.longest, self.batch_size, self.device = task, longest, batch_size, torch.device(device)
+        self.target, self.members, self.tokenizer, self.path = (
+            target,
+            tuple(members),
+            tokenizer,
+            path,
+        )
+        self.task, self.longest, self.batch_size, self.device = (
+            task,
+            longest,
+            batch_size,
+            torch.device(device),
+        )
         for member in self.members:
             member.classifier.to(device).eval()
-        self.stranded, self.limits = self.members[0].classifier.stranded, limits_of([member.classifier for member in members])
+        self.stranded, self.limits = (
+            self.members[0].classifier.stranded,
+            limits_of([member.classifier for member in members]),
+        )
         self.head_inputs = self.members[0].classifier.inputs
 
     @property
@@ -94,12 +107,17 @@ class ClassifierEnsemble:
         """
         if is_sequence(sequences):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        queries = (Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters)) for i, letters in enumerate(sequences))
+        queries = (
+            Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters))
+            for i, letters in enumerate(sequences)
+        )
         found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
         return self.target.predicted(np.concatenate([empty, *found], axis=1))
 
-    def contrasts(self, name: str | None = None, batch_size: int | None = None) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    def contrasts(
+        self, name: str | None = None, batch_size: int | None = None
+    ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
         """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or column, for each seed.
 
         Classes are compared by their log-odds, labels by theirs, values on the scale of the transform.
@@ -115,14 +133,18 @@ class ClassifierEnsemble:
 
         def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
             queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
-            found = np.concatenate([self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)], axis=1)
+            found = np.concatenate(
+                [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)], axis=1
+            )
             return self.target.contrast(torch.from_numpy(found).double())[..., number].numpy()
 
         return predict
 
     def number_of(self, name: str | None) -> int:
         """The number of a class or column; None is the only one, or the second of two classes. ValueError if there is none of that name."""
-        if name is None and (len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)):
+        if name is None and (
+            len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)
+        ):
             name = self.classes[-1]
         if name not in self.classes:
             got = "is missing" if name is None else f"{name!r} is not predicted by this model"
@@ -131,7 +153,9 @@ class ClassifierEnsemble:
 
     def window_of(self, window: int | None) -> int:
         """The bases of a window: those of the longest sequence of the task, unless given; ValueError for a length that is not accepted."""
-        window = self.longest if window is None else optional_integer("window", window) or self.longest
+        window = (
+            self.longest if window is None else optional_integer("window", window) or self.longest
+        )
         self.limits.check_window(window)
         return window
 
@@ -146,16 +170,23 @@ class ClassifierEnsemble:
         return ids
 
     def classify(
-        self, queries: Sequence[Query], batch_size: int | None = None, report: Callable[[int], None] = lambda tokens: None
+        self,
+        queries: Sequence[Query],
+        batch_size: int | None = None,
+        report: Callable[[int], None] = lambda tokens: None,
     ) -> Predicted:
         """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
         batch_size = optional_integer("batch_size", batch_size) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
-        items = Items.from_sequences([query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id)
+        items = Items.from_sequences(
+            [query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id
+        )
         return self.target.predicted(np.stack(list(self._each_seed(items, batch_size, report))))
 
-    def _each_seed(self, items: Items, batch_size: int, report: Callable[[int], None]) -> Iterator[np.ndarray]:
+    def _each_seed(
+        self, items: Items, batch_size: int, report: Callable[[int], None]
+    ) -> Iterator[np.ndarray]:
         for member in self.members:
             yield member.classifier.predict(items, batch_size, not self.stranded).numpy()
             report(int(items.lengths.sum()))

@@ -32,7 +32,9 @@ class Validation(NamedTuple):
     score: ValidScore
 
 
-def validate(classifier: SequenceClassifier, items: Items, batch_size: int, stranded: bool) -> Validation:
+def validate(
+    classifier: SequenceClassifier, items: Items, batch_size: int, stranded: bool
+) -> Validation:
     """The predictions of validation items and their score; `batch_size` is that of training."""
     predictions = classifier.predict(items, EVALUATION * batch_size, not stranded)
     return Validation(predictions, classifier.target.valid_score(predictions, items.labels))
@@ -71,12 +73,24 @@ class FineTuningModule(lightning.LightningModule):
     ) -> None:
         super().__init__()
         self.classifier, self.data = classifier, data
-        self.lr, self.weight_decay, self.warmup, self.batch_size = lr, weight_decay, warmup, batch_size
-        self.seed, self.report, self.patience, self.budget = seed, report, patience, budget or Budget(None)
+        self.lr, self.weight_decay, self.warmup, self.batch_size = (
+            lr,
+            weight_decay,
+            warmup,
+            batch_size,
+        )
+        self.seed, self.report, self.patience, self.budget = (
+            seed,
+            report,
+            patience,
+            budget or Budget(None),
+        )
         self.layer_decay, self.mixup = layer_decay, mixup
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
-        self.best_valid: Tensor | None = None  # predictions of the validation items under the best weights
+        self.best_valid: Tensor | None = (
+            None  # predictions of the validation items under the best weights
+        )
         self.start = start
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
@@ -92,13 +106,22 @@ class FineTuningModule(lightning.LightningModule):
     def train_dataloader(self) -> ShuffledBatches:
         both_strands = not self.data.stranded
         self.loaders.append(
-            ShuffledBatches(self.data.train, self.batch_size, self.classifier.vocab, self.seed, self.current_epoch, both_strands)
+            ShuffledBatches(
+                self.data.train,
+                self.batch_size,
+                self.classifier.vocab,
+                self.seed,
+                self.current_epoch,
+                both_strands,
+            )
         )
         return self.loaders[-1]
 
     @override
     def on_train_start(self) -> None:
-        if self.start is not None:  # here, because the weights are now on the device of the training
+        if (
+            self.start is not None
+        ):  # here, because the weights are now on the device of the training
             self.best_valid, self.best_score = self.start
             self.best_weights = copy.deepcopy(self.classifier.state_dict())
 
@@ -121,22 +144,31 @@ class FineTuningModule(lightning.LightningModule):
         return sum(loader.seconds for loader in self.loaders) / max(sum(self.step_seconds), 1e-9)
 
     @override
-    def transfer_batch_to_device(self, batch: ItemBatch, device: torch.device, dataloader_idx: int) -> ItemBatch:
+    def transfer_batch_to_device(
+        self, batch: ItemBatch, device: torch.device, dataloader_idx: int
+    ) -> ItemBatch:
         return batch.to(device)
 
     @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
         if not self.mixup:
-            return self.classifier.target.loss(self.classifier(batch.ids, batch.valid), batch.labels)
-        return self._mixed_loss(batch, draw_mixture(self.mixup, len(batch.labels), self.seed, self.global_step))
+            return self.classifier.target.loss(
+                self.classifier(batch.ids, batch.valid), batch.labels
+            )
+        return self._mixed_loss(
+            batch, draw_mixture(self.mixup, len(batch.labels), self.seed, self.global_step)
+        )
 
     def _mixed_loss(self, batch: ItemBatch, mixture: Mixture) -> Tensor:
         if not isinstance(self.classifier, Classifier):
             raise ValueError(
                 f"mixup {self.mixup:g} needs a head on features, which a {type(self.classifier).__name__} has not; set mixup=0"
             )
-        outputs, loss = mixed_logits(self.classifier, batch.ids, batch.valid, mixture), self.classifier.target.loss
+        outputs, loss = (
+            mixed_logits(self.classifier, batch.ids, batch.valid, mixture),
+            self.classifier.target.loss,
+        )
         other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
         return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
 
@@ -159,7 +191,11 @@ class FineTuningModule(lightning.LightningModule):
         if self.budget.left < 0 and self.global_step >= MIN_STEPS:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
-            self.best_score, self.best_weights, self.best_epoch = score, copy.deepcopy(self.classifier.state_dict()), self.num_epochs
+            self.best_score, self.best_weights, self.best_epoch = (
+                score,
+                copy.deepcopy(self.classifier.state_dict()),
+                self.num_epochs,
+            )
             self.best_valid, self.epochs_without_improvement = predictions, 0
             return
         self.epochs_without_improvement += 1
@@ -168,12 +204,22 @@ class FineTuningModule(lightning.LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = torch.optim.AdamW(decayed_groups(self.classifier, self.lr, self.weight_decay, self.layer_decay), lr=self.lr)
-        scheduler = warmup_cosine(optimizer, int(self.trainer.estimated_stepping_batches), self.warmup)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer = torch.optim.AdamW(
+            decayed_groups(self.classifier, self.lr, self.weight_decay, self.layer_decay),
+            lr=self.lr,
+        )
+        scheduler = warmup_cosine(
+            optimizer, int(self.trainer.estimated_stepping_batches), self.warmup
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
-def train(module: FineTuningModule, plan: TrainingPlan, settings: Config, max_steps: int = -1) -> None:
+def train(
+    module: FineTuningModule, plan: TrainingPlan, settings: Config, max_steps: int = -1
+) -> None:
     """Run the training loop.
 
     Args:

@@ -18,14 +18,27 @@ from dnadiff.checks import integer, optional_integer
 from dnadiff.config import Config, Json
 from dnadiff.downstream.adapter.lora import LoRA
 from dnadiff.downstream.budget import MAX_EPOCHS, Budget, automatic_plan
-from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, SequenceClassifier, build_classifier, check_length
+from dnadiff.downstream.classifier import (
+    MEAN_HEAD,
+    Classifier,
+    SequenceClassifier,
+    build_classifier,
+    check_length,
+)
 from dnadiff.downstream.fine_tuning_module import FineTuningModule, train, validate
 from dnadiff.downstream.freezing import Frozen
 from dnadiff.downstream.head_inputs import HeadInputs
 from dnadiff.downstream.head_training import train_head
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.model import EVALUATION, Report, TaskModel, no_report
-from dnadiff.downstream.rate_search import MIN_TRIAL_STEPS, TRIAL_SHARE, ShortRun, Trials, find_rate_and_plan, search_steps
+from dnadiff.downstream.rate_search import (
+    MIN_TRIAL_STEPS,
+    TRIAL_SHARE,
+    ShortRun,
+    Trials,
+    find_rate_and_plan,
+    search_steps,
+)
 from dnadiff.downstream.target.base import TaskTarget, ValidScore
 from dnadiff.draws import hash64
 
@@ -86,9 +99,14 @@ class NetworkModel(TaskModel):
         mixup: float = 0.0,
     ) -> None:
         self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
-        self.epochs, self.batch_size = optional_integer("epochs", epochs), integer("batch_size", batch_size)
+        self.epochs, self.batch_size = (
+            optional_integer("epochs", epochs),
+            integer("batch_size", batch_size),
+        )
         if minutes is not None and epochs is not None:
-            raise ValueError(f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of them out")
+            raise ValueError(
+                f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of them out"
+            )
         self.optimization: dict[str, Json] = {
             "weight_decay": weight_decay,
             "warmup": warmup,
@@ -97,7 +115,10 @@ class NetworkModel(TaskModel):
         self.changes: dict[str, Json] = {"layer_decay": layer_decay, "mixup": mixup}
         self.balanced = balanced
         self.minutes = minutes
-        self.trainer: Config = {"devices": 1, **(trainer or {})}  # Lightning's default, all devices, would divide the batches
+        self.trainer: Config = {
+            "devices": 1,
+            **(trainer or {}),
+        }  # Lightning's default, all devices, would divide the batches
         self.valid_score = ValidScore(-1.0, 0.0)
         self._trained: SequenceClassifier | None = None
 
@@ -105,14 +126,23 @@ class NetworkModel(TaskModel):
     def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
         """The classifier before training; ValueError if the task does not fit it."""
 
-    def prepare(self, classifier: SequenceClassifier, data: TaskData, seed: int, budget: Budget, report: Report) -> dict[str, Json]:
+    def prepare(
+        self,
+        classifier: SequenceClassifier,
+        data: TaskData,
+        seed: int,
+        budget: Budget,
+        report: Report,
+    ) -> dict[str, Json]:
         """Train the head of a new classifier alone; returns what was done, for `fit_info`, and nothing where `head_epochs` is 0."""
         if self.head_epochs == 0:
             return {}
         assert isinstance(classifier, Classifier)
         classifier.to(self.device)
         decay, width = self.optimization["weight_decay"], self.stored_width
-        return train_head(classifier, data, self.head_epochs, self.batch_size, decay, seed, budget, report, width)
+        return train_head(
+            classifier, data, self.head_epochs, self.batch_size, decay, seed, budget, report, width
+        )
 
     @override
     def check(self, data: TaskData) -> None:
@@ -122,12 +152,28 @@ class NetworkModel(TaskModel):
     @override
     def describe(self) -> dict[str, Json]:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
-        settings = {"lr": lr, "epochs": self.epochs, "batch_size": self.batch_size, **self.optimization}
-        changes = {**self.changes, "balanced": self.balanced, "head_epochs": self.head_epochs, "stored_width": self.stored_width}
+        settings = {
+            "lr": lr,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            **self.optimization,
+        }
+        changes = {
+            **self.changes,
+            "balanced": self.balanced,
+            "head_epochs": self.head_epochs,
+            "stored_width": self.stored_width,
+        }
         changed = {name: value for name, value in changes.items() if value != _OFF[name]}
         trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
         limit = {} if self.minutes is None else {"minutes": self.minutes}
-        return super().describe() | settings | changed | limit | ({"trainer": trainer} if trainer else {})
+        return (
+            super().describe()
+            | settings
+            | changed
+            | limit
+            | ({"trainer": trainer} if trainer else {})
+        )
 
     @override
     def num_steps(self, data: TaskData) -> int:
@@ -135,7 +181,9 @@ class NetworkModel(TaskModel):
         if self.minutes is not None:
             return MAX_EPOCHS * batches
         steps = automatic_plan(batches).steps if self.epochs is None else self.epochs * batches
-        return steps + sum(search_steps(len(self.rates), max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps))))
+        return steps + sum(
+            search_steps(len(self.rates), max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps)))
+        )
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
@@ -143,9 +191,17 @@ class NetworkModel(TaskModel):
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
         prepared = self.prepare(classifier, data, seed, budget, report)
-        first = validate(classifier, data.valid, self.batch_size, data.stranded) if prepared else None
+        first = (
+            validate(classifier, data.valid, self.batch_size, data.stranded) if prepared else None
+        )
         start = copy.deepcopy(classifier.state_dict())
-        settings = {**self.optimization, **self.changes, "batch_size": self.batch_size, "seed": seed, "report": report}
+        settings = {
+            **self.optimization,
+            **self.changes,
+            "batch_size": self.batch_size,
+            "seed": seed,
+            "report": report,
+        }
 
         def short_run(lr: float) -> ShortRun:
             classifier.load_state_dict(start)
@@ -156,7 +212,9 @@ class NetworkModel(TaskModel):
         if found.searched or budget.is_limited:
             log.info(f"{data.name}, seed {seed}: {found}")
         classifier.load_state_dict(start)
-        module = FineTuningModule(classifier, data, found.lr, **settings, budget=budget, start=first)
+        module = FineTuningModule(
+            classifier, data, found.lr, **settings, budget=budget, start=first
+        )
         train(module, found.plan, self.trainer)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
@@ -164,7 +222,10 @@ class NetworkModel(TaskModel):
         self.valid_score, self.valid_predictions = module.best_score, module.best_valid
         self.fit_info = {**prepared, **found.describe(), **_describe_fit(module)}
         if found.searched:
-            self.fit_info = {**self.fit_info, "chosen": {"lr": found.lr, "batch_size": self.batch_size}}
+            self.fit_info = {
+                **self.fit_info,
+                "chosen": {"lr": found.lr, "batch_size": self.batch_size},
+            }
         return classifier.eval()
 
     def _target(self, data: TaskData) -> TaskTarget:
@@ -254,7 +315,11 @@ class FineTunedModel(NetworkModel):
             described["inputs"] = asdict(self.inputs)
         if self.frozen != Frozen():
             described["frozen"] = self.frozen._asdict()
-        return described if self.adapter is None else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
+        return (
+            described
+            if self.adapter is None
+            else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
+        )
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
@@ -270,7 +335,14 @@ class FineTunedModel(NetworkModel):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        classifier = build_classifier(backbone, self.head, self.inputs, data.target.num_outputs, data.max_length, data.stranded)
+        classifier = build_classifier(
+            backbone,
+            self.head,
+            self.inputs,
+            data.target.num_outputs,
+            data.max_length,
+            data.stranded,
+        )
         if self.adapter is not None:
             self.adapter.attach(backbone, self.frozen.layers)
         self.frozen.apply(backbone)

@@ -30,7 +30,9 @@ class GridSearch(TaskModel):
 
     @override
     def describe(self) -> dict[str, Json]:
-        return super().describe() | {"candidates": [model.describe() for _, model in self.candidates]}
+        return super().describe() | {
+            "candidates": [model.describe() for _, model in self.candidates]
+        }
 
     @override
     def check(self, data: TaskData) -> None:
@@ -44,10 +46,16 @@ class GridSearch(TaskModel):
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[dict[str, Json]] = []
-        best: tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier, Tensor | None] | None = None
+        best: (
+            tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier, Tensor | None]
+            | None
+        ) = None
         for settings, model in self.candidates:
             classifier, score = model.fit(data, seed, report), model.valid_score
-            settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that the model chose
+            settings = {
+                **settings,
+                **model.fit_info.get("chosen", {}),
+            }  # a rate that the model chose
             tried.append({**settings, **model.record(score, data)})
             if best is None or score > best[0]:  # only the best classifier stays in memory
                 best = score, settings, model, classifier, model.valid_predictions

@@ -37,16 +37,24 @@ class HeadInputs:
     length: bool = False
 
     @classmethod
-    def of(cls, layers: Sequence[int] = (), one_hot: bool = False, length: bool = False) -> HeadInputs:
+    def of(
+        cls, layers: Sequence[int] = (), one_hot: bool = False, length: bool = False
+    ) -> HeadInputs:
         """Checked values of a configuration; raises ValueError."""
         numbers = tuple(checks.integer("inputs.layers", layer) for layer in layers)
-        return cls(numbers, checks.boolean("inputs.one_hot", one_hot), checks.boolean("inputs.length", length))
+        return cls(
+            numbers,
+            checks.boolean("inputs.one_hot", one_hot),
+            checks.boolean("inputs.length", length),
+        )
 
     def describe(self) -> str:
         """What the head reads besides the features, in words; empty if there is nothing."""
         parts = [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
         parts += ["the bases"] * self.one_hot
-        parts += ["the length, which can reveal the class (inputs.length=true; compare with baselines=all)"] * self.length
+        parts += [
+            "the length, which can reveal the class (inputs.length=true; compare with baselines=all)"
+        ] * self.length
         return ", ".join(parts)
 
     def check(self, backbone: Backbone) -> None:
@@ -55,15 +63,23 @@ class HeadInputs:
             return
         name = type(backbone).__name__
         if backbone.trunk is None or backbone.reads_both_strands:
-            raise ValueError(f"inputs.layers {list(self.layers)}: the layers of a {name} cannot be read one by one; set inputs.layers=[]")
+            raise ValueError(
+                f"inputs.layers {list(self.layers)}: the layers of a {name} cannot be read one by one; set inputs.layers=[]"
+            )
         if max(self.layers) > len(backbone.trunk):
-            raise ValueError(f"inputs.layers {max(self.layers)} is not one of the {len(backbone.trunk)} layers of this {name}")
+            raise ValueError(
+                f"inputs.layers {max(self.layers)} is not one of the {len(backbone.trunk)} layers of this {name}"
+            )
 
     def width(self, backbone: Backbone | None, vocab: Vocab, stranded: bool) -> int:
         """Channels of each position."""
         own = 0
         if backbone is not None:
-            own = backbone.d_model // 2 if backbone.reads_both_strands and not stranded else backbone.d_model
+            own = (
+                backbone.d_model // 2
+                if backbone.reads_both_strands and not stranded
+                else backbone.d_model
+            )
             own += len(self.layers) * backbone.d_model
         return own + self.length * LENGTH_WIDTH + self.bases_width(vocab)
 
@@ -71,7 +87,14 @@ class HeadInputs:
         """The number of last channels that are the bases."""
         return len(vocab.emitted) if self.one_hot else 0
 
-    def read(self, backbone: Backbone | None, vocab: Vocab, ids: Tensor, valid: Tensor | None, stranded: bool) -> list[Tensor]:
+    def read(
+        self,
+        backbone: Backbone | None,
+        vocab: Vocab,
+        ids: Tensor,
+        valid: Tensor | None,
+        stranded: bool,
+    ) -> list[Tensor]:
         """Features (B, L, D) float32, of the given strand; of a network that reads both, one for each strand as it is read there.
 
         The strands of an unstranded task are exchanged by the reverse complement of the sequence, so that a mean over the results of a
@@ -83,21 +106,38 @@ class HeadInputs:
             features = backbone.features(ids, valid=valid).float()
         if stranded or not backbone.reads_both_strands:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
-        lengths = torch.full((len(ids),), ids.shape[1], device=ids.device) if valid is None else valid.sum(1)
+        lengths = (
+            torch.full((len(ids),), ids.shape[1], device=ids.device)
+            if valid is None
+            else valid.sum(1)
+        )
         first, second = rc.strands(features)
         place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
-        second = second.gather(1, place[..., None].expand_as(second))  # from its own beginning, with the padding at its end
+        second = second.gather(
+            1, place[..., None].expand_as(second)
+        )  # from its own beginning, with the padding at its end
         other = reverse_complement_rows(ids, lengths, vocab)
-        return [self._with_tokens([first], vocab, ids, valid), self._with_tokens([second], vocab, other, valid)]
+        return [
+            self._with_tokens([first], vocab, ids, valid),
+            self._with_tokens([second], vocab, other, valid),
+        ]
 
-    def _with_tokens(self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None) -> Tensor:
+    def _with_tokens(
+        self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None
+    ) -> Tensor:
         if self.length:
             count = ids.new_full((len(ids),), ids.shape[1]) if valid is None else valid.sum(1)
-            parts.append(length_features(count, _LENGTH_WAVES)[:, None].expand(-1, ids.shape[1], -1))
+            parts.append(
+                length_features(count, _LENGTH_WAVES)[:, None].expand(-1, ids.shape[1], -1)
+            )
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
             # An embedding, so that gradients with respect to the bases are found as those of a network (`dnadiff.reward.predicted`).
-            parts.append(nn.functional.embedding(ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()))
+            parts.append(
+                nn.functional.embedding(
+                    ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()
+                )
+            )
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     @contextmanager
@@ -107,8 +147,12 @@ class HeadInputs:
         handles = []
         for number, layer in enumerate(self.layers):
 
-            def keep(module: nn.Module, inputs: object, output: _Output, number: int = number) -> None:
-                found[number] = output  # nothing is computed here: activation checkpointing runs the layer again without the hook
+            def keep(
+                module: nn.Module, inputs: object, output: _Output, number: int = number
+            ) -> None:
+                found[number] = (
+                    output  # nothing is computed here: activation checkpointing runs the layer again without the hook
+                )
 
             assert backbone.trunk is not None
             handles.append(backbone.trunk[layer - 1].register_forward_hook(keep))

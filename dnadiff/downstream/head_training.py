@@ -52,22 +52,35 @@ class StoredFeatures:
         lengths = self.valid[rows].sum(1)
         longest = int(lengths.max())
         valid = None if int(lengths.min()) == longest else self.valid[rows, :longest]
-        return classifier.logits([one[rows, :longest].float() for one in self.strands], valid), self.labels[rows]
+        return classifier.logits(
+            [one[rows, :longest].float() for one in self.strands], valid
+        ), self.labels[rows]
 
 
 class Clock:
     """The part of a training that is over, by its steps or by its wall-clock time."""
 
-    def __init__(self, steps: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, steps: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.steps, self.seconds, self.clock, self.start = steps, seconds, clock, clock()
 
     def progress(self, step: int) -> float:
         """From 0 to 1, which is the end; without time, the end."""
-        return min(1.0, max(step / self.steps, (self.clock() - self.start) / self.seconds)) if self.seconds > 0 else 1.0
+        return (
+            min(1.0, max(step / self.steps, (self.clock() - self.start) / self.seconds))
+            if self.seconds > 0
+            else 1.0
+        )
 
 
 def read_features(
-    classifier: Classifier, batches: Iterable[ItemBatch], number: int, length: int, seconds: float, report: Report
+    classifier: Classifier,
+    batches: Iterable[ItemBatch],
+    number: int,
+    length: int,
+    seconds: float,
+    report: Report,
 ) -> StoredFeatures:
     """The features of the first `number` sequences of at most `length` tokens; reading stops early after `seconds` (and one batch)."""
     end, device = time.monotonic() + seconds, next(classifier.parameters()).device
@@ -79,7 +92,10 @@ def read_features(
         with torch.no_grad():
             features = classifier.read(ids, mask)
         # Small numbers, because they follow the last norm of the network: float16 holds them.
-        strands = strands or [torch.zeros(number, length, one.shape[-1], dtype=torch.float16, device=device) for one in features]
+        strands = strands or [
+            torch.zeros(number, length, one.shape[-1], dtype=torch.float16, device=device)
+            for one in features
+        ]
         rows = slice(count, count + len(of_batch))
         for stored, one in zip(strands, features):
             stored[rows, : ids.shape[1]] = one
@@ -115,18 +131,30 @@ def train_head(
         width: channels of all strands whose storage limits the number of sequences; None is what the head reads.
         budget: reading takes at most a quarter of what is left of it (but one batch of each part), and training 30 % of the rest.
     """
-    longest = max(int(items.lengths.max()) for items in (data.train, data.valid))  # not of test items, which decide nothing
+    longest = max(
+        int(items.lengths.max()) for items in (data.train, data.valid)
+    )  # not of test items, which decide nothing
     fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, width))
     if fitting < BATCH_SIZE:
-        log.info(f"{data.name}: the head is not trained alone, because the features of only {fitting} sequences fit into memory")
+        log.info(
+            f"{data.name}: the head is not trained alone, because the features of only {fitting} sequences fit into memory"
+        )
         return {}
     batch_size = min(BATCH_SIZE, EVALUATION * batch_size)
-    train, valid = _train_and_valid(classifier, data, fitting, longest, batch_size, seed, READ_SHARE * budget.left, report)
+    train, valid = _train_and_valid(
+        classifier, data, fitting, longest, batch_size, seed, READ_SHARE * budget.left, report
+    )
     head, batches = classifier.head, math.ceil(len(train) / batch_size)
-    steps = batches * (min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))) if epochs is None else epochs)
+    steps = batches * (
+        min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))) if epochs is None else epochs
+    )
     clock = Clock(steps, TRAIN_SHARE * budget.left)
     optimizer = torch.optim.AdamW(parameter_groups(head, weight_decay))
-    best_loss, best_epoch, best_weights = _valid_loss(classifier, valid, batch_size), 0, copy.deepcopy(head.state_dict())
+    best_loss, best_epoch, best_weights = (
+        _valid_loss(classifier, valid, batch_size),
+        0,
+        copy.deepcopy(head.state_dict()),
+    )
     step = epoch = 0
     while clock.progress(step) < 1 and epoch - best_epoch < PATIENCE:
         head.train()
@@ -135,7 +163,12 @@ def train_head(
             if progress == 1:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = LR * min(1.0, (progress + 1 / steps) / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
+                group["lr"] = (
+                    LR
+                    * min(1.0, (progress + 1 / steps) / WARMUP)
+                    * 0.5
+                    * (1 + math.cos(math.pi * progress))
+                )
             torch.manual_seed(hash64(seed, "head dropout", step) % 2**63)
             optimizer.zero_grad()
             classifier.target.loss(*train.outputs(classifier, rows)).backward()
@@ -148,19 +181,38 @@ def train_head(
             best_loss, best_epoch, best_weights = loss, epoch, copy.deepcopy(head.state_dict())
         report(0)
     head.load_state_dict(best_weights)
-    return {"head_sequences": len(train), "head_epochs": epoch, "head_best_epoch": best_epoch, "head_valid_loss": best_loss}
+    return {
+        "head_sequences": len(train),
+        "head_epochs": epoch,
+        "head_best_epoch": best_epoch,
+        "head_valid_loss": best_loss,
+    }
 
 
 def _bytes_per_sequence(classifier: Classifier, length: int, width: int | None) -> int:
-    return 2 * length * ((2 if classifier.invariant else 1) * classifier.head.width if width is None else width)
+    return (
+        2
+        * length
+        * ((2 if classifier.invariant else 1) * classifier.head.width if width is None else width)
+    )
 
 
 def _order(number: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(number, generator=torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63))
+    return torch.randperm(
+        number,
+        generator=torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63),
+    )
 
 
 def _train_and_valid(
-    classifier: Classifier, data: TaskData, fitting: int, longest: int, batch_size: int, seed: int, seconds: float, report: Report
+    classifier: Classifier,
+    data: TaskData,
+    fitting: int,
+    longest: int,
+    batch_size: int,
+    seed: int,
+    seconds: float,
+    report: Report,
 ) -> tuple[StoredFeatures, StoredFeatures]:
     """The features of at most `fitting` sequences of each part; those of validation take a quarter of the time at most."""
     both_strands = not data.stranded and not classifier.invariant
@@ -169,10 +221,15 @@ def _train_and_valid(
     number = min(len(data.valid), MAX_VALID, fitting)
     valid_features = read_features(classifier, valid, number, longest, seconds / 4, report)
     passes = (False, True) if both_strands else (False,)
-    train = [ShuffledBatches(data.train, batch_size, classifier.vocab, seed, 0, both_strands, other) for other in passes]
+    train = [
+        ShuffledBatches(data.train, batch_size, classifier.vocab, seed, 0, both_strands, other)
+        for other in passes
+    ]
     number = min(len(data.train) * len(train), fitting)
     left = seconds - (time.monotonic() - start)
-    return read_features(classifier, itertools.chain(*train), number, longest, left, report), valid_features
+    return read_features(
+        classifier, itertools.chain(*train), number, longest, left, report
+    ), valid_features
 
 
 def _valid_loss(classifier: Classifier, valid: StoredFeatures, batch_size: int) -> float:
@@ -181,7 +238,10 @@ def _valid_loss(classifier: Classifier, valid: StoredFeatures, batch_size: int) 
     if not bool(valid.labels.isfinite().any()):
         return math.inf
     with torch.no_grad():
-        outputs = [valid.outputs(classifier, rows)[0] for rows in torch.arange(len(valid)).split(batch_size)]
+        outputs = [
+            valid.outputs(classifier, rows)[0]
+            for rows in torch.arange(len(valid)).split(batch_size)
+        ]
         predictions = classifier.target.predictions([torch.cat(outputs)])
         loss = -classifier.target.valid_score(predictions.cpu(), valid.labels.cpu()).negative_loss
     return loss if math.isfinite(loss) else math.inf

@@ -43,7 +43,11 @@ class Items:
 
     @classmethod
     def from_sequences(
-        cls, sequences: Sequence[np.ndarray], labels: Sequence[int] | np.ndarray, pad_id: int, groups: np.ndarray | None = None
+        cls,
+        sequences: Sequence[np.ndarray],
+        labels: Sequence[int] | np.ndarray,
+        pad_id: int,
+        groups: np.ndarray | None = None,
     ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
@@ -54,7 +58,9 @@ class Items:
                 "cut them (task.max_length), or leave out the longest"
             )
         ids = torch.full((len(sequences), longest), pad_id, dtype=torch.uint8)
-        ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
+        ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(
+            np.concatenate([*sequences, np.empty(0, np.uint8)])
+        )
         group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
         numbers = np.asarray(labels)
         dtype = torch.float32 if numbers.ndim > 1 else torch.int64
@@ -65,14 +71,31 @@ class Items:
 
     def select(self, index: Tensor) -> Items:
         """The items at `index` (item numbers or a boolean mask)."""
-        return Items(self.ids[index], self.lengths[index], self.labels[index], None if self.groups is None else self.groups[index])
+        return Items(
+            self.ids[index],
+            self.lengths[index],
+            self.labels[index],
+            None if self.groups is None else self.groups[index],
+        )
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""
         width = max(self.ids.shape[1], other.ids.shape[1])
-        ids = [torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id) for items in (self, other)]
-        groups = None if self.groups is None or other.groups is None else torch.cat([self.groups, other.groups])
-        return Items(torch.cat(ids), torch.cat([self.lengths, other.lengths]), torch.cat([self.labels, other.labels]), groups)
+        ids = [
+            torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id)
+            for items in (self, other)
+        ]
+        groups = (
+            None
+            if self.groups is None or other.groups is None
+            else torch.cat([self.groups, other.groups])
+        )
+        return Items(
+            torch.cat(ids),
+            torch.cat([self.lengths, other.lengths]),
+            torch.cat([self.labels, other.labels]),
+            groups,
+        )
 
 
 @dataclass(frozen=True)
@@ -109,12 +132,15 @@ class TaskData:
     @property
     def min_length(self) -> int:
         """Tokens in the shortest sequence."""
-        return min(int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items))
+        return min(
+            int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items)
+        )
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Items of each class in each part; for another target all of them."""
         return {
-            part: self.target.counts(items.labels) for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
+            part: self.target.counts(items.labels)
+            for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
         }
 
 
@@ -127,21 +153,33 @@ class ItemBatch(NamedTuple):
 
     def first(self, number: int) -> ItemBatch:
         """The first `number` items."""
-        return ItemBatch(self.ids[:number], None if self.valid is None else self.valid[:number], self.labels[:number])
+        return ItemBatch(
+            self.ids[:number],
+            None if self.valid is None else self.valid[:number],
+            self.labels[:number],
+        )
 
     def to(self, device: torch.device) -> ItemBatch:
         """The batch on a device."""
-        return ItemBatch(self.ids.to(device), None if self.valid is None else self.valid.to(device), self.labels.to(device))
+        return ItemBatch(
+            self.ids.to(device),
+            None if self.valid is None else self.valid.to(device),
+            self.labels.to(device),
+        )
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
     """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens; the padding stays on the right."""
     position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
-    return torch.where(position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id)
+    return torch.where(
+        position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id
+    )
 
 
-def make_batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None) -> ItemBatch:
+def make_batch(
+    items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None
+) -> ItemBatch:
     """The items at `index (B,)`, trimmed to the longest of them; rows with `reverse (B,)` True are reverse-complemented."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
@@ -152,12 +190,16 @@ def make_batch(items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None
     return ItemBatch(ids, valid, items.labels[index])
 
 
-def strand_batches(items: Items, batch_size: int, vocab: Vocab, both_strands: bool) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
+def strand_batches(
+    items: Items, batch_size: int, vocab: Vocab, both_strands: bool
+) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
     """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to read."""
     for index in items.lengths.argsort(stable=True).split(batch_size):
         batches = [make_batch(items, index, vocab)]
         if both_strands:
-            batches.append(make_batch(items, index, vocab, torch.ones(len(index), dtype=torch.bool)))
+            batches.append(
+                make_batch(items, index, vocab, torch.ones(len(index), dtype=torch.bool))
+            )
         yield index, batches
 
 
@@ -172,7 +214,14 @@ class ShuffledBatches:
     bucket_batches = 32
 
     def __init__(
-        self, items: Items, batch_size: int, vocab: Vocab, seed: int, epoch: int, both_strands: bool, other_strand: bool = False
+        self,
+        items: Items,
+        batch_size: int,
+        vocab: Vocab,
+        seed: int,
+        epoch: int,
+        both_strands: bool,
+        other_strand: bool = False,
     ) -> None:
         self.items, self.batch_size, self.vocab = items, batch_size, vocab
         self.both_strands, self.other_strand = both_strands, other_strand
@@ -187,7 +236,9 @@ class ShuffledBatches:
         order = torch.randperm(len(self.items), generator=generator)
         reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
         for index in self._batches(order, generator):
-            batch = make_batch(self.items, index, self.vocab, reverse[index] if self.both_strands else None)
+            batch = make_batch(
+                self.items, index, self.vocab, reverse[index] if self.both_strands else None
+            )
             self.seconds += time.perf_counter() - start
             yield batch
             start = time.perf_counter()
@@ -196,7 +247,10 @@ class ShuffledBatches:
         lengths = self.items.lengths
         if len(lengths) == 0 or bool((lengths == lengths[0]).all()):
             return list(order.split(self.batch_size))
-        buckets = [bucket[lengths[bucket].argsort(stable=True)] for bucket in order.split(self.batch_size * self.bucket_batches)]
+        buckets = [
+            bucket[lengths[bucket].argsort(stable=True)]
+            for bucket in order.split(self.batch_size * self.bucket_batches)
+        ]
         batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
@@ -204,9 +258,15 @@ class ShuffledBatches:
 def log_task(data: TaskData) -> None:
     """Log the size of the task, and what its test part shares with training."""
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
-    log.info(f"task: {data.name}, {data.target.summary}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences")
+    log.info(
+        f"task: {data.name}, {data.target.summary}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences"
+    )
     if left_out := data.notes.get("left_out_for_a_shared_kmer"):
         numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
-        log.info(f"left out of test because they share a {data.notes['shared_kmer']}-mer with training on either strand: {numbers}")
+        log.info(
+            f"left out of test because they share a {data.notes['shared_kmer']}-mer with training on either strand: {numbers}"
+        )
     if copies := data.notes.get("test_sequences_also_in_training"):
-        log.info(f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand")
+        log.info(
+            f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand"
+        )

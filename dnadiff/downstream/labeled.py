@@ -29,7 +29,14 @@ from dnadiff.kmers import MAX_K
 
 log = logging.getLogger("dnadiff")
 
-PART_NAMES = {"train": "train", "valid": "valid", "test": "test", "dev": "valid", "val": "valid", "validation": "valid"}
+PART_NAMES = {
+    "train": "train",
+    "valid": "valid",
+    "test": "test",
+    "dev": "valid",
+    "val": "valid",
+    "validation": "valid",
+}
 _CACHED = {
     "source": "source",
     "divided": "divided",
@@ -65,7 +72,9 @@ class LabeledSequences:
     notes: dict[str, Json] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
 
-    def add(self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str) -> None:
+    def add(
+        self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
+    ) -> None:
         """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a letter is not a nucleotide."""
         if not sequence:
             raise ValueError(f"{where} has an empty sequence; complete or remove it")
@@ -96,14 +105,25 @@ class Division:
     """
 
     def __init__(
-        self, found: LabeledSequences, bases: list[np.ndarray], cluster_kmer: int | None, redivide: bool, target: TaskTarget
+        self,
+        found: LabeledSequences,
+        bases: list[np.ndarray],
+        cluster_kmer: int | None,
+        redivide: bool,
+        target: TaskTarget,
     ) -> None:
         self.found, self.bases = found, bases
         self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
-        self.clusters = clusters.cluster_copies(bases) if cluster_kmer is None else clusters.cluster_by_shared_kmers(bases, cluster_kmer)
+        self.clusters = (
+            clusters.cluster_copies(bases)
+            if cluster_kmer is None
+            else clusters.cluster_by_shared_kmers(bases, cluster_kmer)
+        )
         if found.groups:
-            self.clusters = clusters.connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
+            self.clusters = clusters.connect(
+                self.clusters, np.unique(found.groups, return_inverse=True)[1]
+            )
         self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
@@ -119,7 +139,9 @@ class Division:
         """
         rows = self.rows("train")
         names, first = np.unique(self.clusters[rows], return_index=True)
-        label_of_cluster = self.strata[rows][first]  # that of its first sequence: the members may differ
+        label_of_cluster = self.strata[rows][
+            first
+        ]  # that of its first sequence: the members may differ
         labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
         for number, class_name in enumerate(self.strata_names):
             of_class = rows[labels == number]
@@ -162,7 +184,12 @@ class Division:
     def items(self, part: str, pad_id: int) -> Items:
         """The items of a part."""
         rows = self.rows(part)
-        return Items.from_sequences([self.found.sequences[row] for row in rows], self.labels[rows], pad_id, self.clusters[rows])
+        return Items.from_sequences(
+            [self.found.sequences[row] for row in rows],
+            self.labels[rows],
+            pad_id,
+            self.clusters[rows],
+        )
 
 
 class LabeledTaskSettings(TypedDict, total=False):
@@ -217,12 +244,24 @@ class LabeledTask(ABC):
         columns: Sequence[str] = ("label",),
     ) -> None:
         self.kind, self.target = kind, build_target(kind, columns, loss, transform)
-        self.name, self.protocol, self.expected = checks.name("task.name", name), protocol, dict(expected or {})
-        self.stranded, self.redivide = checks.boolean("task.stranded", stranded), checks.boolean("task.redivide", redivide)
-        self.max_length, self.seed = checks.optional_integer("task.max_length", max_length), checks.integer("task.seed", seed, 0)
+        self.name, self.protocol, self.expected = (
+            checks.name("task.name", name),
+            protocol,
+            dict(expected or {}),
+        )
+        self.stranded, self.redivide = (
+            checks.boolean("task.stranded", stranded),
+            checks.boolean("task.redivide", redivide),
+        )
+        self.max_length, self.seed = (
+            checks.optional_integer("task.max_length", max_length),
+            checks.integer("task.seed", seed, 0),
+        )
         self.cluster_kmer = checks.optional_integer("task.cluster_kmer", cluster_kmer, 1, MAX_K)
         self.test_fraction = checks.fraction("task.test_fraction", test_fraction, inclusive=False)
-        self.valid_fraction = checks.fraction("task.valid_fraction", valid_fraction, inclusive=False)
+        self.valid_fraction = checks.fraction(
+            "task.valid_fraction", valid_fraction, inclusive=False
+        )
 
     # The other attributes decide what `read` returns, and are part of the cache key.
     _of_division = (frozenset(LabeledTaskSettings.__annotations__) | {"name", "target"}) - {"kind"}
@@ -242,7 +281,9 @@ class LabeledTask(ABC):
         key = cache.compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
         if key is not None and (entry := cache.load(key)) is not None:
             fields = {name: entry.more[key] for key, name in _CACHED.items()}
-            return LabeledSequences(sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields)
+            return LabeledSequences(
+                sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields
+            )
         found = self.read(tokenizer)
         if key is not None:
             more = {key: vars(found)[name] for key, name in _CACHED.items()}
@@ -258,17 +299,31 @@ class LabeledTask(ABC):
         """
         found = self.read_cached(tokenizer)
         truncated = found.truncate(self.max_length)
-        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self.cluster_kmer, self.redivide, self.target)
+        division = Division(
+            found,
+            [tokenizer.bases(ids) for ids in found.sequences],
+            self.cluster_kmer,
+            self.redivide,
+            self.target,
+        )
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):
-            log.warning(f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not meaningful")
+            log.warning(
+                f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not meaningful"
+            )
         if not len(division.rows("valid")):
             division.split_off("valid", self.valid_fraction, self.seed)
         if (missing := division.missing_classes("valid")) and self.protocol == FixedSplit.name:
-            log.warning(f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which choose the epoch and the settings")
+            log.warning(
+                f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which choose the epoch and the settings"
+            )
         # Under cross-validation, copies are in the same fold.
-        copies = 0 if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items else division.copies_in_training()
+        copies = (
+            0
+            if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
+            else division.copies_in_training()
+        )
         notes = {
             "path": found.source,
             "split": found.split_source
@@ -281,19 +336,44 @@ class LabeledTask(ABC):
             **self._compare_counts(division),
         }
         train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
-        division.target.fit(train.labels, found.source)  # refuse labels that cannot be learned from now, not after the baselines
-        return TaskData(self.name, list(division.target.names), train, valid, test, self.stranded, notes, division.target)
+        division.target.fit(
+            train.labels, found.source
+        )  # refuse labels that cannot be learned from now, not after the baselines
+        return TaskData(
+            self.name,
+            list(division.target.names),
+            train,
+            valid,
+            test,
+            self.stranded,
+            notes,
+            division.target,
+        )
 
     def _kept_together(self, found: LabeledSequences) -> str:
-        by_sequence = "copies, either strand" if self.cluster_kmer is None else f"a common {self.cluster_kmer}-mer, either strand"
-        return f"{by_sequence}; {len(set(found.groups))} groups of the source" if found.groups else by_sequence
+        by_sequence = (
+            "copies, either strand"
+            if self.cluster_kmer is None
+            else f"a common {self.cluster_kmer}-mer, either strand"
+        )
+        return (
+            f"{by_sequence}; {len(set(found.groups))} groups of the source"
+            if found.groups
+            else by_sequence
+        )
 
     def _compare_counts(self, division: Division) -> dict[str, Json]:
         """Differences from the known numbers of sequences, before validation is split off the official training part."""
         counts = Counter(division.parts.tolist())
         if "valid" not in self.expected:
             counts["train"] += counts["valid"]
-        differs = {part: {"found": counts[part], "known": known} for part, known in self.expected.items() if counts[part] != known}
+        differs = {
+            part: {"found": counts[part], "known": known}
+            for part, known in self.expected.items()
+            if counts[part] != known
+        }
         for part, count in differs.items():
-            log.warning(f"{self.name}: {count['found']:,} {part} sequences, the complete task has {count['known']:,}")
+            log.warning(
+                f"{self.name}: {count['found']:,} {part} sequences, the complete task has {count['known']:,}"
+            )
         return {"differs_from_the_known_counts": differs} if differs else {}

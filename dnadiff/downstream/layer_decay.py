@@ -20,7 +20,9 @@ Groups = list[dict[str, list[nn.Parameter] | float]]
 def before_layers(backbone: Backbone) -> list[nn.Parameter]:
     """The parameters that a network registers before its layers: its embeddings. None of a network that is not a list of layers."""
     own = list(backbone.parameters())
-    in_layers = {id(p) for p in backbone.trunk.parameters()} if backbone.trunk is not None else set()
+    in_layers = (
+        {id(p) for p in backbone.trunk.parameters()} if backbone.trunk is not None else set()
+    )
     first = next((number for number, p in enumerate(own) if id(p) in in_layers), 0)
     return own[:first]
 
@@ -41,7 +43,9 @@ def rate_factors(classifier: SequenceClassifier, decay: float) -> dict[int, floa
     return factors
 
 
-def decayed_groups(classifier: SequenceClassifier, lr: float, weight_decay: float, decay: float) -> Groups:
+def decayed_groups(
+    classifier: SequenceClassifier, lr: float, weight_decay: float, decay: float
+) -> Groups:
     """The groups of `parameter_groups`, divided by learning rate; parameters that are not trained are left out."""
     factors, groups = rate_factors(classifier, decay), Groups()
     for group in parameter_groups(classifier, weight_decay):
@@ -50,5 +54,7 @@ def decayed_groups(classifier: SequenceClassifier, lr: float, weight_decay: floa
         for parameter in group["params"]:
             if parameter.requires_grad:
                 by_factor[factors.get(id(parameter), 1.0)].append(parameter)
-        groups += [{**group, "params": params, "lr": lr * factor} for factor, params in by_factor.items()]
+        groups += [
+            {**group, "params": params, "lr": lr * factor} for factor, params in by_factor.items()
+        ]
     return groups

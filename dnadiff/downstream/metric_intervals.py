@@ -12,7 +12,12 @@ import numpy as np
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metrics import RANGES, AnyScored, Metric, metric_values, title
-from dnadiff.downstream.replicates import MIN_DEFINED, bootstrap_weights, defined_replicates, widened
+from dnadiff.downstream.replicates import (
+    MIN_DEFINED,
+    bootstrap_weights,
+    defined_replicates,
+    widened,
+)
 
 NUM_RESAMPLES = 2000
 
@@ -37,7 +42,12 @@ def accuracy_interval(
         for of_model, rows in zip(accuracies, models):
             of_model.append(weights @ rows.T.astype(float) / weights.sum(1, keepdims=True))
     value = correct.mean() if baseline is None else correct.mean() - baseline.mean()
-    return _interval(float(value), widened(_over_seeds([np.concatenate(each) for each in accuracies], seed), float(value), groups))
+    return _interval(
+        float(value),
+        widened(
+            _over_seeds([np.concatenate(each) for each in accuracies], seed), float(value), groups
+        ),
+    )
 
 
 def metric_interval(
@@ -49,8 +59,15 @@ def metric_interval(
     groups: np.ndarray | None = None,
 ) -> ConfidenceInterval:
     """The mean of a metric over the runs of a model, or the difference of two; arguments as in `accuracy_interval`."""
-    value = _mean_over_runs(metric, runs) - (0.0 if baseline is None else _mean_over_runs(metric, baseline))
-    return _interval(value, widened(_metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups))
+    value = _mean_over_runs(metric, runs) - (
+        0.0 if baseline is None else _mean_over_runs(metric, baseline)
+    )
+    return _interval(
+        value,
+        widened(
+            _metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups
+        ),
+    )
 
 
 def summarize_metrics(
@@ -73,8 +90,14 @@ def summarize_metrics(
     for name, values in replicates.items():
         per_seed = [of_run[name] for of_run in metrics_of_runs]
         of_few = widened(np.concatenate(values), float(np.mean(per_seed)), groups)
-        known = defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
-        low, high = np.quantile(known, [0.025, 0.975]).clip(*RANGES[name.partition(" of ")[0]]) if len(known) else (np.nan, np.nan)
+        known = (
+            defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
+        )
+        low, high = (
+            np.quantile(known, [0.025, 0.975]).clip(*RANGES[name.partition(" of ")[0]])
+            if len(known)
+            else (np.nan, np.nan)
+        )
         result[name] = {
             "value": float(np.mean(per_seed)),
             "low": float(low),
@@ -95,10 +118,14 @@ def bootstrap_p_value(
 ) -> float:
     """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are; NaN if too few are defined."""
     value = _mean_over_runs(metric, runs) - _mean_over_runs(metric, baseline)
-    replicates = widened(_metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups)
+    replicates = widened(
+        _metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups
+    )
     replicates, ones = replicates[np.isfinite(replicates)], np.ones((1, len(runs[0].labels)))
     is_defined = all(np.isfinite(metric(run, ones)[0]) for run in (*runs, *baseline))
-    if not is_defined or len(replicates) < MIN_DEFINED * num_resamples:  # the interval of the difference says so in the log
+    if (
+        not is_defined or len(replicates) < MIN_DEFINED * num_resamples
+    ):  # the interval of the difference says so in the log
         return float("nan")
     tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
     return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
@@ -130,7 +157,9 @@ def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
 
     def replicate_means(values: np.ndarray) -> np.ndarray:
         num_resamples, count = values.shape
-        seeds = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count  # (W, R)
+        seeds = (
+            random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
+        )  # (W, R)
         # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their deviation from equal weights.
         seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
         return (values * seeds).sum(1)
@@ -140,7 +169,11 @@ def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
 
 
 def _interval(value: float, replicates: np.ndarray) -> ConfidenceInterval:
-    known = defined_replicates(replicates, "a metric of a model or a difference") if np.isfinite(value) else replicates[:0]
+    known = (
+        defined_replicates(replicates, "a metric of a model or a difference")
+        if np.isfinite(value)
+        else replicates[:0]
+    )
     if not len(known):  # a replicate may have no item with a label, or none of a class
         return ConfidenceInterval(value, np.nan, np.nan, np.nan)
     low, high = np.quantile(known, [0.025, 0.975])

@@ -42,7 +42,9 @@ class FoldedRun(ScoredRun, Protocol):
 
 AnyFolded = TypeVar("AnyFolded", bound=FoldedRun)
 AnyScored = TypeVar("AnyScored", bound=ScoredRun)
-Metric = Callable[[AnyScored, np.ndarray], np.ndarray]  # of scored predictions and weights (W, S): (W,)
+Metric = Callable[
+    [AnyScored, np.ndarray], np.ndarray
+]  # of scored predictions and weights (W, S): (W,)
 
 
 def rows_of_folds(folds: np.ndarray | None) -> list[np.ndarray]:
@@ -61,7 +63,9 @@ def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
     def averaged(scored: AnyFolded, weights: np.ndarray) -> np.ndarray:
         if scored.folds is None:
             return metric(scored, weights)
-        values = np.stack([metric(part, weights[:, rows]) for rows, part in scored.parts])  # (F, W, K)
+        values = np.stack(
+            [metric(part, weights[:, rows]) for rows, part in scored.parts]
+        )  # (F, W, K)
         sizes = np.stack([part.num_labeled(weights[:, rows]) for rows, part in scored.parts])
         counted = np.where(np.isfinite(values), sizes, 0.0)
         total = counted.sum(0)
@@ -74,7 +78,9 @@ def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
 class ScoredPredictions:
     """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`, `folds (S,)`."""
 
-    def __init__(self, log_probs: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> None:
+    def __init__(
+        self, log_probs: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
         self.folds = folds
         self.log_probs, self.labels = np.asarray(log_probs, np.float64), np.asarray(labels)
         self.probs, self.predicted = np.exp(self.log_probs), np.asarray(log_probs).argmax(-1)
@@ -82,7 +88,10 @@ class ScoredPredictions:
     @cached_property
     def parts(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
         """The items of each fold, and their predictions alone."""
-        return [(rows, ScoredPredictions(self.log_probs[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
+        return [
+            (rows, ScoredPredictions(self.log_probs[rows], self.labels[rows]))
+            for rows in rows_of_folds(self.folds)
+        ]
 
     def num_labeled(self, weights: np.ndarray) -> np.ndarray:
         """The weight of all items, (W, 1): each has a class."""
@@ -96,7 +105,9 @@ class ScoredPredictions:
     def confusion(self, weights: np.ndarray) -> np.ndarray:
         """Weight of each (true, predicted) pair: (W, C, C)."""
         cells, count = self.labels * self.num_classes + self.predicted, self.num_classes**2
-        return np.stack([np.bincount(cells, of_items, count) for of_items in weights]).reshape(-1, self.num_classes, self.num_classes)
+        return np.stack([np.bincount(cells, of_items, count) for of_items in weights]).reshape(
+            -1, self.num_classes, self.num_classes
+        )
 
     @cached_property
     def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -107,7 +118,9 @@ class ScoredPredictions:
         result = []
         for number in range(self.num_classes) if self.num_classes > 2 else [1]:
             # Of very confident predictions, probabilities are rounded to 1, and those of the other classes are not rounded to 0.
-            log_odds = self.log_probs[:, number] - np.logaddexp.reduce(np.delete(self.log_probs, number, axis=1), axis=1)
+            log_odds = self.log_probs[:, number] - np.logaddexp.reduce(
+                np.delete(self.log_probs, number, axis=1), axis=1
+            )
             log_odds = log_odds.round(9)  # equal predictions stay ties in spite of rounding
             order = np.argsort(-log_odds, kind="stable")
             ranked = log_odds[order]
@@ -119,7 +132,10 @@ class ScoredPredictions:
         """For each ranking, the weight of positives and of negatives at each distinct probability: two arrays (W, T)."""
         for order, starts, truth in self.rankings:
             ranked = weights[:, order]
-            positive, negative = (np.add.reduceat(np.where(chosen, ranked, 0.0), starts, axis=1) for chosen in (truth, ~truth))
+            positive, negative = (
+                np.add.reduceat(np.where(chosen, ranked, 0.0), starts, axis=1)
+                for chosen in (truth, ~truth)
+            )
             yield positive, negative
 
 
@@ -130,7 +146,12 @@ def mean_of_defined(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """
     defined = np.isfinite(values)
     count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
-    return np.divide(np.where(defined, values, 0.0).sum(1), count, out=np.full(len(values), np.nan), where=count > 0)
+    return np.divide(
+        np.where(defined, values, 0.0).sum(1),
+        count,
+        out=np.full(len(values), np.nan),
+        where=count > 0,
+    )
 
 
 def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -181,7 +202,9 @@ def _average_precisions(scored: ScoredPredictions, weights: np.ndarray) -> np.nd
     areas = []
     for positive, negative in scored.ranked_weights(weights):
         true_positives, selected = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
-        precision = np.divide(true_positives, selected, out=np.zeros_like(selected), where=selected > 0)
+        precision = np.divide(
+            true_positives, selected, out=np.zeros_like(selected), where=selected > 0
+        )
         area, total = (positive * precision).sum(1), positive.sum(1)
         areas.append(np.divide(area, total, out=np.full_like(area, np.nan), where=total > 0))
     return np.stack(areas, 1)
@@ -245,7 +268,10 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
         true, false = (np.concatenate([[0.0], np.cumsum(weight[0])]) for weight in weights)
         steps = np.searchsorted(true + false, np.linspace(0, len(scored.labels), max_points))
         kept = np.arange(len(true)) if len(true) <= max_points else np.unique(steps)
-        rates = [(x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist() for x in (false, true)]
+        rates = [
+            (x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist()
+            for x in (false, true)
+        ]
         curves.append({"false": rates[0], "true": rates[1]})
     return curves
 
@@ -255,7 +281,13 @@ def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
 
 
-def sign_flip_test(first: np.ndarray, second: np.ndarray, num_flips: int = 5000, seed: int = 0, groups: np.ndarray | None = None) -> float:
+def sign_flip_test(
+    first: np.ndarray,
+    second: np.ndarray,
+    num_flips: int = 5000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> float:
     """Two-sided p-value of the paired permutation test that two models have the same accuracy on the same items.
 
     Under the null hypothesis the results of the two models can be swapped item by item. With one run each, this is McNemar's test
@@ -274,6 +306,12 @@ def sign_flip_test(first: np.ndarray, second: np.ndarray, num_flips: int = 5000,
         return 1.0
     random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
     for begin in range(0, num_flips, 500):
-        signs = random.integers(0, 2, size=(min(500, num_flips - begin), len(difference)), dtype=np.int8) * 2 - 1
+        signs = (
+            random.integers(
+                0, 2, size=(min(500, num_flips - begin), len(difference)), dtype=np.int8
+            )
+            * 2
+            - 1
+        )
         extreme += int((np.abs(signs @ difference) >= observed).sum())
     return (extreme + 1) / (num_flips + 1)

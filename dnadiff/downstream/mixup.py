@@ -28,7 +28,9 @@ def draw_mixture(alpha: float, size: int, seed: int, step: int) -> Mixture:
     return Mixture(float(random.beta(alpha, alpha)), torch.from_numpy(random.permutation(size)))
 
 
-def mixed_logits(classifier: Classifier, ids: Tensor, valid: Tensor | None, mixture: Mixture) -> Tensor:
+def mixed_logits(
+    classifier: Classifier, ids: Tensor, valid: Tensor | None, mixture: Mixture
+) -> Tensor:
     """Logits (B, C) of mixed features. The shorter sequence of a pair ends with zeros."""
     order, share = mixture.order.to(ids.device), mixture.share
     mixed = []

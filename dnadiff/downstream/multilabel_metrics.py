@@ -13,21 +13,39 @@ from dnadiff.downstream.metrics import Metric, ScoredPredictions, auprc, auroc
 class ScoredLabels:
     """Log-odds (S, K) of labels, the labels (S, K), 0 or 1 and NaN where one is missing, and `folds (S,)`."""
 
-    def __init__(self, log_odds: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> None:
-        self.log_odds, self.labels, self.folds = np.asarray(log_odds, np.float64), np.asarray(labels), folds
+    def __init__(
+        self, log_odds: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
+        self.log_odds, self.labels, self.folds = (
+            np.asarray(log_odds, np.float64),
+            np.asarray(labels),
+            folds,
+        )
 
     @cached_property
     def each_label(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
         """For each label the items where it is known, and their predictions as two classes."""
         known = [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
-        log_probs = np.stack([-np.logaddexp(0, self.log_odds), -np.logaddexp(0, -self.log_odds)], -1)
+        log_probs = np.stack(
+            [-np.logaddexp(0, self.log_odds), -np.logaddexp(0, -self.log_odds)], -1
+        )
         folds = [None if self.folds is None else self.folds[rows] for rows in known]
         labels = [self.labels[rows, k].astype(np.int64) for k, rows in enumerate(known)]
-        return [(rows, ScoredPredictions(log_probs[rows, k], labels[k], folds[k])) for k, rows in enumerate(known)]
+        return [
+            (rows, ScoredPredictions(log_probs[rows, k], labels[k], folds[k]))
+            for k, rows in enumerate(known)
+        ]
 
 
-def _each(scored: ScoredLabels, weights: np.ndarray, metric: Callable[[ScoredPredictions, np.ndarray], np.ndarray]) -> np.ndarray:
-    found = [metric(of_label, weights[:, rows]) if len(rows) else np.full(len(weights), np.nan) for rows, of_label in scored.each_label]
+def _each(
+    scored: ScoredLabels,
+    weights: np.ndarray,
+    metric: Callable[[ScoredPredictions, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    found = [
+        metric(of_label, weights[:, rows]) if len(rows) else np.full(len(weights), np.nan)
+        for rows, of_label in scored.each_label
+    ]
     return np.stack(found, 1)
 
 

@@ -45,7 +45,11 @@ class OneHotModel(NetworkModel):
         super().__init__(lr, **settings)
         self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
         self.stored_width = optional_integer("stored_width", stored_width)
-        self.vocab, self.head, self.inputs = tokenizer.vocab, head, HeadInputs(one_hot=True, length=checks.boolean("length", length))
+        self.vocab, self.head, self.inputs = (
+            tokenizer.vocab,
+            head,
+            HeadInputs(one_hot=True, length=checks.boolean("length", length)),
+        )
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -55,8 +59,14 @@ class OneHotModel(NetworkModel):
     @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)
-        if isinstance(self.head, partial) and isinstance(self.head.func, type) and issubclass(self.head.func, Head):
+        if (
+            isinstance(self.head, partial)
+            and isinstance(self.head.func, type)
+            and issubclass(self.head.func, Head)
+        ):
             self.head.func.check_lengths(data.min_length, data.max_length)
         width = self.inputs.width(None, self.vocab, data.stranded)
-        head = self.head(width=width, num_outputs=data.target.num_outputs, max_length=data.max_length)
+        head = self.head(
+            width=width, num_outputs=data.target.num_outputs, max_length=data.max_length
+        )
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)

@@ -19,14 +19,20 @@ from dnadiff.downstream.protocol import FewItems, FixedSplit, KFold
 from dnadiff.kmers import KmerSet
 from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 
-MIN_OVERLAP = 0.5  # an item is inside data if at least this fraction of its bases is in k-mers of the data
+MIN_OVERLAP = (
+    0.5  # an item is inside data if at least this fraction of its bases is in k-mers of the data
+)
 _MAX_TRAINING = 100_000_000  # bases of the largest training part of a task whose k-mers are stored: 1.6 GB while the set is built
 PRETRAINING, TRAINING = "pretraining", "training"  # data that items can be inside of
 log = logging.getLogger("dnadiff")
 
 
 def pretraining_kmers(
-    config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), file: str | bool = True, k: int = NOVELTY
+    config: Config,
+    tokenizer: DNATokenizer,
+    trust: Sequence[str] = (),
+    file: str | bool = True,
+    k: int = NOVELTY,
 ) -> KmerSet:
     """The k-mers of the training part of a run; its data is read again.
 
@@ -61,19 +67,29 @@ def overlap_fractions(items: Items, kmers: KmerSet, tokenizer: DNATokenizer) -> 
     return np.array([kmers.covered(tokenizer.bases(ids[:length])).mean() for ids, length in rows])
 
 
-def overlap_subsets(items: Items, kmers: KmerSet, tokenizer: DNATokenizer, data: str) -> dict[str, np.ndarray]:
+def overlap_subsets(
+    items: Items, kmers: KmerSet, tokenizer: DNATokenizer, data: str
+) -> dict[str, np.ndarray]:
     """Masks (S,) bool of the items inside and outside `data`, by name."""
     inside = overlap_fractions(items, kmers, tokenizer) >= MIN_OVERLAP
     return {f"inside {data}": inside, f"outside {data}": ~inside}
 
 
-def tested_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, pretraining: KmerSet | None) -> dict[str, np.ndarray]:
+def tested_subsets(
+    data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, pretraining: KmerSet | None
+) -> dict[str, np.ndarray]:
     """Masks (S,) bool of the tested items inside and outside the `pretraining` data, and the training part if it has any of them."""
-    found = {} if pretraining is None else overlap_subsets(protocol.tested(data), pretraining, tokenizer, PRETRAINING)
+    found = (
+        {}
+        if pretraining is None
+        else overlap_subsets(protocol.tested(data), pretraining, tokenizer, PRETRAINING)
+    )
     return found | training_subsets(data, protocol, tokenizer)
 
 
-def training_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, k: int = NOVELTY) -> dict[str, np.ndarray]:
+def training_subsets(
+    data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, k: int = NOVELTY
+) -> dict[str, np.ndarray]:
     """Masks (S,) bool of the test items inside and outside the training and validation parts; empty if none is inside.
 
     It is also empty where each fold or seed has a different training part (`KFold`, `FewItems`), and for very large training parts.
@@ -82,7 +98,9 @@ def training_subsets(data: TaskData, protocol: FixedSplit, tokenizer: DNATokeniz
         return {}
     parts = (data.train, data.valid)
     if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:
-        log.info(f"test sequences are not compared with the training part, which has more than {_MAX_TRAINING:,} bases")
+        log.info(
+            f"test sequences are not compared with the training part, which has more than {_MAX_TRAINING:,} bases"
+        )
         return {}
     rows = (zip(part.ids.numpy(), part.lengths.tolist()) for part in parts)
     kmers = KmerSet([tokenizer.bases(ids[:length]) for part in rows for ids, length in part], k)

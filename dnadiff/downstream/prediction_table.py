@@ -64,7 +64,11 @@ class PredictionTable:
         """The lines of some queries."""
         lines = []
         for i, (query, cells) in enumerate(zip(queries, found.rows())):
-            place = [query.name, *([query.start, query.end] if self.windows else []), query.end - query.start]
+            place = [
+                query.name,
+                *([query.start, query.end] if self.windows else []),
+                query.end - query.start,
+            ]
             label = self.target.label_cells(query.label) if self.labels else []
             seeds = [str(x) for x in found.each_seed[:, i].ravel()] if self.per_seed else []
             lines.append([*place, *cells, *label, *seeds])
@@ -74,7 +78,9 @@ class PredictionTable:
         """The rows of a file, by column."""
         is_gzip = path.name.removesuffix(".part").lower().endswith(".gz")
         with gzip.open(path, "rb") if is_gzip else path.open("rb") as content:
-            rows = csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline=""), delimiter="\t")
+            rows = csv.reader(
+                io.TextIOWrapper(content, encoding="utf-8", newline=""), delimiter="\t"
+            )
             next(rows, None)
             for cells in rows:
                 yield dict(zip(self.columns, cells))
@@ -86,14 +92,24 @@ class PredictionTable:
 
         text = {"name"} | self.target.text_columns
         kinds = {
-            name: pyarrow.string() if name in text else pyarrow.int64() if name in NUMBERS else pyarrow.float64() for name in self.columns
+            name: pyarrow.string()
+            if name in text
+            else pyarrow.int64()
+            if name in NUMBERS
+            else pyarrow.float64()
+            for name in self.columns
         }
         schema = pyarrow.schema(list(kinds.items()))
         convert = {name: str if name in text else NUMBERS.get(name, float) for name in self.columns}
         rows = self.read(source)
-        with atomic_write(target, overwrite=True) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        with (
+            atomic_write(target, overwrite=True) as file,
+            pyarrow.parquet.ParquetWriter(file, schema) as writer,
+        ):
             while group := list(itertools.islice(rows, _ROW_GROUP)):
-                columns = {name: [convert[name](row[name]) for row in group] for name in self.columns}
+                columns = {
+                    name: [convert[name](row[name]) for row in group] for name in self.columns
+                }
                 writer.write_table(pyarrow.table(columns, schema=schema))
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
@@ -101,10 +117,17 @@ class PredictionTable:
         column = self.target.track_column(name)
         with atomic_write(target, overwrite=True) as file:
             for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
-                places = [(row["start"], row["end"], row[column]) if self.windows else ("0", row["length"], row[column]) for row in rows]
+                places = [
+                    (row["start"], row["end"], row[column])
+                    if self.windows
+                    else ("0", row["length"], row[column])
+                    for row in rows
+                ]
                 start, end = (np.array([int(place[i]) for place in places]) for i in (0, 1))
                 chrom = chrom_of(record)
-                for first, last, value in mean_coverage(start, end, np.array([float(place[2]) for place in places])):
+                for first, last, value in mean_coverage(
+                    start, end, np.array([float(place[2]) for place in places])
+                ):
                     file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
 
     def metrics(self, source: Path, count: int) -> dict[str, Json]:
@@ -113,30 +136,56 @@ class PredictionTable:
         Windows of one record overlap or are related: the bootstrap draws records, with all their windows.
         """
         records = np.zeros(count, np.int64)  # the number of each row's record
-        parsed, predictions = [], np.zeros((len(self.seeds), count, self.target.num_outputs), np.float32)
+        parsed, predictions = (
+            [],
+            np.zeros((len(self.seeds), count, self.target.num_outputs), np.float32),
+        )
         names = self.target.label_columns
         for i, row in enumerate(self.read(source)):
             records[i] = records[max(i - 1, 0)] + (not self.windows or row["start"] == "0")
-            parsed.append(self.target.parse([row[name] for name in names], f"{source}: row {i + 1}", names))
-            predictions[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(len(self.seeds), -1)
+            parsed.append(
+                self.target.parse([row[name] for name in names], f"{source}: row {i + 1}", names)
+            )
+            predictions[:, i] = np.array([float(row[name]) for name in self.of_seeds]).reshape(
+                len(self.seeds), -1
+            )
         labels = self.target.as_array(parsed)
-        runs = {"each_seed": [self.target.scored(one.astype(np.float64), labels) for one in predictions]}
+        runs = {
+            "each_seed": [self.target.scored(one.astype(np.float64), labels) for one in predictions]
+        }
         runs["averaged"] = [self.target.scored(self.target.predicted(predictions).combined, labels)]
         groups = records if records[-1] < count else None  # None: every record is one window
         if has_few := groups is not None and records[-1] < MIN_BLOCKS:
-            log.warning(f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or more; metrics have no intervals")
-        return {name: summary(each, self.target, groups, not has_few) for name, each in runs.items()}
+            log.warning(
+                f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or more; metrics have no intervals"
+            )
+        return {
+            name: summary(each, self.target, groups, not has_few) for name, each in runs.items()
+        }
 
 
-def summary(runs: Sequence[ScoredRun], target: TaskTarget, groups: np.ndarray | None = None, intervals: bool = True) -> dict[str, Json]:
+def summary(
+    runs: Sequence[ScoredRun],
+    target: TaskTarget,
+    groups: np.ndarray | None = None,
+    intervals: bool = True,
+) -> dict[str, Json]:
     """`dnadiff.downstream.metric_intervals.summarize_metrics`, without intervals for very many items; `groups` are drawn together."""
     if intervals and len(runs[0].labels) <= _MAX_INTERVALS:
         return summarize_metrics(runs, target.metrics, groups=groups)
     each = [metric_values(run, target.metrics) for run in runs]
-    return {name: {"value": float(np.mean([m[name] for m in each])), "per_seed": [m[name] for m in each]} for name in each[0]}
+    return {
+        name: {
+            "value": float(np.mean([m[name] for m in each])),
+            "per_seed": [m[name] for m in each],
+        }
+        for name in each[0]
+    }
 
 
-def mean_coverage(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> Iterator[tuple[int, int, float]]:
+def mean_coverage(
+    start: np.ndarray, end: np.ndarray, value: np.ndarray
+) -> Iterator[tuple[int, int, float]]:
     """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to `end` (W,) that cover it."""
     edges = np.unique(np.concatenate([start, end]))
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
@@ -157,7 +206,10 @@ def _parts(sizes: np.ndarray, largest: int) -> Iterator[slice]:
     """Slices of consecutive items whose sizes, all above 0, sum to at most `largest`, or of a single item."""
     start, ends = 0, np.cumsum(sizes)
     while start < len(sizes):
-        end = max(start + 1, int(np.searchsorted(ends, (ends[start - 1] if start else 0) + largest, side="right")))
+        end = max(
+            start + 1,
+            int(np.searchsorted(ends, (ends[start - 1] if start else 0) + largest, side="right")),
+        )
         yield slice(start, end)
         start = end
 

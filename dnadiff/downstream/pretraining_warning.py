@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from dnadiff.config import Json
 
 # What `fit_info` records, its name, and which sign is better.
-_SCORES = (("valid_accuracy", "accuracy", 1), ("valid_weighted_accuracy", "weighted accuracy", 1), ("valid_loss", "loss", -1))
+_SCORES = (
+    ("valid_accuracy", "accuracy", 1),
+    ("valid_weighted_accuracy", "weighted accuracy", 1),
+    ("valid_loss", "loss", -1),
+)
 
 
 def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: str) -> str | None:

@@ -13,7 +13,12 @@ from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import Json
-from dnadiff.downstream.classifier import check_length, is_strand_invariant, pool_features, pooled_width
+from dnadiff.downstream.classifier import (
+    check_length,
+    is_strand_invariant,
+    pool_features,
+    pooled_width,
+)
 from dnadiff.downstream.items import Items, TaskData, strand_batches
 from dnadiff.downstream.model import Report, TaskModel, no_report
 from dnadiff.downstream.target.estimators import Estimators
@@ -23,7 +28,13 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def embed(backbone: Backbone, items: Items, batch_size: int, both_strands: bool, report: Report = no_report) -> np.ndarray:
+def embed(
+    backbone: Backbone,
+    items: Items,
+    batch_size: int,
+    both_strands: bool,
+    report: Report = no_report,
+) -> np.ndarray:
     """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
 
     The network is put into evaluation mode. One that reads both strands itself processes an item once, and then returns D/2 features.
@@ -57,7 +68,13 @@ class FrozenModel(TaskModel):
         about: Mapping[str, object] | None = None,
         device: str = "cpu",
     ) -> None:
-        self.backbone, self.random, self.batch_size, self.about, self.device = backbone, random, batch_size, dict(about or {}), device
+        self.backbone, self.random, self.batch_size, self.about, self.device = (
+            backbone,
+            random,
+            batch_size,
+            dict(about or {}),
+            device,
+        )
         self._embeddings: dict[tuple[bool, bytes], np.ndarray] = {}
 
     @override
@@ -78,19 +95,31 @@ class FrozenModel(TaskModel):
         check_length(backbone, data)
         if self.random:
             self._embeddings.clear()
-        train, valid, test = (self._features(backbone, items, not data.stranded, report) for items in (data.train, data.valid, data.test))
+        train, valid, test = (
+            self._features(backbone, items, not data.stranded, report)
+            for items in (data.train, data.valid, data.test)
+        )
         models = data.target.fit(data.train.labels).estimators
         candidates = self.candidates(int(data.train.labels.isfinite().sum(0).min()), models)
-        best, self.fit_info = models.select(candidates, train, data.train.labels, valid, data.valid.labels)
+        best, self.fit_info = models.select(
+            candidates, train, data.train.labels, valid, data.valid.labels
+        )
         self.valid_predictions = models.predict(best, valid)
         return models.predict(best, test)
 
-    def _features(self, backbone: Backbone, items: Items, both_strands: bool, report: Report) -> np.ndarray:
+    def _features(
+        self, backbone: Backbone, items: Items, both_strands: bool, report: Report
+    ) -> np.ndarray:
         """As `embed`, with sequences of earlier calls (under another division of the data) taken from memory."""
-        keys = [(both_strands, ids[:length].tobytes()) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())]
+        keys = [
+            (both_strands, ids[:length].tobytes())
+            for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
+        ]
         missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
-            new = embed(backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report)
+            new = embed(
+                backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report
+            )
             self._embeddings |= {keys[row]: vector for row, vector in zip(missing, new)}
         return np.stack([self._embeddings[key] for key in keys])
 
@@ -119,7 +148,9 @@ class NearestNeighbors(FrozenModel):
         from sklearn.preprocessing import Normalizer, StandardScaler
 
         return {
-            f"{number} neighbors": make_pipeline(StandardScaler(), Normalizer(), estimators.neighbors(number))
+            f"{number} neighbors": make_pipeline(
+                StandardScaler(), Normalizer(), estimators.neighbors(number)
+            )
             for number in self.numbers
             if number <= num_items
         }

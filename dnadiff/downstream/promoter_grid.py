@@ -44,7 +44,10 @@ class PromoterGrid(LabeledTask):
             "task.label_column": checks.name("task.label_column", label_column),
             "task.name_column": checks.name("task.name_column", name_column),
         }
-        self.start, self.end = checks.integer("task.start", start, 0), checks.integer("task.end", end)
+        self.start, self.end = (
+            checks.integer("task.start", start, 0),
+            checks.integer("task.end", end),
+        )
         if self.end <= self.start:
             raise ValueError(
                 f"task.end {self.end} is not after task.start {self.start}; give the bases of the promoter, such as 24 and 174"
@@ -66,9 +69,13 @@ class PromoterGrid(LabeledTask):
                 continue
             background = _BACKGROUND.search(name)
             if background is None:
-                raise ValueError(f"{where} has the name {name!r}, which has no background such as _bg977040:977190; complete or remove it")
+                raise ValueError(
+                    f"{where} has the name {name!r}, which has no background such as _bg977040:977190; complete or remove it"
+                )
             if len(sequence) < self.end:
-                raise ValueError(f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set task.end to less")
+                raise ValueError(
+                    f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set task.end to less"
+                )
             self.target.check([label], where)
             found.add(tokenizer, sequence[self.start : self.end], label, "train", where)
             found.groups.append(background[1])

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic Acids Res. 15:2343), as given in
 # table 3 of J. Bacteriol. 180:594 (1998).
 MINUS_35, MINUS_10 = ("TTGACA", (78, 82, 68, 58, 51, 55)), ("TATAAT", (82, 90, 52, 59, 49, 89))
-SPACERS, BEST_SPACER = range(15, 20), 17  # 92 % of these promoters have 17 bases between the hexamers, or one more or less
+SPACERS, BEST_SPACER = (
+    range(15, 20),
+    17,
+)  # 92 % of these promoters have 17 bases between the hexamers, or one more or less
 HEXAMER = 6
 SHORTEST = 2 * HEXAMER + min(SPACERS)
 
@@ -39,7 +42,10 @@ def log_odds(consensus: str, percent: tuple[int, ...]) -> np.ndarray:
 def hexamer_scores(bases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """The score of the hexamer that starts at each base: (S, L - 5) for `bases (S, L)`."""
     count = bases.shape[1] - len(matrix) + 1
-    return sum((row[bases[:, shift : shift + count]] for shift, row in enumerate(matrix)), np.zeros((len(bases), count)))
+    return sum(
+        (row[bases[:, shift : shift + count]] for shift, row in enumerate(matrix)),
+        np.zeros((len(bases), count)),
+    )
 
 
 def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -> np.ndarray:
@@ -51,13 +57,20 @@ def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -
         spacer_penalty: bits for each base that the spacer differs from 17.
     """
     first, second = log_odds(*MINUS_35), log_odds(*MINUS_10)
-    best = np.full(len(bases), first.min(1).sum() + second.min(1).sum() - spacer_penalty * (max(SPACERS) - BEST_SPACER))
+    best = np.full(
+        len(bases),
+        first.min(1).sum() + second.min(1).sum() - spacer_penalty * (max(SPACERS) - BEST_SPACER),
+    )
     if bases.shape[1] < SHORTEST:
         return best
     scores_35, scores_10 = hexamer_scores(bases, first), hexamer_scores(bases, second)
     for spacer in SPACERS:
         offset = HEXAMER + spacer
-        pairs = scores_35[:, : max(scores_35.shape[1] - offset, 0)] + scores_10[:, offset:] - spacer_penalty * abs(spacer - BEST_SPACER)
+        pairs = (
+            scores_35[:, : max(scores_35.shape[1] - offset, 0)]
+            + scores_10[:, offset:]
+            - spacer_penalty * abs(spacer - BEST_SPACER)
+        )
         inside = np.arange(pairs.shape[1]) + offset + HEXAMER <= lengths[:, None]
         best = np.maximum(best, np.where(inside, pairs, -np.inf).max(1, initial=-np.inf))
     return best
@@ -79,12 +92,16 @@ class PromoterMotif(SklearnModel):
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
         lengths = items.lengths.numpy()
-        bases = np.where(np.arange(items.ids.shape[1]) < lengths[:, None], self.bases(items.ids.numpy()), UNKNOWN)
+        bases = np.where(
+            np.arange(items.ids.shape[1]) < lengths[:, None], self.bases(items.ids.numpy()), UNKNOWN
+        )
         scores = best_scores(bases, lengths, self.spacer_penalty)
         if not stranded:
             complement = np.where(bases < UNKNOWN, 3 - bases, UNKNOWN)
             place = lengths[:, None] - 1 - np.arange(bases.shape[1])
-            other = np.where(place >= 0, np.take_along_axis(complement, np.maximum(place, 0), 1), UNKNOWN)
+            other = np.where(
+                place >= 0, np.take_along_axis(complement, np.maximum(place, 0), 1), UNKNOWN
+            )
             scores = np.maximum(scores, best_scores(other, lengths, self.spacer_penalty))
         return scores[:, None]
 

@@ -85,7 +85,10 @@ class FewItems(FixedSplit):
     @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         [whole] = super().rounds(data, seed)
-        train, valid = (items.select(torch.from_numpy(data.target.is_labeled(items.labels.numpy()))) for items in (data.train, data.valid))
+        train, valid = (
+            items.select(torch.from_numpy(data.target.is_labeled(items.labels.numpy())))
+            for items in (data.train, data.valid)
+        )
         if self.train_items > len(train):
             labeled = "" if len(train) == len(data.train) else " with a label"
             raise ValueError(
@@ -97,7 +100,11 @@ class FewItems(FixedSplit):
             strata = data.target.strata(items.labels.numpy())[0]
             return items.select(draw_items(strata, number, hash64(seed, name, "items")))
 
-        divided = replace(data, train=draw(train, self.train_items, "train"), valid=draw(valid, num_valid, "valid"))
+        divided = replace(
+            data,
+            train=draw(train, self.train_items, "train"),
+            valid=draw(valid, num_valid, "valid"),
+        )
         try:
             _check_parts(divided, seed, data.train)
         except ValueError as error:
@@ -144,7 +151,11 @@ class PaperSplit(FixedSplit):
         generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
         order = torch.randperm(len(official), generator=generator)
         size = max(1, round(self.valid_fraction * len(official)))
-        divided = replace(data, train=official.select(order[size:].sort().values), valid=official.select(order[:size].sort().values))
+        divided = replace(
+            data,
+            train=official.select(order[size:].sort().values),
+            valid=official.select(order[:size].sort().values),
+        )
         _check_parts(divided, seed, official)
         return [Round(divided, torch.arange(len(data.test)))]
 
@@ -167,16 +178,38 @@ class KFold(FixedSplit):
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         items = self.tested(data)
         if items.groups is None:
-            raise ValueError(f"{data.name} has overlapping items and defines its own division; leave task.protocol at fixed")
+            raise ValueError(
+                f"{data.name} has overlapping items and defines its own division; leave task.protocol at fixed"
+            )
         groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
-        fold = clusters.assign_folds(groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds")))
-        return [self._round(data, items, groups, torch.from_numpy(fold == number), seed, number) for number in range(self.num_folds)]
+        fold = clusters.assign_folds(
+            groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
+        )
+        return [
+            self._round(data, items, groups, torch.from_numpy(fold == number), seed, number)
+            for number in range(self.num_folds)
+        ]
 
-    def _round(self, data: TaskData, items: Items, groups: np.ndarray, tested: Tensor, seed: int, number: int) -> Round:
+    def _round(
+        self,
+        data: TaskData,
+        items: Items,
+        groups: np.ndarray,
+        tested: Tensor,
+        seed: int,
+        number: int,
+    ) -> Round:
         rest = torch.where(~tested)[0]
         random = np.random.default_rng(hash64(seed, "validation", number))
-        is_valid = torch.from_numpy(clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random))
-        divided = replace(data, train=items.select(rest[~is_valid]), valid=items.select(rest[is_valid]), test=items.select(tested))
+        is_valid = torch.from_numpy(
+            clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
+        )
+        divided = replace(
+            data,
+            train=items.select(rest[~is_valid]),
+            valid=items.select(rest[is_valid]),
+            test=items.select(tested),
+        )
         _check_parts(divided, seed, items)
         return Round(divided, torch.where(tested)[0])
 
@@ -193,7 +226,9 @@ def _check_valid_classes(data: TaskData) -> None:
 
 def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
     """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items that its training items are from."""
-    (strata, names), every = (divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from))
+    (strata, names), every = (
+        divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from)
+    )
     present = set(strata.tolist())
     for number, name in enumerate(names):
         if number not in present:
@@ -211,7 +246,9 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
     divided.target.check_valid(divided.valid.labels, divided.name)
 
 
-PROTOCOLS: dict[str, type[FixedSplit]] = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)}
+PROTOCOLS: dict[str, type[FixedSplit]] = {
+    protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)
+}
 
 
 def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:

@@ -15,7 +15,10 @@ from dnadiff.downstream.metrics import title
 from dnadiff.downstream.protocol import KFold
 from dnadiff.downstream.study import primary_metric, shown_metrics
 
-FIRST_COLUMNS, LAST_COLUMNS = ("task", "train", "tested", "chance", "model"), ("published", "minus published")
+FIRST_COLUMNS, LAST_COLUMNS = (
+    ("task", "train", "tested", "chance", "model"),
+    ("published", "minus published"),
+)
 _PUBLISHED_BASELINES = {"CNN": "CNN"}  # name in our study -> name in published.csv
 # class of network, class of objective -> name of the model in published.csv
 _PRETRAINED = {
@@ -58,7 +61,10 @@ def published_accuracies(task: str) -> list[PublishedResult]:
         rows = [row for row in csv.DictReader(file) if row["task"] == task]
     spreads = [float(row["spread"]) if row["spread"] else None for row in rows]
     return [
-        PublishedResult(r["model"], float(r["accuracy"]), s, r["spread_kind"], int(r["train"]), r["source"]) for r, s in zip(rows, spreads)
+        PublishedResult(
+            r["model"], float(r["accuracy"]), s, r["spread_kind"], int(r["train"]), r["source"]
+        )
+        for r, s in zip(rows, spreads)
     ]
 
 
@@ -105,7 +111,10 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
     for result in studies:
         task = result["task"]
         for name, m in result["models"].items():
-            known, accuracy = published_counterpart(task["name"], name, result.get("counterpart")), m[primary_metric(result)]
+            known, accuracy = (
+                published_counterpart(task["name"], name, result.get("counterpart")),
+                m[primary_metric(result)],
+            )
             rows.append(
                 (
                     task["name"],
@@ -115,8 +124,13 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
                     name,
                     f"{accuracy:.3f}",
                     f"{m['low']:.3f} .. {m['high']:.3f}",
-                    f"{max(m['per_seed']) - min(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
-                    *(f"{m['metrics'][metric]['value']:.3f}" if metric else "-" for metric in shown_of(result, studies)),
+                    f"{max(m['per_seed']) - min(m['per_seed']):.3f}"
+                    if len(m["per_seed"]) > 1
+                    else "-",
+                    *(
+                        f"{m['metrics'][metric]['value']:.3f}" if metric else "-"
+                        for metric in shown_of(result, studies)
+                    ),
                     f"{known.model} {known.text} ({known.train:,})" if known else "-",
                     f"{accuracy - known.accuracy:+.3f}" if known else "-",
                 )

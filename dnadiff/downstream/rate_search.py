@@ -17,10 +17,19 @@ from dnadiff.downstream.fine_tuning_module import FineTuningModule, train
 from dnadiff.downstream.items import Items
 from dnadiff.draws import hash64
 
-PRETRAINED_RATES = (3e-4, 8e-4, 2e-3, 5e-3)  # the published ones of Caduceus, 1e-3 and 2e-3, are inside
+PRETRAINED_RATES = (
+    3e-4,
+    8e-4,
+    2e-3,
+    5e-3,
+)  # the published ones of Caduceus, 1e-3 and 2e-3, are inside
 NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
 MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
-TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = 0.04, 20, 1000  # of the steps; steps; validation items that rank the trials
+TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = (
+    0.04,
+    20,
+    1000,
+)  # of the steps; steps; validation items that rank the trials
 SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
 log = logging.getLogger("dnadiff")
 _WARM_UP_STEPS = 3  # slower, because memory is allocated
@@ -45,7 +54,11 @@ class Found(NamedTuple):
 
     def describe(self) -> dict[str, Json]:
         """For `fit_info`."""
-        found: dict[str, Json] = {"lr": self.lr, "planned_epochs": self.plan.epochs, "batches_per_epoch": self.plan.batches}
+        found: dict[str, Json] = {
+            "lr": self.lr,
+            "planned_epochs": self.plan.epochs,
+            "batches_per_epoch": self.plan.batches,
+        }
         if self.searched:
             found["trials"] = [trial._asdict() for trial in self.trials]
         return found if self.speed is None else found | {"step_seconds": round(self.speed.step, 6)}
@@ -84,7 +97,9 @@ class ShortRun(FineTuningModule):
     @override
     def on_train_end(self) -> None:
         items, start = _some(self.data.valid, self.seed), time.perf_counter()
-        self.valid_loss = -self.validate(items).score.negative_loss  # here, because Lightning then moves the network to the CPU
+        self.valid_loss = -self.validate(
+            items
+        ).score.negative_loss  # here, because Lightning then moves the network to the CPU
         self.validation_seconds = (time.perf_counter() - start) * len(self.data.valid) / len(items)
 
 
@@ -113,7 +128,9 @@ class Trials:
     @property
     def speed(self) -> Speed:
         """The mean over all trials so far."""
-        return Speed(sum(self.step_seconds) / max(len(self.step_seconds), 1), self.validation_seconds)
+        return Speed(
+            sum(self.step_seconds) / max(len(self.step_seconds), 1), self.validation_seconds
+        )
 
 
 def _some(items: Items, seed: int) -> Items:
@@ -123,7 +140,9 @@ def _some(items: Items, seed: int) -> Items:
     return items.select(torch.randperm(len(items), generator=generator)[:MAX_VALID].sort().values)
 
 
-def successive_halving(trial: Callable[[float, int], float], rates: Sequence[float], steps: int) -> tuple[float, list[Trial]]:
+def successive_halving(
+    trial: Callable[[float, int], float], rates: Sequence[float], steps: int
+) -> tuple[float, list[Trial]]:
     """The chosen learning rate and all trials: each of `steps`, then the better half again of twice the steps, until one is left.
 
     In a tie, the lower rate is better.
@@ -157,7 +176,9 @@ def affordable(rates: Sequence[float], steps: int, seconds: float, speed: Speed)
     return rates[middle : middle + 1]
 
 
-def find_rate_and_plan(trials: TimedTrials, rates: Sequence[float], epochs: int | None, batches: int, budget: Budget) -> Found:
+def find_rate_and_plan(
+    trials: TimedTrials, rates: Sequence[float], epochs: int | None, batches: int, budget: Budget
+) -> Found:
     """Choose the learning rate from `rates`, and how long to train.
 
     Args:
@@ -169,10 +190,16 @@ def find_rate_and_plan(trials: TimedTrials, rates: Sequence[float], epochs: int 
         trials(min(rates), MEASURED_STEPS)
         plan = fitted_plan(batches, budget.left, trials.speed)
     steps = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * plan.steps))
-    some = affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed) if budget.is_limited else rates
+    some = (
+        affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed)
+        if budget.is_limited
+        else rates
+    )
     lr, tried = successive_halving(trials, some, steps)
     if budget.is_limited:
         plan = fitted_plan(batches, (1 - RESERVE) * budget.left, trials.speed)
         if plan.steps * trials.speed.step > budget.left:
-            log.warning(f"minutes is too short for this task: {plan.steps} steps are trained all the same; set more minutes")
+            log.warning(
+                f"minutes is too short for this task: {plan.steps} steps are trained all the same; set more minutes"
+            )
     return Found(lr, plan, len(rates) > 1, tried, trials.speed if budget.is_limited else None)

@@ -25,8 +25,14 @@ def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
     """
     epochs = resolve(config["epochs"], protocol.epochs)
     if config["minutes"] is not None and epochs is not None:
-        reason = f"task.protocol={protocol.name} has {epochs} epochs" if config["epochs"] == AUTO else f"epochs is {epochs}"
-        raise ValueError(f"minutes {config['minutes']:g} sets the number of epochs, and {reason}; set minutes=null, or epochs=auto")
+        reason = (
+            f"task.protocol={protocol.name} has {epochs} epochs"
+            if config["epochs"] == AUTO
+            else f"epochs is {epochs}"
+        )
+        raise ValueError(
+            f"minutes {config['minutes']:g} sets the number of epochs, and {reason}; set minutes=null, or epochs=auto"
+        )
     return {
         "epochs": epochs,
         "minutes": config["minutes"],
@@ -37,7 +43,9 @@ def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
     }
 
 
-def candidate_rates(rates: Sequence[Json], protocol: FixedSplit, automatic: tuple[float, ...]) -> list[float | tuple[float, ...]]:
+def candidate_rates(
+    rates: Sequence[Json], protocol: FixedSplit, automatic: tuple[float, ...]
+) -> list[float | tuple[float, ...]]:
     """The learning rates of the candidates of a grid; `auto` is the published grid, or one candidate that chooses from `automatic`."""
     if AUTO not in rates:
         return list(rates)

@@ -11,20 +11,31 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from dnadiff.downstream.metrics import AnyScored, Metric, mean_of_defined, rows_of_folds, within_folds
+from dnadiff.downstream.metrics import (
+    AnyScored,
+    Metric,
+    mean_of_defined,
+    rows_of_folds,
+    within_folds,
+)
 
 
 class ScoredValues:
     """Predicted values (S, K) and labels (S, K), NaN where a label is missing, and `folds (S,)`."""
 
-    def __init__(self, values: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> None:
+    def __init__(
+        self, values: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
         self.folds = folds
         self.values, self.labels = np.asarray(values, np.float64), np.asarray(labels, np.float64)
 
     @cached_property
     def parts(self) -> list[tuple[np.ndarray, ScoredValues]]:
         """The items of each fold, and their predictions alone."""
-        return [(rows, ScoredValues(self.values[rows], self.labels[rows])) for rows in rows_of_folds(self.folds)]
+        return [
+            (rows, ScoredValues(self.values[rows], self.labels[rows]))
+            for rows in rows_of_folds(self.folds)
+        ]
 
     def num_labeled(self, weights: np.ndarray) -> np.ndarray:
         """The weight of the items with a label of each target, (W, K)."""
@@ -38,12 +49,16 @@ class ScoredValues:
     @cached_property
     def pairs(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each target its items with a label, and their predictions and labels."""
-        return [(rows, self.values[rows, k], self.labels[rows, k]) for k, rows in enumerate(self.known)]
+        return [
+            (rows, self.values[rows, k], self.labels[rows, k]) for k, rows in enumerate(self.known)
+        ]
 
     @cached_property
     def rankings(self) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]]:
         """For each target its items with a label; for predictions and for labels their order, where ties start, and each item's tie."""
-        return [(rows, [_ties(predicted), _ties(measured)]) for rows, predicted, measured in self.pairs]
+        return [
+            (rows, [_ties(predicted), _ties(measured)]) for rows, predicted, measured in self.pairs
+        ]
 
 
 def _ties(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,12 +92,18 @@ def _centered(values: np.ndarray) -> np.ndarray:
     return values - values[0] if len(values) and np.ptp(values) == 0 else values - values.mean()
 
 
-def _each_target(count: int, targets: Sequence[tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]], weights: np.ndarray) -> np.ndarray:
+def _each_target(
+    count: int,
+    targets: Sequence[tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]],
+    weights: np.ndarray,
+) -> np.ndarray:
     """(W, K) of functions of the weights of each target's items, NaN for a target without any."""
     found = np.full((len(weights), count), np.nan)
     for k, (rows, function) in enumerate(targets):
         if len(rows):
-            with np.errstate(invalid="ignore", divide="ignore"):  # a replicate without a labeled item
+            with np.errstate(
+                invalid="ignore", divide="ignore"
+            ):  # a replicate without a labeled item
                 found[:, k] = function(weights[:, rows])
     return found
 
@@ -90,7 +111,9 @@ def _each_target(count: int, targets: Sequence[tuple[np.ndarray, Callable[[np.nd
 @within_folds
 def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
     """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
-    each = [(rows, partial(_correlation, _centered(x), _centered(y))) for rows, x, y in scored.pairs]
+    each = [
+        (rows, partial(_correlation, _centered(x), _centered(y))) for rows, x, y in scored.pairs
+    ]
     return _each_target(len(each), each, weights)
 
 
@@ -98,7 +121,9 @@ def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
 def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for constant labels."""
 
-    def of_ranks(ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray) -> np.ndarray:
+    def of_ranks(
+        ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray
+    ) -> np.ndarray:
         half = of_items.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
         predicted, measured = (_ranks(tie, of_items) - half for tie in ties)
         return _correlation(predicted, measured, of_items)
@@ -122,29 +147,47 @@ def r2(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
 
     def of_items(x: np.ndarray, y: np.ndarray, of_rows: np.ndarray) -> np.ndarray:
         variance = _mean(y * y, of_rows) - _mean(y, of_rows) ** 2
-        return np.where(variance > 1e-12 * (y * y).mean(), 1 - _mean((x - y) ** 2, of_rows) / variance, np.nan)
+        return np.where(
+            variance > 1e-12 * (y * y).mean(), 1 - _mean((x - y) ** 2, of_rows) / variance, np.nan
+        )
 
     each = [(rows, partial(of_items, x - y.mean(), _centered(y))) for rows, x, y in scored.pairs]
     return _each_target(len(each), each, weights)
 
 
-REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {"spearman": spearman, "pearson": pearson, "r2": r2, "mse": mse}
+REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {
+    "spearman": spearman,
+    "pearson": pearson,
+    "r2": r2,
+    "mse": mse,
+}
 
 
-def mean_over_targets(scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]) -> np.ndarray:
+def mean_over_targets(
+    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]
+) -> np.ndarray:
     """A metric (W, K) averaged over the targets that it is defined for, (W,); see `mean_of_defined`."""
     return mean_of_defined(metric(scored, weights), weights)
 
 
-def of_target(scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored], number: int) -> np.ndarray:
+def of_target(
+    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored], number: int
+) -> np.ndarray:
     """A metric (W, K) of one target, (W,)."""
     return metric(scored, weights)[:, number]
 
 
-def named_metrics(names: Sequence[str], metrics: Mapping[str, Metric[AnyScored]]) -> dict[str, Metric[AnyScored]]:
+def named_metrics(
+    names: Sequence[str], metrics: Mapping[str, Metric[AnyScored]]
+) -> dict[str, Metric[AnyScored]]:
     """Each metric (W, K) averaged over the targets, and with several targets of each, as `spearman of NAME`; all of them (W,)."""
-    found: dict[str, Metric[AnyScored]] = {name: partial(mean_over_targets, metric=metric) for name, metric in metrics.items()}
+    found: dict[str, Metric[AnyScored]] = {
+        name: partial(mean_over_targets, metric=metric) for name, metric in metrics.items()
+    }
     if len(names) > 1:
         for metric_name, metric in metrics.items():
-            found |= {f"{metric_name} of {name}": partial(of_target, metric=metric, number=k) for k, name in enumerate(names)}
+            found |= {
+                f"{metric_name} of {name}": partial(of_target, metric=metric, number=k)
+                for k, name in enumerate(names)
+            }
     return found

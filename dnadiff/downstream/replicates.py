@@ -16,7 +16,9 @@ _BATCH = 50  # replicates at once: limits the memory
 log = logging.getLogger("dnadiff")
 
 
-def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None) -> Iterator[np.ndarray]:
+def bootstrap_weights(
+    size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
     """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the same replicates for every model.
 
     The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their numbers. None: single items.
@@ -27,7 +29,10 @@ def bootstrap_weights(size: int, num_resamples: int, seed: int, groups: np.ndarr
     for first in range(0, num_resamples, _BATCH):
         number = min(_BATCH, num_resamples - first)
         # As `random.multinomial`, in a quarter of the time for many items.
-        drawn = [np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups) for _ in range(number)]
+        drawn = [
+            np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
+            for _ in range(number)
+        ]
         yield np.stack(drawn)[:, index].astype(np.float64)
 
 
@@ -36,7 +41,9 @@ def defined_replicates(replicates: np.ndarray, name: str) -> np.ndarray:
     known = replicates[np.isfinite(replicates)]
     if len(known) >= MIN_DEFINED * len(replicates):
         return known
-    log.warning(f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap replicates, too few for an interval")
+    log.warning(
+        f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap replicates, too few for an interval"
+    )
     return known[:0]
 
 

@@ -38,7 +38,10 @@ from dnadiff.downstream.prediction import Compute, Job, Prediction
 from dnadiff.downstream.weights import WeightsFile, write_weights
 
 # Columns before and after the metrics.
-FIRST, LAST = ("task", "model", "seed", "protocol", "train", "train_items", "test"), ("seconds", "digest", "finished", "host")
+FIRST, LAST = (
+    ("task", "model", "seed", "protocol", "train", "train_items", "test"),
+    ("seconds", "digest", "finished", "host"),
+)
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 log = logging.getLogger("dnadiff")
 
@@ -64,34 +67,61 @@ class ResultsFolder(Results):
         networks: the weights of each model and seed whose network is kept.
     """
 
-    def __init__(self, folder: Path, provenance: Mapping[str, object], version: Mapping[str, str], kept: Collection[str] = ()) -> None:
-        self.folder, self.provenance, self.version = expand_user(folder), dict(provenance), dict(version)
+    def __init__(
+        self,
+        folder: Path,
+        provenance: Mapping[str, object],
+        version: Mapping[str, str],
+        kept: Collection[str] = (),
+    ) -> None:
+        self.folder, self.provenance, self.version = (
+            expand_user(folder),
+            dict(provenance),
+            dict(version),
+        )
         self.kept, self.networks = frozenset(kept), dict[tuple[str, int], WeightsFile]()
 
     @override
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
-        digest = compute_digest(job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about})
+        digest = compute_digest(
+            job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about}
+        )
         path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
         lock = path.with_suffix(".lock")
         if (stored := self._load(path, job, digest)) is not None:
-            lock.unlink(missing_ok=True)  # of a killed process; with the prediction it protects nothing
+            lock.unlink(
+                missing_ok=True
+            )  # of a killed process; with the prediction it protects nothing
             return stored
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock, wait=False) as acquired:
             if acquired is False:
                 return None
             try:
-                if (stored := self._load(path, job, digest)) is not None:  # finished after the first check
+                if (
+                    stored := self._load(path, job, digest)
+                ) is not None:  # finished after the first check
                     return stored
                 if path.is_file():
-                    log.info(f"{job.model}, seed {job.seed}: {path} has no intact network; it is trained again")
+                    log.info(
+                        f"{job.model}, seed {job.seed}: {path} has no intact network; it is trained again"
+                    )
                 prediction, classifier = _timed(compute)
                 if job.model in self.kept and classifier is not None:
                     weights = write_weights(_weights_path(path), classifier)
                     prediction = prediction._replace(weights=weights.sha256)
                     self.networks[job.model, job.seed] = weights
                 save_prediction(
-                    path, prediction, job.labels, {**job.about, **self.version, **self.provenance, "model": job.model, "seed": job.seed}
+                    path,
+                    prediction,
+                    job.labels,
+                    {
+                        **job.about,
+                        **self.version,
+                        **self.provenance,
+                        "model": job.model,
+                        "seed": job.seed,
+                    },
                 )
                 self._add_row(job, prediction, digest)
             finally:
@@ -108,7 +138,9 @@ class ResultsFolder(Results):
             return None
         prediction, labels = load_prediction(path)
         if not np.array_equal(labels, job.labels, equal_nan=True):
-            raise ValueError(f"{path} has different items from the task {job.data.name}; remove it, and it is computed again")
+            raise ValueError(
+                f"{path} has different items from the task {job.data.name}; remove it, and it is computed again"
+            )
         if job.model in self.kept:
             weights = WeightsFile(_weights_path(path), prediction.weights or "")
             if not weights.is_intact():
@@ -119,7 +151,10 @@ class ResultsFolder(Results):
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
         target = job.data.target
-        metrics = metric_values(target.scored(prediction.predictions.numpy(), job.labels.numpy(), job.folds), target.metrics)
+        metrics = metric_values(
+            target.scored(prediction.predictions.numpy(), job.labels.numpy(), job.folds),
+            target.metrics,
+        )
         row = {
             "task": job.data.name,
             "model": job.model,
@@ -138,7 +173,11 @@ class ResultsFolder(Results):
         }
         with locked(self.folder / ".results.lock"):
             if digest not in listed_digests(self.folder / "results.csv"):
-                append_row(self.folder / "results.csv", row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
+                append_row(
+                    self.folder / "results.csv",
+                    row,
+                    (*FIRST, *metrics, *LAST, *self.version, *self.provenance),
+                )
 
     @override
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
@@ -165,7 +204,12 @@ def summary_key(task: str, result: Mapping[str, Json]) -> str:
 def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
     start = time.monotonic()
     computed = compute()
-    prediction = Prediction(computed.predictions, time.monotonic() - start, computed.fit_info, valid_predictions=computed.valid_predictions)
+    prediction = Prediction(
+        computed.predictions,
+        time.monotonic() - start,
+        computed.fit_info,
+        valid_predictions=computed.valid_predictions,
+    )
     return prediction, computed.classifier
 
 
@@ -177,7 +221,9 @@ def listed_digests(path: Path) -> set[str]:
     """The digests in a table of results; an empty set if there is no table. ValueError if it is damaged."""
     header, rows = read_csv(path) if path.is_file() else ([], [])
     if header and "digest" not in header:
-        raise ValueError(f"{path} has no column digest; it is not a table of results: remove it, or choose another folder")
+        raise ValueError(
+            f"{path} has no column digest; it is not a table of results: remove it, or choose another folder"
+        )
     return {row["digest"] for row in rows}
 
 
@@ -201,9 +247,13 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
         file.write(text.getvalue().encode())
 
 
-def save_prediction(path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]) -> None:
+def save_prediction(
+    path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]
+) -> None:
     """Write a prediction atomically."""
-    description = json.dumps({**about, "found": prediction.fit_info, "weights_sha256": prediction.weights}, default=str)
+    description = json.dumps(
+        {**about, "found": prediction.fit_info, "weights_sha256": prediction.weights}, default=str
+    )
     valid = prediction.valid_predictions
     of_valid: dict[str, Json] = {} if valid is None else {"valid_predictions": valid.numpy()}
     with atomic_write(path, overwrite=True) as file:
@@ -223,22 +273,46 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     predictions, labels, seconds = stored["predictions"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
     fit_info, weights = about.get("found", []), about.get("weights_sha256")
-    fits = predictions.ndim == 2 and predictions.dtype.kind == "f" and labels.dtype.kind == "if"[labels.ndim == 2]
+    fits = (
+        predictions.ndim == 2
+        and predictions.dtype.kind == "f"
+        and labels.dtype.kind == "if"[labels.ndim == 2]
+    )
     fits = fits and labels.shape == predictions.shape[: labels.ndim]
     valid = stored.get("valid_predictions")
-    fits = fits and (valid is None or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == predictions.shape[1]))
+    fits = fits and (
+        valid is None
+        or (valid.ndim == 2 and valid.dtype.kind == "f" and valid.shape[1] == predictions.shape[1])
+    )
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
-        raise ValueError(f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again")
-    sha256, of_valid = None if weights is None else str(weights), None if valid is None else torch.from_numpy(valid)
-    return Prediction(torch.from_numpy(predictions), float(seconds), fit_info, sha256, of_valid), torch.from_numpy(labels)
+        raise ValueError(
+            f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again"
+        )
+    sha256, of_valid = (
+        None if weights is None else str(weights),
+        None if valid is None else torch.from_numpy(valid),
+    )
+    return Prediction(
+        torch.from_numpy(predictions), float(seconds), fit_info, sha256, of_valid
+    ), torch.from_numpy(labels)
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
-    digest = hashlib.sha256(json.dumps([data.classes, data.stranded, about, *data.target.identity()], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(
+        json.dumps(
+            [data.classes, data.stranded, about, *data.target.identity()],
+            sort_keys=True,
+            default=str,
+        ).encode()
+    )
     for items in (data.train, data.valid, data.test):
         for tensor in (items.ids, items.lengths, items.labels, items.groups):
-            digest.update(b"none" if tensor is None else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+            digest.update(
+                b"none"
+                if tensor is None
+                else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes()
+            )
     return digest.hexdigest()[:12]
 
 
@@ -246,7 +320,10 @@ def weights_digest(network: torch.nn.Module) -> str:
     """12 hexadecimal digits that change with any weight of the network."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode()
+            + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()[:12]
 
 

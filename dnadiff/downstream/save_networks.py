@@ -51,14 +51,20 @@ def save_networks(
         "layer": config["layer"],
         "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],
         "tokenizer": loaded.tokenizer.config(),
-        "pretrained": {"checkpoint": str(loaded.path), "step": loaded.step, "weights": weights_digest(loaded.denoiser.backbone)},
+        "pretrained": {
+            "checkpoint": str(loaded.path),
+            "step": loaded.step,
+            "weights": weights_digest(loaded.denoiser.backbone),
+        },
     }
     inputs = asdict(HeadInputs.of(**config["inputs"]))
     for name, subfolder in SUBFOLDERS.items():
         seeds = {seed: weights for (model, seed), weights in networks.items() if model == name}
         for seed, weights in seeds.items():
             number, report = study["seeds"].index(seed), study["models"][name]
-            trained = protocol.rounds(data, seed)[-1].data  # as in `results.Computed`, the network is that of the last round
+            trained = protocol.rounds(data, seed)[
+                -1
+            ].data  # as in `results.Computed`, the network is that of the last round
             found = report["found"][number][0]
             own = {
                 "name": name,
@@ -74,7 +80,12 @@ def save_networks(
                 "found": found,
                 "head": found["head"],
                 "inputs": inputs,
-                "batch_size": EVALUATION * found.get("chosen", settings[name])["batch_size"],  # that predicted the test items
-                "metrics": {metric: each["per_seed"][number] for metric, each in report["metrics"].items()},
+                "batch_size": EVALUATION
+                * found.get("chosen", settings[name])[
+                    "batch_size"
+                ],  # that predicted the test items
+                "metrics": {
+                    metric: each["per_seed"][number] for metric, each in report["metrics"].items()
+                },
             }
             saved.save(folder / subfolder, seed, weights, {**shared, **own})

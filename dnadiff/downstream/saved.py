@@ -34,7 +34,18 @@ FORMAT = 1
 _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 _CLASSIFYING = ("predict", "variants")  # commands that take classifiers
 _SEED = re.compile(r"seed_(\d+)")
-_SHARED = ("name", "classes", "stranded", "layer", "network", "tokenizer", "task", "pretrained", "settings", "seeds")  # by all of a run
+_SHARED = (
+    "name",
+    "classes",
+    "stranded",
+    "layer",
+    "network",
+    "tokenizer",
+    "task",
+    "pretrained",
+    "settings",
+    "seeds",
+)  # by all of a run
 _OF_SEED = ("items", "mean", "std")  # of the task and of the target
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
 _REMEDY = "use another copy of it, or fine-tune again"
@@ -45,7 +56,9 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     target = folder / f"seed_{seed}"
     description = target / DESCRIPTION
     content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
-    content = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)  # NaN is not JSON
+    content = json.loads(
+        json.dumps(content, default=str), parse_constant=lambda _: None
+    )  # NaN is not JSON
     content["check"] = _check_of(content)
     if description.is_file() and not _describes(description, weights.sha256):
         description.unlink()  # of other weights: until the new ones are complete, there is no model
@@ -80,7 +93,9 @@ def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
             )
 
 
-def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/finetune") -> list[Path]:
+def find(
+    checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/finetune"
+) -> list[Path]:
     """The folders of the saved seeds of a run folder, of a folder `models`, of one seed, or of `latest`, the newest run with classifiers.
 
     Raises:
@@ -89,29 +104,43 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
     """
     path = expand_user(checkpoint)  # type: ignore[arg-type]
     if str(checkpoint) == "latest":
-        saved = [p for p in Path(runs).glob("*") if (p / RUN).is_file() and (_seeds_in(p) or _tasks_in(p))]
+        saved = [
+            p
+            for p in Path(runs).glob("*")
+            if (p / RUN).is_file() and (_seeds_in(p) or _tasks_in(p))
+        ]
         found = sorted(saved, key=lambda p: (p / RUN).stat().st_mtime)
         if not found:
-            raise FileNotFoundError(f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name the run folder")
+            raise FileNotFoundError(
+                f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name the run folder"
+            )
         path = found[-1]
     if seeds := _seeds_in(path):
         return seeds
     if tasks := _tasks_in(path):
-        raise ValueError(f"{path} has classifiers of several tasks; name one of {', '.join(map(str, tasks))}")
+        raise ValueError(
+            f"{path} has classifiers of several tasks; name one of {', '.join(map(str, tasks))}"
+        )
     if (path / RUN).is_file():
         raise ValueError(
             f"{path} is a fine-tuned run without saved networks; run finetune again with task.protocol=fixed or paper, fine_tune=true "
             "and save_models=[fine-tuned]"
         )
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest")
+        raise FileNotFoundError(
+            f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest"
+        )
     raise ValueError(
         f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m dnadiff.finetune checkpoint={path} task=csv "
         "task.path=table.csv), or use score or embed, which need none"
     )
 
 
-def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: torch.device | str = "cpu") -> ClassifierEnsemble:
+def load(
+    checkpoint: str | os.PathLike[str],
+    trust: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+) -> ClassifierEnsemble:
     """The classifiers of a fine-tuned run.
 
     Args:
@@ -132,8 +161,12 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
     first = described[0]
     try:
         for folder, about in zip(folders, described):
-            if different := [key for key, value in _of_run(about).items() if value != _of_run(first)[key]]:
-                raise ValueError(f"{folder} is of a different run from {folders[0]} (different {different[0]}); remove one of them")
+            if different := [
+                key for key, value in _of_run(about).items() if value != _of_run(first)[key]
+            ]:
+                raise ValueError(
+                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); remove one of them"
+                )
         present = [about["seed"] for about in described]
         if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
             raise ValueError(
@@ -143,15 +176,33 @@ def load(checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), device: 
         tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
         if not isinstance(tokenizer, DNATokenizer):
             raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
-        members = [_member(folder, about, tokenizer, (PACKAGE, *trust)) for folder, about in zip(folders, described)]
+        members = [
+            _member(folder, about, tokenizer, (PACKAGE, *trust))
+            for folder, about in zip(folders, described)
+        ]
         task, batch_size = first["task"], int(first["batch_size"])
         name, longest = str(task["name"]), int(task["longest"])
         return ClassifierEnsemble(
-            _target(first, (PACKAGE, *trust)), members, tokenizer, folders[0].parent, name, longest, batch_size, device
+            _target(first, (PACKAGE, *trust)),
+            members,
+            tokenizer,
+            folders[0].parent,
+            name,
+            longest,
+            batch_size,
+            device,
         )
-    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:  # values that `finetune` does not write
+    except (
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # values that `finetune` does not write
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}") from error
+        raise ValueError(
+            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}"
+        ) from error
 
 
 def _check_device(device: torch.device | str) -> None:
@@ -161,7 +212,9 @@ def _check_device(device: torch.device | str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise ValueError(f"device {device} cannot be used on this machine, or with this build of torch ({reason}); use cpu") from error
+        raise ValueError(
+            f"device {device} cannot be used on this machine, or with this build of torch ({reason}); use cpu"
+        ) from error
 
 
 def _seeds_in(path: Path) -> list[Path]:
@@ -169,7 +222,11 @@ def _seeds_in(path: Path) -> list[Path]:
     for place in (path / FOLDER, path):
         if (place / DESCRIPTION).is_file():
             return [place]
-        numbered = [(int(found[1]), p) for p in place.glob("seed_*") if (found := _SEED.fullmatch(p.name)) and (p / DESCRIPTION).is_file()]
+        numbered = [
+            (int(found[1]), p)
+            for p in place.glob("seed_*")
+            if (found := _SEED.fullmatch(p.name)) and (p / DESCRIPTION).is_file()
+        ]
         if numbered:
             return [p for _, p in sorted(numbered)]
     return []
@@ -186,17 +243,24 @@ def _read(path: Path) -> dict[str, Json]:
     if about.pop("check") != _check_of(about):
         raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
     if about["format"] != FORMAT:
-        raise ValueError(f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update dnadiff")
+        raise ValueError(
+            f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update dnadiff"
+        )
     return about
 
 
 def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
     """What the seeds of a run have in common: not the items of each, nor the mean and standard deviation of their values."""
-    task, target = ({key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED} for name in ("task", "target"))
+    task, target = (
+        {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
+        for name in ("task", "target")
+    )
     return {**{key: about[key] for key in _SHARED}, "task": task, "target": target}
 
 
-def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> SeedClassifier:
+def _member(
+    folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]
+) -> SeedClassifier:
     from dnadiff.downstream.ensemble import SeedClassifier
     from dnadiff.downstream.weights import WeightsFile
     from dnadiff.published import tensors
@@ -204,7 +268,9 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
     path = folder / WEIGHTS
     state = WeightsFile(path, str(about["sha256"])).read()
     about = _with_earlier_head(about, state)
-    with tensors.without_memory(len(state), path):  # a network that the file cannot fill is refused before memory is allocated
+    with tensors.without_memory(
+        len(state), path
+    ):  # a network that the file cannot fill is refused before memory is allocated
         _check_shapes(_build(about, tokenizer, trust), state, path)
     tensors.check_memory(state.values(), path)
     classifier = _build(about, tokenizer, trust)
@@ -213,11 +279,17 @@ def _member(folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Seq
     return SeedClassifier(int(about["seed"]), classifier.eval(), str(about["sha256"]), folder)
 
 
-def _with_earlier_head(about: Mapping[str, Json], state: Mapping[str, Tensor]) -> Mapping[str, Json]:
+def _with_earlier_head(
+    about: Mapping[str, Json], state: Mapping[str, Tensor]
+) -> Mapping[str, Json]:
     """The description, with the convolutional head of earlier versions if these are its weights: it was pooled in parts alone."""
     head = about.get("head", {})
     is_conv = head.get("_target_") == "dnadiff.downstream.head.conv.ConvHead"
-    if not is_conv or "global_pooling" in head or any(name.endswith("linear.weight") and name.startswith("head.") for name in state):
+    if (
+        not is_conv
+        or "global_pooling" in head
+        or any(name.endswith("linear.weight") and name.startswith("head.") for name in state)
+    ):
         return about
     return {**about, "head": head | {"global_pooling": False}}
 
@@ -229,13 +301,23 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
 
     backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(backbone, Backbone):
-        raise ValueError(f"its network is {type(backbone).__name__}, which is not a network of this package; {_REMEDY}")
+        raise ValueError(
+            f"its network is {type(backbone).__name__}, which is not a network of this package; {_REMEDY}"
+        )
     backbone = keep_first_layers(backbone, about["layer"])
     head = about.get("head", {})
     # Runs of earlier versions have the published head, and describe it in words.
     inputs = HeadInputs.of(**about.get("inputs", {}))
     longest, outputs = int(about["task"]["longest"]), len(about["classes"])
-    return build_classifier(backbone, head if "_target_" in head else MEAN_HEAD, inputs, outputs, longest, bool(about["stranded"]), trust)
+    return build_classifier(
+        backbone,
+        head if "_target_" in head else MEAN_HEAD,
+        inputs,
+        outputs,
+        longest,
+        bool(about["stranded"]),
+        trust,
+    )
 
 
 def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
@@ -246,7 +328,9 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
         return ClassTarget(about["classes"])  # of a version that had only these
     target = build(about["target"], trust=trust)
     if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
-        raise ValueError(f"its target is {target!r}, which does not predict {', '.join(map(str, about['classes']))}; {_REMEDY}")
+        raise ValueError(
+            f"its target is {target!r}, which does not predict {', '.join(map(str, about['classes']))}; {_REMEDY}"
+        )
     return target
 
 
@@ -254,15 +338,21 @@ def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Pat
     from dnadiff.downstream.head_inputs import LENGTH_WIDTH
 
     own = classifier.state_dict()
-    wrong = sorted({*own} ^ {*state}) or [name for name in own if own[name].shape != state[name].shape]
-    narrower = own.keys() == state.keys() and {own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1}
+    wrong = sorted({*own} ^ {*state}) or [
+        name for name in own if own[name].shape != state[name].shape
+    ]
+    narrower = own.keys() == state.keys() and {
+        own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
+    }
     if wrong and classifier.inputs.length and narrower == {LENGTH_WIDTH - 1}:
         raise ValueError(
             f"the weights in {path} read the length as the one number of an earlier version (inputs.length=true), which this version "
             "replaced by several; train again with finetune"
         )
     if wrong:
-        raise ValueError(f"the weights in {path} do not fit the network of {DESCRIPTION} ({', '.join(wrong[:3])}); {_REMEDY}")
+        raise ValueError(
+            f"the weights in {path} do not fit the network of {DESCRIPTION} ({', '.join(wrong[:3])}); {_REMEDY}"
+        )
 
 
 def _describes(path: Path, sha256: str) -> bool:

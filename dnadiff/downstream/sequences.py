@@ -14,7 +14,9 @@ from dnadiff.downstream.target.base import Label, TaskTarget
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
-Encode = Callable[[str, str | bytes], np.ndarray]  # where the sequence is, and its letters -> token ids
+Encode = Callable[
+    [str, str | bytes], np.ndarray
+]  # where the sequence is, and its letters -> token ids
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,20 @@ class LengthLimits:
 
     def check(self, where: str, total: int, length: int) -> None:
         """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a sequence of `total` bases."""
-        got = f"{where} has {total:,} bases" if length == total else f"{where} has a window of {length:,} bases"
+        got = (
+            f"{where} has {total:,} bases"
+            if length == total
+            else f"{where} has a window of {length:,} bases"
+        )
         if self.fixed is not None and length != self.fixed:
             remedy = (
-                f"set window={self.fixed}" if total >= self.fixed else "remove it, or fine-tune with head=attention, head=conv or head=mean"
+                f"set window={self.fixed}"
+                if total >= self.fixed
+                else "remove it, or fine-tune with head=attention, head=conv or head=mean"
             )
-            raise ValueError(f"{got}, and the {self.head} of this classifier accepts only sequences of {self.fixed:,}; {remedy}")
+            raise ValueError(
+                f"{got}, and the {self.head} of this classifier accepts only sequences of {self.fixed:,}; {remedy}"
+            )
         if self.fixed is None and self.maximum is not None and length > self.maximum:
             raise ValueError(
                 f"{got}, more than the {self.maximum:,} that this network accepts; set window={self.maximum} or less to cut it into windows"
@@ -51,7 +61,9 @@ class LengthLimits:
                 f"window {window} does not fit the {self.head} of this classifier, which accepts only {self.fixed}; set it to that"
             )
         if self.maximum is not None and window > self.maximum:
-            raise ValueError(f"window {window} is more than the {self.maximum} bases that this network accepts; set it to that or less")
+            raise ValueError(
+                f"window {window} is more than the {self.maximum} bases that this network accepts; set it to that or less"
+            )
 
 
 class Query(NamedTuple):
@@ -95,7 +107,9 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     for name, value in vars(columns).items():
         if value != vars(Columns())[name]:
             given = value if isinstance(value, str) else ", ".join(value)
-            raise ValueError(f"{name}_column={given} is the column of a table, and input {path} is FASTA; give a table, or leave it out")
+            raise ValueError(
+                f"{name}_column={given} is the column of a table, and input {path} is FASTA; give a table, or leave it out"
+            )
     for record in iter_fasta(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
@@ -111,9 +125,16 @@ def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Itera
         where = f"{path}: line {number}"
         for key, column in wanted.items():
             if not found[key] and not (empty_labels and key in labels):
-                raise ValueError(f"{where} has nothing in column {column!r}; complete the row or remove it")
+                raise ValueError(
+                    f"{where} has nothing in column {column!r}; complete the row or remove it"
+                )
         check_sequence(found["sequence_column"], where, columns.sequence)
-        yield LabeledRow(where, found.get("name_column", str(number)), found["sequence_column"], [found[key] for key in labels] or None)
+        yield LabeledRow(
+            where,
+            found.get("name_column", str(number)),
+            found["sequence_column"],
+            [found[key] for key in labels] or None,
+        )
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")
 
@@ -145,7 +166,11 @@ class SequenceFile:
     def __iter__(self) -> Iterator[Query]:
         for row in self._rows():
             ids = self.encode(row.where, row.letters)
-            label = UNLABELED if row.label is None else self.target.parse(row.label, row.where, self.columns.label or ())
+            label = (
+                UNLABELED
+                if row.label is None
+                else self.target.parse(row.label, row.where, self.columns.label or ())
+            )
             for start, end in window_bounds(len(ids), self.window, self.stride):
                 self.limits.check(row.where, len(ids), end - start)
                 yield Query(row.name, start, end, ids[start:end], label)
@@ -156,7 +181,9 @@ class SequenceFile:
         return fasta_rows(self.path, self.columns)
 
 
-def window_bounds(length: int, window: int | None, stride: int | None = None) -> Iterator[tuple[int, int]]:
+def window_bounds(
+    length: int, window: int | None, stride: int | None = None
+) -> Iterator[tuple[int, int]]:
     """Start and end of the windows of a sequence.
 
     They start at multiples of `stride` (None: `window`); a last one that ends with the sequence covers the rest. A sequence that is not

@@ -60,8 +60,12 @@ def run_study(
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
     tested = protocol.tested(data)
-    predictions = _predictions(data, models, seeds, report, protocol, results or Results(), tested.labels)
-    predictions |= {one.name: one.combine(predictions, data, protocol, seeds) for one in combinations}
+    predictions = _predictions(
+        data, models, seeds, report, protocol, results or Results(), tested.labels
+    )
+    predictions |= {
+        one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
+    }
     task = {
         "name": data.name,
         "classes": data.classes,
@@ -78,7 +82,12 @@ def run_study(
         "length_alone": length_alone(data),
     }
     compared = compare(predictions, tested, pairs, subsets, data.target)
-    return {"task": task, **compared, "notes": data.notes, "seconds": round(time.monotonic() - start, 1)}
+    return {
+        "task": task,
+        **compared,
+        "notes": data.notes,
+        "seconds": round(time.monotonic() - start, 1),
+    }
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
@@ -92,16 +101,31 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
             f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were chosen"
         )
     if (units := task.get("resampled", "items")).startswith("items of"):
-        found.append(f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones")
-    if training := next(iter(result["models"].values())).get("subsets", {}).get(f"inside {TRAINING}"):
+        found.append(
+            f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones"
+        )
+    if (
+        training := next(iter(result["models"].values()))
+        .get("subsets", {})
+        .get(f"inside {TRAINING}")
+    ):
         found.append(training_remark(training["items"], task["tested"]))
     if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] == 1:
-        found.append("all test sequences are of one class: accuracy is the fraction of this class that is found, and AUROC is not defined")
-    elif task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] >= FREQUENT:
-        balance = (
-            "" if result.get("class_weights") == "balanced" else ", and class_weights=balanced gives each class the same weight in training"
+        found.append(
+            "all test sequences are of one class: accuracy is the fraction of this class that is found, and AUROC is not defined"
         )
-        found.append(f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}")
+    elif (
+        task.get("metric", ClassTarget.primary) == ClassTarget.primary
+        and task["chance"] >= FREQUENT
+    ):
+        balance = (
+            ""
+            if result.get("class_weights") == "balanced"
+            else ", and class_weights=balanced gives each class the same weight in training"
+        )
+        found.append(
+            f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}"
+        )
     return found
 
 
@@ -117,7 +141,11 @@ def _predictions(
     """The predictions of every model with every seed. Those that another process is computing are skipped and checked again later."""
     trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
     folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
-    pending = [(name, seed) for name, model in models.items() for seed in distinct_seeds(model, seeds, protocol)]
+    pending = [
+        (name, seed)
+        for name, model in models.items()
+        for seed in distinct_seeds(model, seeds, protocol)
+    ]
     done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
     for name, seed in pending:
         done[name][seed] = None  # in the order of the seeds, whichever is finished first
@@ -130,13 +158,18 @@ def _predictions(
                 return computed._replace(classifier=models[name].take_classifier())
 
             about = {**protocol.describe(), "settings": models[name].describe()}
-            prediction = results.get_or_compute(Job(data, name, seed, about, labels, trained[seed], folds[seed]), compute)
+            prediction = results.get_or_compute(
+                Job(data, name, seed, about, labels, trained[seed], folds[seed]), compute
+            )
             if prediction is not None:
                 done[name][seed] = prediction._replace(folds=folds[seed])
                 pending.remove((name, seed))
         if pending:
             time.sleep(_POLL_SECONDS)
-    return {name: [prediction for prediction in by_seed.values() if prediction is not None] for name, by_seed in done.items()}
+    return {
+        name: [prediction for prediction in by_seed.values() if prediction is not None]
+        for name, by_seed in done.items()
+    }
 
 
 def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
@@ -155,16 +188,28 @@ def _train_items(data: TaskData, protocol: FixedSplit, seed: int) -> int:
     return round(sum(sizes) / len(sizes))
 
 
-def predict_rounds(data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit, labels: Tensor) -> Computed:
+def predict_rounds(
+    data: TaskData,
+    model: TaskModel,
+    seed: int,
+    report: Report,
+    protocol: FixedSplit,
+    labels: Tensor,
+) -> Computed:
     """What the model computes in all rounds of one seed, without its network."""
     valid: list[Tensor | None] = []
-    result, fit_info = torch.full((len(labels), data.target.num_outputs), float("nan"), dtype=torch.float64), []
+    result, fit_info = (
+        torch.full((len(labels), data.target.num_outputs), float("nan"), dtype=torch.float64),
+        [],
+    )
     for one in protocol.rounds(data, seed):
         result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
         fit_info.append(dict(model.fit_info))
         valid.append(model.valid_predictions)
     known = [one for one in valid if one is not None]
-    return Computed(result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None)
+    return Computed(
+        result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None
+    )
 
 
 def primary_metric(result: Mapping[str, Json]) -> str:
@@ -179,12 +224,24 @@ def shown_metrics(result: Mapping[str, Json]) -> list[str]:
 
 def header(result: Mapping[str, Json]) -> tuple[str, ...]:
     """The names of the columns of the first table of `table_rows`."""
-    return ("model", title(primary_metric(result)), "95 % interval", "over seeds", *map(title, shown_metrics(result)), "sequences/s")
+    return (
+        "model",
+        title(primary_metric(result)),
+        "95 % interval",
+        "over seeds",
+        *map(title, shown_metrics(result)),
+        "sequences/s",
+    )
 
 
 def training_speed(model: Mapping[str, Json]) -> float | None:
     """Training sequences per second of a model's report, averaged over seeds and rounds; None if not measured."""
-    each = [one["sequences_per_second"] for of_seed in model.get("found", ()) for one in of_seed if "sequences_per_second" in one]
+    each = [
+        one["sequences_per_second"]
+        for of_seed in model.get("found", ())
+        for one in of_seed
+        if "sequences_per_second" in one
+    ]
     return float(np.mean(each)) if each else None
 
 
@@ -195,14 +252,21 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
             name,
             f"{m[primary_metric(result)]:.3f}",
             f"{m['low']:.3f} .. {m['high']:.3f}",
-            f"{min(m['per_seed']):.3f} .. {max(m['per_seed']):.3f}" if len(m["per_seed"]) > 1 else "-",
+            f"{min(m['per_seed']):.3f} .. {max(m['per_seed']):.3f}"
+            if len(m["per_seed"]) > 1
+            else "-",
             *(f"{m['metrics'][name]['value']:.3f}" for name in shown_metrics(result)),
             f"{speed:,.0f}" if (speed := training_speed(m)) else "-",
         )
         for name, m in result["models"].items()
     ]
     differences: list[tuple[str, ...]] = [
-        (f"{d['a']} - {d['b']}", f"{d['difference']:+.3f}", f"{d['low']:+.3f} .. {d['high']:+.3f}", d["verdict"])
+        (
+            f"{d['a']} - {d['b']}",
+            f"{d['difference']:+.3f}",
+            f"{d['low']:+.3f} .. {d['high']:+.3f}",
+            d["verdict"],
+        )
         for d in result["differences"]
     ]
     return models, differences
@@ -212,6 +276,12 @@ def subset_rows(result: Mapping[str, Json]) -> list[tuple[str, ...]]:
     """The primary metric of each model on each subset of the items, with the number of items, as text."""
     metric = primary_metric(result)
     return [
-        (name, *(f"{one[metric]:.3f} ({one['items']:,})" if one["items"] else "- (0)" for one in m["subsets"].values()))
+        (
+            name,
+            *(
+                f"{one[metric]:.3f} ({one['items']:,})" if one["items"] else "- (0)"
+                for one in m["subsets"].values()
+            ),
+        )
         for name, m in result["models"].items()
     ]

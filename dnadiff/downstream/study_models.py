@@ -36,7 +36,11 @@ from dnadiff.draws import hash64
 
 Rates: TypeAlias = float | tuple[float, ...]
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
-PROBE, RANDOM_PROBE, NEIGHBORS = "frozen + logistic regression", "untrained, frozen + logistic regression", "frozen, nearest neighbors"
+PROBE, RANDOM_PROBE, NEIGHBORS = (
+    "frozen + logistic regression",
+    "untrained, frozen + logistic regression",
+    "frozen, nearest neighbors",
+)
 log = logging.getLogger("dnadiff")
 
 
@@ -50,7 +54,9 @@ def kmer_row(k: int, data: TaskData) -> str:
     return row_name(f"{k}-mer {ClassEstimators.linear_name}", data)
 
 
-def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit, device: str) -> dict[str, TaskModel]:
+def build_models(
+    config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit, device: str
+) -> dict[str, TaskModel]:
     """The models of the study by name: baselines, the trained network, and the same network untrained.
 
     Args:
@@ -70,14 +76,24 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         return keep_first_layers(denoiser.backbone, config["layer"])
 
     about: dict[str, Json] = {} if config["layer"] is None else {"layer": config["layer"]}
-    if loaded.denoiser.backbone.reads_both_strands:  # predictions stored before these networks became strand-invariant are not reused
+    if (
+        loaded.denoiser.backbone.reads_both_strands
+    ):  # predictions stored before these networks became strand-invariant are not reused
         about["strands"] = "merged unless stranded"
     about_untrained = {"untrained": loaded.config["backbone"], **about}
-    about_trained = {"weights": weights_digest(loaded.denoiser.backbone), "step": loaded.step, **about}
-    models: dict[str, TaskModel] = {kmer_row(config["kmer"], data): KmerLogistic(tokenizer, config["kmer"])}
+    about_trained = {
+        "weights": weights_digest(loaded.denoiser.backbone),
+        "step": loaded.step,
+        **about,
+    }
+    models: dict[str, TaskModel] = {
+        kmer_row(config["kmer"], data): KmerLogistic(tokenizer, config["kmer"])
+    }
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
-            raise ValueError(f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have")
+            raise ValueError(
+                f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have"
+            )
         built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
             built.trainer.setdefault("accelerator", config["accelerator"])
@@ -87,8 +103,13 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         models[NEIGHBORS] = NearestNeighbors(trained, about=about_trained, device=device)
     if config["probe"]:
         models[row_name(PROBE, data)] = LinearProbe(trained, about=about_trained, device=device)
-        models[row_name(RANDOM_PROBE, data)] = LinearProbe(untrained, random=True, about=about_untrained, device=device)
-    inputs, from_scratch = HeadInputs.of(**config["inputs"]), candidate_rates(config["lr_scratch"], protocol, NEW_RATES)
+        models[row_name(RANDOM_PROBE, data)] = LinearProbe(
+            untrained, random=True, about=about_untrained, device=device
+        )
+    inputs, from_scratch = (
+        HeadInputs.of(**config["inputs"]),
+        candidate_rates(config["lr_scratch"], protocol, NEW_RATES),
+    )
     control = partial(_one_hot, tokenizer, 0, device, None, inputs.length), from_scratch
     if config["fine_tune"]:
         frozen, adapter = Frozen.of(config["freeze"]), build_adapter(config)
@@ -96,7 +117,9 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
         automatic = 1.0 if only_new or protocol.epochs is not None else LAYER_DECAY
         special: TrainingSettings = {"layer_decay": resolve(config["layer_decay"], automatic)}
         head_epochs = resolve(config["head_epochs"], None if protocol.epochs is None else 0)
-        make = partial(_fine_tuned, trained, about_trained, inputs, frozen, adapter, head_epochs, device)
+        make = partial(
+            _fine_tuned, trained, about_trained, inputs, frozen, adapter, head_epochs, device
+        )
         rates = candidate_rates(config["lr"], protocol, NEW_RATES if only_new else PRETRAINED_RATES)
         models[FINE_TUNED] = grid_search(config, data, protocol, rates, make, special)
         strands = 2 if is_strand_invariant(loaded.denoiser.backbone, data.stranded) else 1
@@ -111,16 +134,29 @@ def build_models(config: Config, loaded: Loaded, data: TaskData, protocol: Fixed
     return models
 
 
-def combinations(config: Config, models: Mapping[str, TaskModel], data: TaskData, protocol: FixedSplit) -> list[Combination]:
+def combinations(
+    config: Config, models: Mapping[str, TaskModel], data: TaskData, protocol: FixedSplit
+) -> list[Combination]:
     """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
     if FINE_TUNED not in models:
         return []
     found: list[Combination] = []
     # Seeds with other items would add up to more, and a mean over seeds with other folds cannot be ranked within folds (`within_folds`).
-    if config["average"] and config["seeds"] > 1 and config["train_items"] is None and not protocol.tests_all_items:
+    if (
+        config["average"]
+        and config["seeds"] > 1
+        and config["train_items"] is None
+        and not protocol.tests_all_items
+    ):
         found.append(SeedAverage(FINE_TUNED, config["seeds"]))
     if config["stack"]:
-        found.append(Stack(FINE_TUNED, kmer_row(config["kmer"], data), f"{FINE_TUNED} + {config['kmer']}-mers, stacked"))
+        found.append(
+            Stack(
+                FINE_TUNED,
+                kmer_row(config["kmer"], data),
+                f"{FINE_TUNED} + {config['kmer']}-mers, stacked",
+            )
+        )
     return found
 
 
@@ -128,9 +164,16 @@ def compared_pairs(
     config: Config, models: Mapping[str, TaskModel], data: TaskData, combined: Sequence[Combination]
 ) -> list[tuple[str, str]]:
     """The pairs of rows whose difference is reported; `combined` are the rows that combine others."""
-    baseline, probe, random = kmer_row(config["kmer"], data), row_name(PROBE, data), row_name(RANDOM_PROBE, data)
+    baseline, probe, random = (
+        kmer_row(config["kmer"], data),
+        row_name(PROBE, data),
+        row_name(RANDOM_PROBE, data),
+    )
     pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
-    pairs += [(FINE_TUNED, SAME_HEAD), *((FINE_TUNED, row_name(name, data)) for name in config.get("baselines") or {})]
+    pairs += [
+        (FINE_TUNED, SAME_HEAD),
+        *((FINE_TUNED, row_name(name, data)) for name in config.get("baselines") or {}),
+    ]
     pairs += [(one.name, other) for one in combined for other in (FINE_TUNED, baseline)]
     known = {*models, *(one.name for one in combined)}
     return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
@@ -148,7 +191,9 @@ def _fine_tuned(
     head: Config,
     settings: TrainingSettings,
 ) -> NetworkModel:
-    return FineTunedModel(backbone, lr, about, head, inputs, frozen, adapter, head_epochs, device, **settings)
+    return FineTunedModel(
+        backbone, lr, about, head, inputs, frozen, adapter, head_epochs, device, **settings
+    )
 
 
 def _one_hot(
@@ -161,7 +206,16 @@ def _one_hot(
     head: Config,
     settings: TrainingSettings,
 ) -> NetworkModel:
-    return OneHotModel(tokenizer, build({**head, "_partial_": True}, trust=None), lr, head_epochs, device, width, length, **settings)
+    return OneHotModel(
+        tokenizer,
+        build({**head, "_partial_": True}, trust=None),
+        lr,
+        head_epochs,
+        device,
+        width,
+        length,
+        **settings,
+    )
 
 
 def grid_search(
@@ -177,7 +231,12 @@ def grid_search(
     `make` builds a candidate from learning rate, head and settings, of which `special` are its own.
     """
     heads, shared = heads_of(config, data), training_settings(config, protocol)
-    shared = {**shared, "mixup": config["mixup"], "balanced": config["class_weights"] == "balanced", **(special or {})}
+    shared = {
+        **shared,
+        "mixup": config["mixup"],
+        "balanced": config["class_weights"] == "balanced",
+        **(special or {}),
+    }
     grid = []
     combinations = list(itertools.product(rates, config["batch_size"], heads.items()))
     minutes = None if config["minutes"] is None else config["minutes"] / len(combinations)
@@ -192,10 +251,14 @@ def build_adapter(config: Config) -> LoRA | None:
     if "_target_" not in config["adapter"]:
         return None
     if Frozen.of(config["freeze"]).backbone:
-        raise ValueError("freeze=backbone trains no layer, and adapter trains updates of them; set freeze=none, or adapter=none")
+        raise ValueError(
+            "freeze=backbone trains no layer, and adapter trains updates of them; set freeze=none, or adapter=none"
+        )
     made = build(config["adapter"], trust=None)
     if not isinstance(made, LoRA):
-        raise ValueError(f"adapter {config['adapter']['_target_']} is not an adapter (dnadiff.downstream.adapter.lora.LoRA)")
+        raise ValueError(
+            f"adapter {config['adapter']['_target_']} is not an adapter (dnadiff.downstream.adapter.lora.LoRA)"
+        )
     return made
 
 

@@ -29,7 +29,14 @@ def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
         if sources := [path] if path.exists() else find_sources(path.parent, path.name):
             found[name] = {**task, "path": str(sources[0])}
             unused = ", ".join(source.name for source in sources[1:])
-            log.info(f"{name}: {sources[0]}" + (f"; not used: {unused} (task.tasks.{name}.path=FILE selects another)" if unused else ""))
+            log.info(
+                f"{name}: {sources[0]}"
+                + (
+                    f"; not used: {unused} (task.tasks.{name}.path=FILE selects another)"
+                    if unused
+                    else ""
+                )
+            )
     if missing := [name for name in tasks if name not in found]:
         log.info(f"no data for {', '.join(missing)}")
     if not found:
@@ -47,17 +54,42 @@ def find_sources(folder: Path, name: str) -> list[Path]:
     `NAME.csv` or `NAME.ANYTHING.csv`, with any supported ending: the exact name first, then tables with training and test rows,
     then larger ones.
     """
-    if folders := [path for path in (folder / name, folder / "datasets" / name, folder / f"Genomic_Benchmarks_{name}") if path.is_dir()]:
+    if folders := [
+        path
+        for path in (
+            folder / name,
+            folder / "datasets" / name,
+            folder / f"Genomic_Benchmarks_{name}",
+        )
+        if path.is_dir()
+    ]:
         return folders
-    tables = [path for path in folder.glob(f"{name}.*") if path.is_file() and path.name.endswith(ENDINGS)]
+    tables = [
+        path for path in folder.glob(f"{name}.*") if path.is_file() and path.name.endswith(ENDINGS)
+    ]
     exact = {name + ending for ending in ENDINGS}
-    return sorted(tables, key=lambda path: (path.name not in exact, not _is_divided(path), -path.stat().st_size, path.name))
+    return sorted(
+        tables,
+        key=lambda path: (
+            path.name not in exact,
+            not _is_divided(path),
+            -path.stat().st_size,
+            path.name,
+        ),
+    )
 
 
 def _is_divided(path: Path) -> bool:
     try:
         column = next((name for name in SPLIT if name in read_header(str(path))), None)
-        parts = {PART_NAMES.get(cells[0].lower()) for _, cells in read_rows(str(path), {"task.split_column": column})} if column else set()
+        parts = (
+            {
+                PART_NAMES.get(cells[0].lower())
+                for _, cells in read_rows(str(path), {"task.split_column": column})
+            }
+            if column
+            else set()
+        )
     except (ValueError, OSError):
         return False
     return {"train", "test"} <= parts

@@ -15,7 +15,12 @@ from dnadiff.config import is_remote
 from dnadiff.data.files import open_text, resolve
 from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.labeled import PART_NAMES, LabeledSequences, LabeledTask, LabeledTaskSettings
+from dnadiff.downstream.labeled import (
+    PART_NAMES,
+    LabeledSequences,
+    LabeledTask,
+    LabeledTaskSettings,
+)
 from dnadiff.downstream.target.base import MISSING, SEPARATOR
 
 PARQUET = ".parquet"
@@ -43,24 +48,41 @@ class CsvTask(LabeledTask):
         name: str | None = None,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
-        if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'):
+        if delimiter is not None and not (
+            isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'
+        ):
             raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
         self.path, self.delimiter = str(path), delimiter
         self.sequence_column = checks.name("task.sequence_column", sequence_column)
-        self.label_columns = [checks.name("task.label_column", name) for name in as_names(label_column)]
-        self.split_column = None if split_column is None else checks.name("task.split_column", split_column)
+        self.label_columns = [
+            checks.name("task.label_column", name) for name in as_names(label_column)
+        ]
+        self.split_column = (
+            None if split_column is None else checks.name("task.split_column", split_column)
+        )
         bare = Path(self.path).name.removesuffix(".gz")
-        super().__init__(name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings)
+        super().__init__(
+            name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
+        )
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(map(repr, self.label_columns))
+        label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(
+            map(repr, self.label_columns)
+        )
         if not checks.expand_user(self.path).is_dir():
             split_source = f"column {self.split_column!r}" if self.split_column else "the split"
-            found = LabeledSequences(self.path, divided=self.split_column is not None, label_source=label_source, split_source=split_source)
+            found = LabeledSequences(
+                self.path,
+                divided=self.split_column is not None,
+                label_source=label_source,
+                split_source=split_source,
+            )
             self._add_rows(self.path, "train", self.split_column, found, tokenizer)
             return found
-        found = LabeledSequences(self.path, divided=True, label_source=label_source, split_source="its file names")
+        found = LabeledSequences(
+            self.path, divided=True, label_source=label_source, split_source="its file names"
+        )
         for table, part in find_tables(self.path):
             self._add_rows(table, part, None, found, tokenizer)
         return found
@@ -71,7 +93,14 @@ class CsvTask(LabeledTask):
             return [checks.expand_user(table) for table, _ in find_tables(self.path)]
         return [resolve(self.path)]
 
-    def _add_rows(self, path: str, part: str, split_column: str | None, found: LabeledSequences, tokenizer: DNATokenizer) -> None:
+    def _add_rows(
+        self,
+        path: str,
+        part: str,
+        split_column: str | None,
+        found: LabeledSequences,
+        tokenizer: DNATokenizer,
+    ) -> None:
         columns = {"task.sequence_column": self.sequence_column}
         columns |= {"task.split_column": split_column} if split_column is not None else {}
         first, labels = len(columns), label_keys("task.label_column", self.label_columns)
@@ -81,25 +110,43 @@ class CsvTask(LabeledTask):
             where = f"{path}: line {number}"
             for cell, (key, name) in zip(cells, columns.items()):
                 if not cell and not (key in labels and self.target.can_be_missing):
-                    raise ValueError(f"{where} has nothing in column {name!r}; complete the row or remove it")
+                    raise ValueError(
+                        f"{where} has nothing in column {name!r}; complete the row or remove it"
+                    )
             if split_column is not None and cells[1].lower() not in PART_NAMES:
-                raise ValueError(f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid or test")
+                raise ValueError(
+                    f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid or test"
+                )
             check_sequence(cells[0], where, self.sequence_column)
             self.target.check(cells[first:], where)
             label = SEPARATOR.join(cells[first:])
-            found.add(tokenizer, cells[0], label, PART_NAMES[cells[1].lower()] if split_column else part, where)
+            found.add(
+                tokenizer,
+                cells[0],
+                label,
+                PART_NAMES[cells[1].lower()] if split_column else part,
+                where,
+            )
         if number == 0:
             raise ValueError(f"{path} has a header and no rows; add some")
 
 
 def as_names(columns: str | Sequence[str]) -> list[str]:
     """One name or several as a list."""
-    return [columns] if isinstance(columns, str) or not isinstance(columns, Sequence) else list(columns)
+    return (
+        [columns]
+        if isinstance(columns, str) or not isinstance(columns, Sequence)
+        else list(columns)
+    )
 
 
 def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
     """The label columns by their keys in the configuration, for messages."""
-    return {key: columns[0]} if len(columns) == 1 else {f"{key}[{number}]": name for number, name in enumerate(columns)}
+    return (
+        {key: columns[0]}
+        if len(columns) == 1
+        else {f"{key}[{number}]": name for number, name in enumerate(columns)}
+    )
 
 
 def find_tables(folder: str) -> list[tuple[str, str]]:
@@ -108,7 +155,9 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
     Raises:
         ValueError: if there is none, a part has tables in several folders, or one name has several endings: one could be a copy of another.
     """
-    files = sorted(p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
+    files = sorted(
+        p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name)
+    )
     named, first = list[tuple[str, str]](), dict[str, Path]()
     for file in files:
         if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
@@ -125,11 +174,15 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
                 f"{folder} has two tables of one name, {other} and {file}, and one is expected; remove one, or set task.path=FOLDER with one of them"
             )
     if not named:
-        raise ValueError(f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table")
+        raise ValueError(
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table"
+        )
     return named
 
 
-def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = None) -> Iterator[tuple[int, list[str]]]:
+def read_rows(
+    path: str, columns: Mapping[str, str], delimiter: str | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of each row of a table; empty lines are skipped.
 
     Args:
@@ -154,13 +207,17 @@ def read_rows(path: str, columns: Mapping[str, str], delimiter: str | None = Non
                     check_fields(f"{path}: line {table.line_num}", row, header)
                     yield table.line_num, [row[number].strip() for number in indices]
     except csv.Error as error:
-        raise ValueError(f"{path} is not a table of text ({error}); give a comma- or tab-separated file") from None
+        raise ValueError(
+            f"{path} is not a table of text ({error}); give a comma- or tab-separated file"
+        ) from None
 
 
 def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
     """The index of the column that `key` of the configuration names; ValueError if it is missing."""
     if name not in header:
-        raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one of them")
+        raise ValueError(
+            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one of them"
+        )
     return header.index(name)
 
 
@@ -204,12 +261,16 @@ def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ValueError(f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table to CSV") from None
+        raise ValueError(
+            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table to CSV"
+        ) from None
     file = str(resolve(path))
     try:
         return read(pyarrow.parquet, file)
     except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
-        raise ValueError(f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch it again") from None
+        raise ValueError(
+            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch it again"
+        ) from None
 
 
 def _parquet_header(path: str) -> list[str]:
@@ -223,8 +284,13 @@ def _parquet_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, 
 
     def read(parquet: ModuleType, file: str) -> list[list[str]]:
         # Checksums of pages are compared where the writer stored them, which few writers do.
-        table = parquet.read_table(file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True)
-        return [["" if value is None else str(value) for value in table.column(name).to_pylist()] for name in columns.values()]
+        table = parquet.read_table(
+            file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True
+        )
+        return [
+            ["" if value is None else str(value) for value in table.column(name).to_pylist()]
+            for name in columns.values()
+        ]
 
     cells = _read_parquet(path, read)
     yield from ((number, list(row)) for number, row in enumerate(zip(*cells), 1))

@@ -52,13 +52,29 @@ class RegionWindows:
         protocol: str = "fixed",
         seed: int = 0,
     ) -> None:
-        self.genome, self.regions, self.split, self.protocol = genome, regions, split or FractionSplit(), protocol
-        self.length, self.stride = checks.integer("task.length", length), checks.integer("task.stride", stride)
-        self.max_train, self.seed = checks.optional_integer("task.max_train", max_train), checks.integer("task.seed", seed, 0)
+        self.genome, self.regions, self.split, self.protocol = (
+            genome,
+            regions,
+            split or FractionSplit(),
+            protocol,
+        )
+        self.length, self.stride = (
+            checks.integer("task.length", length),
+            checks.integer("task.stride", stride),
+        )
+        self.max_train, self.seed = (
+            checks.optional_integer("task.max_train", max_train),
+            checks.integer("task.seed", seed, 0),
+        )
         self.k, self.name = checks.integer("task.k", k, 1, MAX_K), checks.name("task.name", name)
-        self.inside, self.outside = checks.name("task.inside", inside), checks.name("task.outside", outside)
+        self.inside, self.outside = (
+            checks.name("task.inside", inside),
+            checks.name("task.outside", outside),
+        )
         if self.inside == self.outside:
-            raise ValueError(f"both classes are called {inside!r}; set task.inside or task.outside to another name")
+            raise ValueError(
+                f"both classes are called {inside!r}; set task.inside or task.outside to another name"
+            )
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
         """Read, divide and encode the task; ValueError if a part has no window of a class."""
@@ -67,7 +83,9 @@ class RegionWindows:
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
         bases = [tokenizer.bases(ids[:]) for ids in genome.records]
-        train_kmers = KmerSet([bases[i.record][i.start : i.end] for i in intervals["train"]], self.k)
+        train_kmers = KmerSet(
+            [bases[i.record][i.start : i.end] for i in intervals["train"]], self.k
+        )
         classes = sorted([self.inside, self.outside])
         strides = {"train": self.stride, "valid": self.length, "test": self.length}
         starts: dict[str, list[Starts]] = {part: [[] for _ in classes] for part in strides}
@@ -76,15 +94,26 @@ class RegionWindows:
             for interval in intervals[part]:
                 sequence = bases[interval.record][interval.start : interval.end]
                 is_covered = covered[interval.record][interval.start : interval.end]
-                novel = ~kmer_centers(train_kmers, sequence) if part in left_out else np.ones(len(sequence), bool)
+                novel = (
+                    ~kmer_centers(train_kmers, sequence)
+                    if part in left_out
+                    else np.ones(len(sequence), bool)
+                )
                 for label, name in enumerate(classes):
                     usable = (is_covered == (name == self.inside)) & (sequence < UNKNOWN)
                     allowed = window_starts(usable & novel, self.length, stride)
-                    starts[part][label] += [(interval.record, interval.start + int(start)) for start in allowed]
+                    starts[part][label] += [
+                        (interval.record, interval.start + int(start)) for start in allowed
+                    ]
                     if part in left_out:
-                        left_out[part][name] += len(window_starts(usable, self.length, stride)) - len(allowed)
+                        left_out[part][name] += len(
+                            window_starts(usable, self.length, stride)
+                        ) - len(allowed)
         limits = {part: self.max_train if part not in left_out else None for part in strides}
-        train, valid, test = (self._items(part, starts[part], limits[part], classes, genome, tokenizer) for part in strides)
+        train, valid, test = (
+            self._items(part, starts[part], limits[part], classes, genome, tokenizer)
+            for part in strides
+        )
         notes = {
             "window": self.length,
             "stride": self.stride,
@@ -92,12 +121,20 @@ class RegionWindows:
             "split_hash": split_hash(intervals, genome.names),
             "shared_kmer": self.k,
             "left_out_for_a_shared_kmer": left_out,
-            "windows_before_balancing": {part: dict(zip(classes, map(len, starts[part]))) for part in strides},
+            "windows_before_balancing": {
+                part: dict(zip(classes, map(len, starts[part]))) for part in strides
+            },
         }
         return TaskData(self.name, classes, train, valid, test, stranded=False, notes=notes)
 
     def _items(
-        self, part: str, starts: Sequence[Starts], limit: int | None, classes: Sequence[str], genome: Genome, tokenizer: DNATokenizer
+        self,
+        part: str,
+        starts: Sequence[Starts],
+        limit: int | None,
+        classes: Sequence[str],
+        genome: Genome,
+        tokenizer: DNATokenizer,
     ) -> Items:
         size = min(map(len, starts))
         if size == 0:

@@ -31,9 +31,13 @@ class WeightsFile(NamedTuple):
         from dnadiff.published import tensors
 
         if not self.path.is_file():
-            raise FileNotFoundError(f"{self.path} is missing; copy the complete folder, or fine-tune again")
+            raise FileNotFoundError(
+                f"{self.path} is missing; copy the complete folder, or fine-tune again"
+            )
         if not self.is_intact():
-            raise ValueError(f"{self.path} is damaged (its SHA-256 differs); use another copy of it, or fine-tune again")
+            raise ValueError(
+                f"{self.path} is damaged (its SHA-256 differs); use another copy of it, or fine-tune again"
+            )
         return tensors.read(self.path)
 
     def copy_to(self, target: Path) -> WeightsFile:
@@ -46,8 +50,12 @@ class WeightsFile(NamedTuple):
         copy = WeightsFile(target, self.sha256)
         if not copy.is_intact():
             content = self.path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != self.sha256:  # of the bytes that are written, not of those of a second reading
-                raise ValueError(f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then trained again")
+            if (
+                hashlib.sha256(content).hexdigest() != self.sha256
+            ):  # of the bytes that are written, not of those of a second reading
+                raise ValueError(
+                    f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then trained again"
+                )
             with atomic_write(target, overwrite=True, size=len(content)) as file:
                 file.write(content)
         return copy
@@ -57,7 +65,10 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
     """Write every parameter and buffer of a network atomically; a tied parameter is written under each of its names."""
     from safetensors.torch import save
 
-    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
+    state = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in network.state_dict().items()
+    }
     content = save(state, metadata={"format": "pt"})
     with atomic_write(path, overwrite=True, size=len(content)) as file:
         file.write(content)

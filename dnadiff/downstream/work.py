@@ -45,5 +45,9 @@ class PredictionWork(Work):
         for chunk in chunks(self.source, start + skip):
             seeds = len(self.model.seeds)
             done = iter([0] * (seeds - 1) + [len(chunk)])  # the last seed completes the chunk
-            found = self.model.classify(chunk, self.batch_size, partial(lambda done, tokens: self.report(next(done), tokens), done))
+            found = self.model.classify(
+                chunk,
+                self.batch_size,
+                partial(lambda done, tokens: self.report(next(done), tokens), done),
+            )
             yield Result(len(chunk), self.table.rows(chunk, found), {"predicted": found.tally()})

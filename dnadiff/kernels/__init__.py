@@ -31,7 +31,14 @@ from dnadiff.kernels.facade import (
     short_convs,
 )
 from dnadiff.kernels.log_sum import linear_log_sum
-from dnadiff.kernels.select import AUTO, SCANS, available_scans, check_scan, check_states, chosen_scan
+from dnadiff.kernels.select import (
+    AUTO,
+    SCANS,
+    available_scans,
+    check_scan,
+    check_states,
+    chosen_scan,
+)
 
 __all__ = [
     "AUTO",

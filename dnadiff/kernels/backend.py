@@ -13,8 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # what a back end with `keeps_dtype` reads without conversion
-NO_STEP = -1e4  # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged
+_NATIVE_TYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+)  # what a back end with `keeps_dtype` reads without conversion
+NO_STEP = (
+    -1e4
+)  # softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged
 
 
 class ScanInputs(NamedTuple):
@@ -33,7 +39,9 @@ class ScanStates(NamedTuple):
     """The output of a scan, and states that other scans may start from."""
 
     y: Tensor  # (Bt, L, E)
-    starts: Tensor | None  # (Bt, blocks, E, N), the states before every block; None if there are no blocks
+    starts: (
+        Tensor | None
+    )  # (Bt, blocks, E, N), the states before every block; None if there are no blocks
     last: Tensor  # (Bt, E, N), the state after the last position; of a reverse scan, that after the first
 
 
@@ -87,7 +95,11 @@ class Backend(ABC):
         """Why tensors of this device and type cannot be computed; an empty string if they can."""
         if self.device_type not in (None, device_type):
             return f"the tensors are on {device_type}, this kernel needs a {str(self.device_type).upper()} device"
-        return "" if self.supports_float64 or dtype != torch.float64 else "it computes in float32; float64 needs scan=portable"
+        return (
+            ""
+            if self.supports_float64 or dtype != torch.float64
+            else "it computes in float32; float64 needs scan=portable"
+        )
 
     def too_many_states(self, num_states: int) -> str:
         """Why this many states per channel cannot be computed; an empty string if they can."""
@@ -105,14 +117,18 @@ class Backend(ABC):
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
         """(Bt, L, E), as `dnadiff.kernels.selective_scan`."""
 
-    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+    def carried_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
+    ) -> ScanStates:
         """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before every `block` positions.
 
         `block` is None in reverse.
         """
         raise NotImplementedError(self.lacks_states())
 
-    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    def restarted_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int
+    ) -> Tensor:
         """(Bt, L, E): every `block` positions are a sequence that starts from its own state, `initial` (Bt, blocks, E, N) or zero."""
 
         def scan(state: Tensor | None, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -125,13 +141,23 @@ class Backend(ABC):
     def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         """(Bt, L, E) from x (Bt, L, E), weight (E, K) and bias (E,)."""
 
-    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    def block_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        reverse: bool,
+        initial: Tensor | None,
+        block: int,
+    ) -> Tensor:
         """`short_conv` of every `block` positions; `initial` (Bt, blocks, K - 1, E) are the inputs before each block, after it in reverse."""
 
         def conv(near: Tensor | None, x: Tensor) -> Tensor:
             if near is None:
                 return self.short_conv(x, weight, bias, reverse)
-            y = self.short_conv(torch.cat([x, near] if reverse else [near, x], dim=1), weight, bias, reverse)
+            y = self.short_conv(
+                torch.cat([x, near] if reverse else [near, x], dim=1), weight, bias, reverse
+            )
             return y[:, : x.shape[1]] if reverse else y[:, near.shape[1] :]
 
         return _by_block(conv, block, initial, x)
@@ -157,7 +183,9 @@ class Backend(ABC):
         first, second = self.linear(x, weight).chunk(2, dim=-1)
         return first, second
 
-    def short_convs(self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def short_convs(
+        self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """`short_conv` of one x in both directions, each with its weight and bias."""
         return self.short_conv(x, *forward, False), self.short_conv(x, *backward, True)
 
@@ -173,7 +201,14 @@ class Backend(ABC):
         """Whether `mixer` computes weights of this size, for gradients that PyTorch can ask for here."""
         return False
 
-    def mixer(self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> Tensor:
+    def mixer(
+        self,
+        hidden: Tensor,
+        in_proj: Tensor,
+        out_proj: Tensor,
+        ways: Sequence[MixerWay],
+        valid: Tensor | None,
+    ) -> Tensor:
         """A mixer with its projections, (Bt, L, D), as `dnadiff.kernels.mixer`."""
         x, z = self._projected(hidden, in_proj, valid)
         ys = []
@@ -187,7 +222,10 @@ class Backend(ABC):
         clean_output: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """A mixer of a noised stream in blocks after those of a clean stream, as `dnadiff.kernels.two_stream_mixer`."""
-        (x_clean, z_clean), (x, z), (way, way_rev) = *(self._projected(hidden, in_proj, valid) for hidden in (clean, noised)), ways
+        (x_clean, z_clean), (x, z), (way, way_rev) = (
+            *(self._projected(hidden, in_proj, valid) for hidden in (clean, noised)),
+            ways,
+        )
         u = self.short_conv(x_clean, way.conv_weight, way.conv_bias, False)
         y_clean, starts, _ = self.carried_scan(self._scan_inputs(u, way, valid), False, None, block)
         before = taps_before_blocks(x_clean, way.conv_weight.shape[1], block)
@@ -196,10 +234,18 @@ class Backend(ABC):
         u = self.block_conv(x, way_rev.conv_weight, way_rev.conv_bias, True, None, block)
         y_rev = self.restarted_scan(self._scan_inputs(u, way_rev, valid), True, None, block)
         out = self.linear(self.gated_sum(y, y_rev, z), out_proj)
-        return out, self.linear(self.gated_sum(y_clean, None, z_clean), out_proj) if clean_output else None
+        return out, self.linear(
+            self.gated_sum(y_clean, None, z_clean), out_proj
+        ) if clean_output else None
 
     def continued_mixer(
-        self, hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None, state: Tensor | None
+        self,
+        hidden: Tensor,
+        in_proj: Tensor,
+        out_proj: Tensor,
+        ways: Sequence[MixerWay],
+        past: Tensor | None,
+        state: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A mixer of a piece of a sequence after others, as `dnadiff.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
         (x, z), way = self._projected(hidden, in_proj, None), ways[0]
@@ -210,9 +256,15 @@ class Backend(ABC):
         if len(ways) == 2:
             u = self.short_conv(x, ways[1].conv_weight, ways[1].conv_bias, True)
             y_rev = self.selective_scan(self._scan_inputs(u, ways[1], None), True)
-        return self.linear(self.gated_sum(y, y_rev, z), out_proj), x if past is None else torch.cat([past, x], 1), last
+        return (
+            self.linear(self.gated_sum(y, y_rev, z), out_proj),
+            x if past is None else torch.cat([past, x], 1),
+            last,
+        )
 
-    def _projected(self, hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _projected(
+        self, hidden: Tensor, in_proj: Tensor, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """A mixer's input and gate."""
         x, z = self.linear_halves(hidden, in_proj)
         return x if valid is None else x.masked_fill(~valid[..., None], 0.0), z
@@ -226,7 +278,9 @@ class Backend(ABC):
         delta = delta if valid is None else delta.masked_fill(~valid[..., None], NO_STEP)
         return ScanInputs(u, delta, -torch.exp(way.A_log), B, C, way.D, way.dt_bias)
 
-    def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""
         total = x if added is None else x + added
         return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)
@@ -240,12 +294,23 @@ def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
     return F.pad(x, (0, 0, K - 1, 0)).unfold(1, K - 1, block)[:, :blocks].mT
 
 
-def _by_block(f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor) -> Tensor:
+def _by_block(
+    f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor
+) -> Tensor:
     """`f(initial, *tensors)` of every block of `tensors` (Bt, L, X) as a sequence of its own; the last block may be shorter."""
     L = tensors[0].shape[1]
     full, parts = L // block, []
     whole = [x[:, : full * block].reshape(-1, block, x.shape[2]) for x in tensors]
-    parts.append(f(None if initial is None else initial[:, :full].flatten(0, 1), *whole).reshape(tensors[0].shape[0], full * block, -1))
+    parts.append(
+        f(None if initial is None else initial[:, :full].flatten(0, 1), *whole).reshape(
+            tensors[0].shape[0], full * block, -1
+        )
+    )
     if full * block < L:
-        parts.append(f(None if initial is None else initial[:, full], *(x[:, full * block :] for x in tensors)))
+        parts.append(
+            f(
+                None if initial is None else initial[:, full],
+                *(x[:, full * block :] for x in tensors),
+            )
+        )
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -42,7 +42,9 @@ from dnadiff.kernels.facade import fuses_mixer
 from dnadiff.kernels.select import SCANS, cast_inputs, choose, choose_for, compute_dtype
 
 
-def scan_with_states(inputs: ScanInputs, block_size: int, initial_state: Tensor | None = None, *, scan: str = "auto") -> ScanStates:
+def scan_with_states(
+    inputs: ScanInputs, block_size: int, initial_state: Tensor | None = None, *, scan: str = "auto"
+) -> ScanStates:
     """`selective_scan`, and the states that enter the blocks.
 
     Args:
@@ -55,16 +57,33 @@ def scan_with_states(inputs: ScanInputs, block_size: int, initial_state: Tensor 
         is float64 and in float32 otherwise.
     """
     u, backend = _checked(inputs, block_size, scan)
-    check_state("initial_state", initial_state, (u.shape[0], *inputs.A.shape), compute_dtype(u.dtype))
+    check_state(
+        "initial_state", initial_state, (u.shape[0], *inputs.A.shape), compute_dtype(u.dtype)
+    )
     if u.numel() == 0:
-        last = u.new_zeros(u.shape[0], *inputs.A.shape, dtype=compute_dtype(u.dtype)) if initial_state is None else initial_state
-        return ScanStates(u * inputs.D.to(u.dtype), last[:, None].expand(-1, -(-u.shape[1] // block_size), -1, -1), last)
-    y, starts, last = backend.carried_scan(cast_inputs(backend, inputs), False, initial_state, block_size)
+        last = (
+            u.new_zeros(u.shape[0], *inputs.A.shape, dtype=compute_dtype(u.dtype))
+            if initial_state is None
+            else initial_state
+        )
+        return ScanStates(
+            u * inputs.D.to(u.dtype),
+            last[:, None].expand(-1, -(-u.shape[1] // block_size), -1, -1),
+            last,
+        )
+    y, starts, last = backend.carried_scan(
+        cast_inputs(backend, inputs), False, initial_state, block_size
+    )
     return ScanStates(y.to(u.dtype), starts, last)
 
 
 def scan_blocks(
-    inputs: ScanInputs, block_size: int, initial_states: Tensor | None = None, *, reverse: bool = False, scan: str = "auto"
+    inputs: ScanInputs,
+    block_size: int,
+    initial_states: Tensor | None = None,
+    *,
+    reverse: bool = False,
+    scan: str = "auto",
 ) -> Tensor:
     """`selective_scan` of every block as a sequence of its own.
 
@@ -79,14 +98,28 @@ def scan_blocks(
     """
     u, backend = _checked(inputs, block_size, scan)
     blocks = -(-u.shape[1] // block_size)
-    check_state("initial_states", initial_states, (u.shape[0], blocks, *inputs.A.shape), compute_dtype(u.dtype))
+    check_state(
+        "initial_states",
+        initial_states,
+        (u.shape[0], blocks, *inputs.A.shape),
+        compute_dtype(u.dtype),
+    )
     if u.numel() == 0:
         return u * inputs.D.to(u.dtype)
-    return backend.restarted_scan(cast_inputs(backend, inputs), reverse, initial_states, block_size).to(u.dtype)
+    return backend.restarted_scan(
+        cast_inputs(backend, inputs), reverse, initial_states, block_size
+    ).to(u.dtype)
 
 
 def conv_blocks(
-    x: Tensor, weight: Tensor, bias: Tensor, block_size: int, initial: Tensor | None = None, *, reverse: bool = False, scan: str = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    block_size: int,
+    initial: Tensor | None = None,
+    *,
+    reverse: bool = False,
+    scan: str = "auto",
 ) -> Tensor:
     """`short_conv` of every block as a sequence of its own.
 
@@ -121,7 +154,11 @@ def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tens
     L, missing = check_rows("x", x)[1], num_taps - 1 - x.shape[1]
     if missing <= 0:
         return x[:, L - num_taps + 1 :]
-    return F.pad(x, (0, 0, missing, 0)) if initial is None else torch.cat([initial[:, num_taps - 1 - missing :], x], dim=1)
+    return (
+        F.pad(x, (0, 0, missing, 0))
+        if initial is None
+        else torch.cat([initial[:, num_taps - 1 - missing :], x], dim=1)
+    )
 
 
 def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
@@ -131,10 +168,20 @@ def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
 
 
 def fuses_two_streams(
-    noised: Tensor, clean: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto"
+    noised: Tensor,
+    clean: Tensor,
+    in_proj: Tensor,
+    ways: Sequence[MixerWay],
+    valid: Tensor | None = None,
+    *,
+    scan: str = "auto",
 ) -> bool:
     """Whether `two_stream_mixer` should compute this; otherwise the caller combines the operations above."""
-    if clean.dtype != noised.dtype or clean.device != noised.device or not fuses_mixer(noised, in_proj, ways, valid, scan=scan):
+    if (
+        clean.dtype != noised.dtype
+        or clean.device != noised.device
+        or not fuses_mixer(noised, in_proj, ways, valid, scan=scan)
+    ):
         return False
     return SCANS[choose(scan, noised.device.type, compute_dtype(noised.dtype))].fused_two_streams
 
@@ -194,12 +241,24 @@ def two_stream_mixer(
         )
     if len(ways) != 2:
         raise ValueError(f"a mixer of two streams has two directions, got {len(ways)}")
-    backend = SCANS[choose_for(scan, noised.device.type, compute_dtype(noised.dtype), ways[0].A_log.shape[1], states=True)]
-    return backend.two_stream_mixer(noised, clean, in_proj, out_proj, ways, block_size, valid, clean_output)
+    backend = SCANS[
+        choose_for(
+            scan,
+            noised.device.type,
+            compute_dtype(noised.dtype),
+            ways[0].A_log.shape[1],
+            states=True,
+        )
+    ]
+    return backend.two_stream_mixer(
+        noised, clean, in_proj, out_proj, ways, block_size, valid, clean_output
+    )
 
 
 def _checked(inputs: ScanInputs, block_size: int, scan: str) -> tuple[Tensor, Backend]:
     u = inputs.u
     check_scan_inputs(inputs)
     check_block_size(block_size, u.shape[1])
-    return u, SCANS[choose_for(scan, u.device.type, compute_dtype(u.dtype), inputs.A.shape[-1], states=True)]
+    return u, SCANS[
+        choose_for(scan, u.device.type, compute_dtype(u.dtype), inputs.A.shape[-1], states=True)
+    ]

@@ -24,12 +24,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("selective_scan.cpp", "short_conv.cpp", "rowwise.cpp", "products.cpp", "mixer.cpp", "stream_scan.cpp", "gather.cpp")
+_SOURCES = (
+    "selective_scan.cpp",
+    "short_conv.cpp",
+    "rowwise.cpp",
+    "products.cpp",
+    "mixer.cpp",
+    "stream_scan.cpp",
+    "gather.cpp",
+)
 _HEADERS = ("simd.h", "products.h", "scan_tiles.h", "short_conv.h")
 # The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead of 0.7 s) and gains 2 to 3 %.
-_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-strict-aliasing")
+_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+)
 # From the fastest to the most portable: some ARM compilers need -mcpu, Apple's has no OpenMP (the source then uses threads).
-_EXTRAS = tuple((*cpu, omp) for omp in ("-fopenmp", "-pthread") for cpu in (("-march=native",), ("-mcpu=native",), ()))
+_EXTRAS = tuple(
+    (*cpu, omp)
+    for omp in ("-fopenmp", "-pthread")
+    for cpu in (("-march=native",), ("-mcpu=native",), ())
+)
 _ABANDONED = 3600  # seconds after which a build folder is assumed to belong to a killed process
 
 _log = logging.getLogger("dnadiff")
@@ -51,12 +71,16 @@ def find_compiler() -> list[str]:
     if chosen := os.environ.get("CXX"):
         command = shlex.split(chosen)
         if not shutil.which(command[0]):
-            raise CannotCompile(f"CXX={chosen} is not a program; point CXX to a C++17 compiler or unset it")
+            raise CannotCompile(
+                f"CXX={chosen} is not a program; point CXX to a C++17 compiler or unset it"
+            )
         return command
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
             return [path]
-    raise CannotCompile("no C++ compiler: none of c++, g++ and clang++ is on the PATH and CXX is not set")
+    raise CannotCompile(
+        "no C++ compiler: none of c++, g++ and clang++ is on the PATH and CXX is not set"
+    )
 
 
 def load_library() -> ctypes.CDLL:
@@ -78,7 +102,9 @@ def load_library() -> ctypes.CDLL:
     with _build_folder(folder) as work:
         made = _compile(compiler, work)
         if folder is not None:
-            with suppress(OSError):  # a read-only folder or a full disk: use it in this process only
+            with suppress(
+                OSError
+            ):  # a read-only folder or a full disk: use it in this process only
                 made = made.rename(folder / f"{name}-{_digest(made)}.so")
         return _load(made)
 
@@ -107,9 +133,16 @@ def _private_folder() -> Path | None:
 def _writable_by_others(path: Path) -> str:
     """Why another user than root could have written to a path; an empty string if none could."""
     status = path.stat()
-    if status.st_uid not in (0, os.getuid()):  # root: a container's image holds kernels for the user who starts it
+    if status.st_uid not in (
+        0,
+        os.getuid(),
+    ):  # root: a container's image holds kernels for the user who starts it
         return f"{path} belongs to user {status.st_uid}"
-    return f"{path} can be written by others; chmod go-w changes that" if status.st_mode & 0o022 else ""
+    return (
+        f"{path} can be written by others; chmod go-w changes that"
+        if status.st_mode & 0o022
+        else ""
+    )
 
 
 @contextmanager
@@ -120,12 +153,16 @@ def _build_folder(folder: Path | None) -> Iterator[Path]:
             if time.time() - left.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(left)
     try:
-        work = tempfile.TemporaryDirectory(dir=folder, prefix="compiling-", ignore_cleanup_errors=True)
+        work = tempfile.TemporaryDirectory(
+            dir=folder, prefix="compiling-", ignore_cleanup_errors=True
+        )
     except OSError:
         try:
             work = tempfile.TemporaryDirectory(prefix="compiling-", ignore_cleanup_errors=True)
         except OSError as error:
-            raise CannotCompile(f"no temporary folder can be created to compile in: {error}") from error
+            raise CannotCompile(
+                f"no temporary folder can be created to compile in: {error}"
+            ) from error
     with work as path:
         yield Path(path)
 
@@ -149,7 +186,11 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.version()}"
-    return "\n".join(line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part"))
+    return "\n".join(
+        line
+        for line in lines
+        if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")
+    )
 
 
 def _cached(folder: Path | None, pattern: str) -> Path | None:
@@ -163,11 +204,18 @@ def _cached(folder: Path | None, pattern: str) -> Path | None:
 
 def _compile(compiler: list[str], work: Path) -> Path:
     """The library, built in the folder `work`: one process per source, then the linker."""
-    objects, made, message = [work / f"{name}.o" for name in _SOURCES], work / "kernels.so", "no message"
+    objects, made, message = (
+        [work / f"{name}.o" for name in _SOURCES],
+        work / "kernels.so",
+        "no message",
+    )
     for extra in _EXTRAS:
         command = [*compiler, *_FLAGS, *extra, f'-DDNADIFF_FLAGS="{_short_hash(*_FLAGS, *extra)}"']
         with ThreadPoolExecutor(len(objects)) as pool:
-            sources = [[*command, "-c", str(_FOLDER / name), "-o", str(to)] for name, to in zip(_SOURCES, objects, strict=True)]
+            sources = [
+                [*command, "-c", str(_FOLDER / name), "-o", str(to)]
+                for name, to in zip(_SOURCES, objects, strict=True)
+            ]
             results = [*pool.map(_run, sources)]
         failed = next((result for result in results if result.returncode), None)
         if failed is None:
@@ -181,7 +229,9 @@ def _compile(compiler: list[str], work: Path) -> Path:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=120
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"{command[0]} does not run: {error}") from error
 

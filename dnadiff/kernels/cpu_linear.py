@@ -35,7 +35,10 @@ def _onednn_wins() -> bool:
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
         return False
     try:
-        a, b = torch.ones(75, 47, device="cpu"), torch.full((75, 47), 0.5, device="cpu").cumsum(1)  # small sums, exact in float32
+        a, b = (
+            torch.ones(75, 47, device="cpu"),
+            torch.full((75, 47), 0.5, device="cpu").cumsum(1),
+        )  # small sums, exact in float32
         products = (_product(a, b), b.sum(1)), (_outer_sum(a, b, 2), b.sum(0).expand(47, 47))
         return all(bool((ours == expected).all()) for ours, expected in products)
     except Exception:  # the operator is not part of PyTorch's public API; without it PyTorch's choice is good enough
@@ -72,7 +75,9 @@ def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
     """a^T b of two matrices with the same number of rows."""
     (a, a_row), (b, b_row) = rows(a[None]), rows(b[None])
     sums = a.new_zeros(threads, a.shape[2], b.shape[2])
-    library().dnadiff_outer_sum(*pointers(a, b, sums), a.shape[1], a.shape[2], b.shape[2], a_row, b_row, threads)
+    library().dnadiff_outer_sum(
+        *pointers(a, b, sums), a.shape[1], a.shape[2], b.shape[2], a_row, b_row, threads
+    )
     return sums.sum(0)
 
 
@@ -89,15 +94,25 @@ linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0
 
 @cpu_operator("linear_backward")
 def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    dx = _small_product(dout, weight.t()) if is_small(weight) else _product(dout.flatten(0, -2), weight.t()).view(x.shape)
+    dx = (
+        _small_product(dout, weight.t())
+        if is_small(weight)
+        else _product(dout.flatten(0, -2), weight.t()).view(x.shape)
+    )
     dout, x_rows = dout.flatten(0, -2), x.flatten(0, -2)
     threads = torch.get_num_threads()
-    if weight.numel() > _SUMS or (len(dout) < 64 * threads**2 and onednn_wins()):  # each thread has its own sums, which one more pass adds
+    if weight.numel() > _SUMS or (
+        len(dout) < 64 * threads**2 and onednn_wins()
+    ):  # each thread has its own sums, which one more pass adds
         return dx, _product(dout.t(), x_rows.t())
     return dx, _outer_sum(dout, x_rows, threads)
 
 
-_linear_backward.register_fake(lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape)))
+_linear_backward.register_fake(
+    lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape))
+)
 
 
-linear.register_autograd(lambda ctx, dout: _linear_backward(dout, *ctx.saved_tensors), setup_context=save_inputs)
+linear.register_autograd(
+    lambda ctx, dout: _linear_backward(dout, *ctx.saved_tensors), setup_context=save_inputs
+)

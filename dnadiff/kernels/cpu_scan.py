@@ -13,15 +13,30 @@ from dnadiff.kernels.backend import ScanInputs, ScanStates
 from dnadiff.kernels.native import library, pointers, rows
 from dnadiff.kernels.operator import cpu_operator
 
-PLAIN = (None, 0, False, False)  # no initial state, one block, which does not restart, and no last state
+PLAIN = (
+    None,
+    0,
+    False,
+    False,
+)  # no initial state, one block, which does not restart, and no last state
 CHUNK = 32  # positions between two stored states
 _WIDEST = 16  # channels of the widest vector, the unit in which work is divided
 
 
-def carried_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+def carried_scan(
+    inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
+) -> ScanStates:
     """See `Backend.carried_scan`."""
     start = None if initial is None else initial.mT
-    y, kept, last = scan_operator(*inputs, reverse, block is not None or _has_gradient(*inputs, initial), start, block or 0, False, True)
+    y, kept, last = scan_operator(
+        *inputs,
+        reverse,
+        block is not None or _has_gradient(*inputs, initial),
+        start,
+        block or 0,
+        False,
+        True,
+    )
     if block is None:
         return ScanStates(y, None, last.mT)
     return ScanStates(y, (kept if block <= CHUNK else kept[:, :: -(-block // CHUNK)]).mT, last.mT)
@@ -31,7 +46,9 @@ def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, bl
     """See `Backend.restarted_scan`."""
     if initial is not None:
         initial = (initial.flip(1) if reverse else initial).mT
-    keep = block > CHUNK and _has_gradient(*inputs, initial)  # otherwise the kept states would be the initial ones
+    keep = block > CHUNK and _has_gradient(
+        *inputs, initial
+    )  # otherwise the kept states would be the initial ones
     return scan_operator(*inputs, reverse, keep, initial, block, True, False)[0]
 
 
@@ -71,15 +88,23 @@ def scan_forward(
     `block` is the number of positions of a block, 0 for the whole sequence. `initial` is (Bt, N, E), or (Bt, blocks, N, E) if `restart`.
     """
     (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(u), rows(delta), rows(B), rows(C)
-    A, D, delta_bias = A.contiguous(), D.contiguous(), None if delta_bias is None else delta_bias.contiguous()
+    A, D, delta_bias = (
+        A.contiguous(),
+        D.contiguous(),
+        None if delta_bias is None else delta_bias.contiguous(),
+    )
     initial = None if initial is None else initial.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     y = u.new_empty(Bt, L, E)
     kept = u.new_empty(_kept_shape(Bt, L, E, N, block) if keep else (0,))
     end = u.new_empty((Bt, N, E) if last else (0,))
-    arrays = pointers(u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end if last else None)
+    arrays = pointers(
+        u, delta, A, B, C, D, delta_bias, initial, y, kept if keep else None, end if last else None
+    )
     sizes = (Bt, L, E, N, block or L, u_row, delta_row, B_row, C_row)
-    library().dnadiff_scan_forward(*arrays, *sizes, reverse, restart, channel_groups(Bt, E, threads), threads)
+    library().dnadiff_scan_forward(
+        *arrays, *sizes, reverse, restart, channel_groups(Bt, E, threads), threads
+    )
     return y, kept, end
 
 
@@ -89,7 +114,11 @@ scan_operator = cpu_operator("selective_scan")(scan_forward)
 @scan_operator.register_fake
 def _(u, delta, A, B, C, D, delta_bias, reverse, keep, initial, block, restart, last):
     kept = u.new_empty(_kept_shape(*u.shape, A.shape[1], block) if keep else (0,))
-    return u.new_empty(u.shape), kept, u.new_empty((u.shape[0], A.shape[1], u.shape[2]) if last else (0,))
+    return (
+        u.new_empty(u.shape),
+        kept,
+        u.new_empty((u.shape[0], A.shape[1], u.shape[2]) if last else (0,)),
+    )
 
 
 def scan_backward(
@@ -97,17 +126,48 @@ def scan_backward(
     initial: Tensor | None, block: int, restart: bool, dkept: Tensor | None, dlast: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of u, delta, A, B, C, D, the bias and, if there is one, the initial state."""
-    (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(dy), rows(u), rows(delta), rows(B), rows(C)
+    (dy, dy_row), (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = (
+        rows(dy),
+        rows(u),
+        rows(delta),
+        rows(B),
+        rows(C),
+    )
     A, D, bias = A.contiguous(), D.contiguous(), None if bias is None else bias.contiguous()
     (Bt, L, E), N, threads = u.shape, A.shape[1], torch.get_num_threads()
     groups = channel_groups(Bt, E, threads)
-    before = kept if kept.numel() else initial  # blocks of one chunk restart from the initial states
+    before = (
+        kept if kept.numel() else initial
+    )  # blocks of one chunk restart from the initial states
     before, dkept, dlast = (None if x is None else x.contiguous() for x in (before, dkept, dlast))
     du, ddelta, dA = u.new_empty(Bt, L, E), u.new_empty(Bt, L, E), u.new_empty(Bt, N, E)
-    dB, dC, dD, dbias = u.new_empty(groups, Bt, L, N), u.new_empty(groups, Bt, L, N), u.new_empty(Bt, E), u.new_empty(Bt, E)
+    dB, dC, dD, dbias = (
+        u.new_empty(groups, Bt, L, N),
+        u.new_empty(groups, Bt, L, N),
+        u.new_empty(Bt, E),
+        u.new_empty(Bt, E),
+    )
     dinitial = [] if initial is None else [u.new_empty(initial.shape)]
     arrays = pointers(
-        dy, u, delta, A, B, C, D, bias, before, dkept, dlast, du, ddelta, dA, dB, dC, dD, dbias, dinitial[0] if dinitial else None
+        dy,
+        u,
+        delta,
+        A,
+        B,
+        C,
+        D,
+        bias,
+        before,
+        dkept,
+        dlast,
+        du,
+        ddelta,
+        dA,
+        dB,
+        dC,
+        dD,
+        dbias,
+        dinitial[0] if dinitial else None,
     )
     sizes = (Bt, L, E, N, block or L, dy_row, u_row, delta_row, B_row, C_row)
     library().dnadiff_scan_backward(*arrays, *sizes, reverse, restart, groups, threads)
@@ -120,7 +180,10 @@ _scan_backward = cpu_operator("selective_scan_backward")(scan_backward)
 
 @_scan_backward.register_fake
 def _(dy, u, delta, A, B, C, D, bias, kept, reverse, initial, block, restart, dkept, dlast):
-    return [x.new_empty(x.shape) for x in (u, delta, A, B, C, D, D, *([] if initial is None else [initial]))]
+    return [
+        x.new_empty(x.shape)
+        for x in (u, delta, A, B, C, D, D, *([] if initial is None else [initial]))
+    ]
 
 
 def _scan_save(ctx, inputs, output):
@@ -136,10 +199,27 @@ def _scan_grad(ctx, dy, dkept, dlast):
     *tensors, initial, kept = ctx.saved_tensors
     dy = torch.zeros_like(tensors[0]) if dy is None else dy
     out = _scan_backward(
-        dy, *tensors, kept, ctx.reverse, initial, ctx.block, ctx.restart, dkept if kept.numel() else None, dlast if ctx.last else None
+        dy,
+        *tensors,
+        kept,
+        ctx.reverse,
+        initial,
+        ctx.block,
+        ctx.restart,
+        dkept if kept.numel() else None,
+        dlast if ctx.last else None,
     )
     *found, dbias = out[:7]
-    return (*found, None if tensors[6] is None else dbias, None, None, None if initial is None else out[7], None, None, None)
+    return (
+        *found,
+        None if tensors[6] is None else dbias,
+        None,
+        None,
+        None if initial is None else out[7],
+        None,
+        None,
+        None,
+    )
 
 
 scan_operator.register_autograd(_scan_grad, setup_context=_scan_save)

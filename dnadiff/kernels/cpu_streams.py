@@ -16,7 +16,16 @@ from typing_extensions import override
 
 from dnadiff.kernels.backend import MixerWay
 from dnadiff.kernels.cpu_scan import CHUNK, channel_groups
-from dnadiff.kernels.mixer_parts import MixerGradients, Steps, contiguous_ways, in_rows, make_steps, project_in, project_out, scan_input
+from dnadiff.kernels.mixer_parts import (
+    MixerGradients,
+    Steps,
+    contiguous_ways,
+    in_rows,
+    make_steps,
+    project_in,
+    project_out,
+    scan_input,
+)
 from dnadiff.kernels.native import library, pointers
 
 
@@ -25,13 +34,24 @@ def two_stream_mixer(
     clean_output: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """See `Backend.two_stream_mixer`."""
-    return _TwoStreams.apply(noised, clean, in_proj, out_proj, valid, block, clean_output, *(weight for way in ways for weight in way))
+    return _TwoStreams.apply(
+        noised,
+        clean,
+        in_proj,
+        out_proj,
+        valid,
+        block,
+        clean_output,
+        *(weight for way in ways for weight in way),
+    )
 
 
 class _Stream(ctypes.Structure):
     """`Stream` in stream_scan.cpp."""
 
-    _fields_ = [(name, c_void_p) for name in ("u", "delta", "B", "C", "y", "dy", "du", "ddelta", "dB", "dC")]
+    _fields_ = [
+        (name, c_void_p) for name in ("u", "delta", "B", "C", "y", "dy", "du", "ddelta", "dB", "dC")
+    ]
 
 
 class _TwoStreams(torch.autograd.Function):
@@ -41,21 +61,47 @@ class _TwoStreams(torch.autograd.Function):
         ctx, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, block: int, clean_output: bool,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        noised, clean, in_proj, out_proj = (tensor.contiguous() for tensor in (noised, clean, in_proj, out_proj))
+        noised, clean, in_proj, out_proj = (
+            tensor.contiguous() for tensor in (noised, clean, in_proj, out_proj)
+        )
         valid = None if valid is None else valid.contiguous()
         ways, keep = contiguous_ways(weights), any(ctx.needs_input_grad)
         x, z = project_in(noised, in_proj, valid)
         z_clean = torch.empty_like(z) if clean_output else None
         x_clean = scan_input(clean, in_proj, valid, z_clean)
-        steps = [*make_steps(x_clean, valid, ways[:1]), *make_steps(x, valid, ways, x_clean, block)]  # clean, noised, noised in reverse
+        steps = [
+            *make_steps(x_clean, valid, ways[:1]),
+            *make_steps(x, valid, ways, x_clean, block),
+        ]  # clean, noised, noised in reverse
         A, A_rev = (-torch.exp(way.A_log) for way in ways)
         y, y_clean, kept = _scan(steps[:2], ways[0], A, block, keep, clean_output)
         y_rev, _, kept_rev = _scan(steps[2:], ways[1], A_rev, block, keep)
         out = project_out(y, y_rev, z, out_proj)
-        out_clean = None if y_clean is None or z_clean is None else project_out(y_clean, None, z_clean, out_proj)
+        out_clean = (
+            None
+            if y_clean is None or z_clean is None
+            else project_out(y_clean, None, z_clean, out_proj)
+        )
         if keep:
             ctx.block = block
-            tensors = (noised, clean, in_proj, out_proj, valid, x_clean, z_clean, x, z, y_clean, y, y_rev, A, A_rev, kept, kept_rev)
+            tensors = (
+                noised,
+                clean,
+                in_proj,
+                out_proj,
+                valid,
+                x_clean,
+                z_clean,
+                x,
+                z,
+                y_clean,
+                y,
+                y_rev,
+                A,
+                A_rev,
+                kept,
+                kept_rev,
+            )
             ctx.save_for_backward(*tensors, *(tensor for row in (*ways, *steps) for tensor in row))
         return out, out_clean
 
@@ -63,11 +109,30 @@ class _TwoStreams(torch.autograd.Function):
     @override
     @once_differentiable
     def backward(ctx, dout: Tensor, dout_clean: Tensor | None) -> tuple[Tensor | None, ...]:
-        noised, clean, in_proj, out_proj, valid, x_clean, z_clean, x, z, y_clean, y, y_rev, A, A_rev, kept, kept_rev, *rest = (
-            ctx.saved_tensors
-        )
+        (
+            noised,
+            clean,
+            in_proj,
+            out_proj,
+            valid,
+            x_clean,
+            z_clean,
+            x,
+            z,
+            y_clean,
+            y,
+            y_rev,
+            A,
+            A_rev,
+            kept,
+            kept_rev,
+            *rest,
+        ) = ctx.saved_tensors
         size, block = 2 * len(MixerWay._fields), ctx.block
-        ways, steps = contiguous_ways(rest[:size]), [Steps(*row) for row in in_rows(rest[size:], len(Steps._fields))]
+        ways, steps = (
+            contiguous_ways(rest[:size]),
+            [Steps(*row) for row in in_rows(rest[size:], len(Steps._fields))],
+        )
         to = MixerGradients(in_proj, out_proj, ways, valid)
         dy, dnoised = to.output(dout.contiguous(), y, y_rev, z, noised)
         dy_clean, dclean = None, torch.zeros_like(clean)
@@ -77,7 +142,9 @@ class _TwoStreams(torch.autograd.Function):
         grads_rev, dscan_rev = _scan_backward([dy], steps[2:], ways[1], A_rev, kept_rev, block)
         for number, step, grad in zip((0, 0, 1), steps, (*grads, *grads_rev), strict=True):
             to.steps(number, step, *grad)
-        dnear = x.new_empty(x.shape[0], -(-x.shape[1] // block), ways[0].conv_weight.shape[1] - 1, x.shape[2])
+        dnear = x.new_empty(
+            x.shape[0], -(-x.shape[1] // block), ways[0].conv_weight.shape[1] - 1, x.shape[2]
+        )
         to.input([grads[1][0], grads_rev[0][0]], x, noised, dnoised, x_clean, dnear, block)
         to.input([grads[0][0]], x_clean, clean, dclean, None, dnear, block)
         din_proj, dout_proj, *dways = to.weights([dscan, dscan_rev])
@@ -85,7 +152,12 @@ class _TwoStreams(torch.autograd.Function):
 
 
 def _scan(
-    streams: Sequence[Steps], way: MixerWay, A: Tensor, block: int, keep: bool, clean_output: bool = False
+    streams: Sequence[Steps],
+    way: MixerWay,
+    A: Tensor,
+    block: int,
+    keep: bool,
+    clean_output: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The outputs of the noised stream and of the clean one, and the states of all chunks.
 
@@ -96,13 +168,23 @@ def _scan(
     y, y_clean = torch.empty_like(u), torch.empty_like(u) if clean_output else None
     kept = u.new_empty(Bt, len(streams), -(-L // CHUNK), N, E) if keep else None
     table = _table(streams, way, [(x,) for x in (y_clean, y)[-len(streams) :]])
-    arrays, sizes = pointers(A, way.D, way.dt_bias, kept), (Bt, L, E, N, block, streams[-1].p.shape[2])
-    library().dnadiff_stream_scan_forward(*_addresses(table), *arrays, *sizes, len(streams) == 1, groups, threads)
+    arrays, sizes = (
+        pointers(A, way.D, way.dt_bias, kept),
+        (Bt, L, E, N, block, streams[-1].p.shape[2]),
+    )
+    library().dnadiff_stream_scan_forward(
+        *_addresses(table), *arrays, *sizes, len(streams) == 1, groups, threads
+    )
     return y, y_clean, kept
 
 
 def _scan_backward(
-    dys: Sequence[Tensor | None], streams: Sequence[Steps], way: MixerWay, A: Tensor, kept: Tensor, block: int
+    dys: Sequence[Tensor | None],
+    streams: Sequence[Steps],
+    way: MixerWay,
+    A: Tensor,
+    kept: Tensor,
+    block: int,
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor, Tensor]], tuple[Tensor, Tensor, Tensor]]:
     """The gradients of u, delta, B and C of each stream, and those of the bias, A_log and D."""
     u, threads = streams[-1].u, torch.get_num_threads()
@@ -111,16 +193,33 @@ def _scan_backward(
     grads = [tuple(u.new_empty(shape) for shape in (rows, rows, states, states)) for _ in streams]
     dA, dD, dbias = u.new_empty(Bt, N, E), u.new_empty(Bt, E), u.new_empty(Bt, E)
     table = _table(streams, way, [(None, dy, *grad) for dy, grad in zip(dys, grads, strict=True)])
-    arrays, sizes = pointers(A, way.D, way.dt_bias, kept, dA, dD, dbias), (Bt, L, E, N, block, streams[-1].p.shape[2])
-    library().dnadiff_stream_scan_backward(*_addresses(table), *arrays, *sizes, len(streams) == 1, groups, threads)
-    summed = [(du, ddelta, dB.sum(0) if groups > 1 else dB[0], dC.sum(0) if groups > 1 else dC[0]) for du, ddelta, dB, dC in grads]
+    arrays, sizes = (
+        pointers(A, way.D, way.dt_bias, kept, dA, dD, dbias),
+        (Bt, L, E, N, block, streams[-1].p.shape[2]),
+    )
+    library().dnadiff_stream_scan_backward(
+        *_addresses(table), *arrays, *sizes, len(streams) == 1, groups, threads
+    )
+    summed = [
+        (du, ddelta, dB.sum(0) if groups > 1 else dB[0], dC.sum(0) if groups > 1 else dC[0])
+        for du, ddelta, dB, dC in grads
+    ]
     return summed, (dbias.sum(0), dA.sum(0).T * A, dD.sum(0))
 
 
-def _table(streams: Sequence[Steps], way: MixerWay, outputs: Sequence[tuple[Tensor | None, ...]]) -> list[_Stream]:
-    return [_Stream(*pointers(x.u, x.delta, *x.inputs(way), *out)) for x, out in zip(streams, outputs, strict=True)]
+def _table(
+    streams: Sequence[Steps], way: MixerWay, outputs: Sequence[tuple[Tensor | None, ...]]
+) -> list[_Stream]:
+    return [
+        _Stream(*pointers(x.u, x.delta, *x.inputs(way), *out))
+        for x, out in zip(streams, outputs, strict=True)
+    ]
 
 
 def _addresses(table: list[_Stream]) -> list[int | None]:
     """The clean stream, which may be missing, and the noised one."""
-    return [None, ctypes.addressof(table[0])] if len(table) == 1 else [ctypes.addressof(stream) for stream in table]
+    return (
+        [None, ctypes.addressof(table[0])]
+        if len(table) == 1
+        else [ctypes.addressof(stream) for stream in table]
+    )

@@ -75,18 +75,32 @@ def selective_scan(
     check_scan_inputs(inputs)
     if initial_state is None and not return_last_state:
         backend = _scan_backend(scan, u, A)
-        return u * D.to(u.dtype) if u.numel() == 0 else backend.selective_scan(cast_inputs(backend, inputs), reverse).to(u.dtype)
+        return (
+            u * D.to(u.dtype)
+            if u.numel() == 0
+            else backend.selective_scan(cast_inputs(backend, inputs), reverse).to(u.dtype)
+        )
     check_state("initial_state", initial_state, (u.shape[0], *A.shape), compute_dtype(u.dtype))
-    backend = SCANS[choose_for(scan, u.device.type, compute_dtype(u.dtype), A.shape[-1], states=True)]
+    backend = SCANS[
+        choose_for(scan, u.device.type, compute_dtype(u.dtype), A.shape[-1], states=True)
+    ]
     if u.numel() == 0:
         y = u * D.to(u.dtype)
-        last = u.new_zeros(u.shape[0], *A.shape, dtype=compute_dtype(u.dtype)) if initial_state is None else initial_state
+        last = (
+            u.new_zeros(u.shape[0], *A.shape, dtype=compute_dtype(u.dtype))
+            if initial_state is None
+            else initial_state
+        )
     else:
-        y, _, last = backend.carried_scan(cast_inputs(backend, inputs), reverse, initial_state, None)
+        y, _, last = backend.carried_scan(
+            cast_inputs(backend, inputs), reverse, initial_state, None
+        )
     return (y.to(u.dtype), last) if return_last_state else y.to(u.dtype)
 
 
-def selective_scans(forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
+def selective_scans(
+    forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the same shapes, in reverse."""
     for inputs in (forward, backward):
         check_scan_inputs(inputs)
@@ -97,7 +111,9 @@ def selective_scans(forward: ScanInputs, backward: ScanInputs, *, scan: str = "a
         )
     backend = _scan_backend(scan, forward.u, forward.A)
     if forward.u.numel() == 0:
-        return forward.u * forward.D.to(forward.u.dtype), backward.u * backward.D.to(backward.u.dtype)
+        return forward.u * forward.D.to(forward.u.dtype), backward.u * backward.D.to(
+            backward.u.dtype
+        )
     y, y_rev = backend.scans(cast_inputs(backend, forward), cast_inputs(backend, backward))
     return y.to(forward.u.dtype), y_rev.to(backward.u.dtype)
 
@@ -111,11 +127,19 @@ def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = "auto") -> Tensor:
         return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
     if z.shape != u.shape:
         raise ValueError(f"z has shape {tuple(z.shape)}, expected {tuple(u.shape)} as u")
-    return backend.gated_scan(cast_inputs(backend, inputs), backend.cast(z, compute_dtype(u.dtype))).to(u.dtype)
+    return backend.gated_scan(
+        cast_inputs(backend, inputs), backend.cast(z, compute_dtype(u.dtype))
+    ).to(u.dtype)
 
 
 def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, *, reverse: bool = False, initial: Tensor | None = None, scan: str = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    reverse: bool = False,
+    initial: Tensor | None = None,
+    scan: str = "auto",
 ) -> Tensor:
     """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
 
@@ -138,17 +162,28 @@ def short_conv(
         return x * bias.to(x.dtype)
     if initial is None:
         return backend.short_conv(wide, taps, shift, reverse).to(x.dtype)
-    return backend.block_conv(wide, taps, shift, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]).to(x.dtype)
+    return backend.block_conv(
+        wide, taps, shift, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]
+    ).to(x.dtype)
 
 
-def short_convs(x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = "auto") -> tuple[Tensor, Tensor]:
+def short_convs(
+    x: Tensor,
+    forward: tuple[Tensor, Tensor],
+    backward: tuple[Tensor, Tensor],
+    *,
+    scan: str = "auto",
+) -> tuple[Tensor, Tensor]:
     """`short_conv` of one x in both directions, each with its weight (E, K) and bias (E,)."""
     for weight, bias in (forward, backward):
         check_filter(x, weight, bias)
     backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
     if x.numel() == 0:
         return x * forward[1].to(x.dtype), x * backward[1].to(x.dtype)
-    filters = [(backend.cast(weight, dtype), backend.cast(bias, dtype)) for weight, bias in (forward, backward)]
+    filters = [
+        (backend.cast(weight, dtype), backend.cast(bias, dtype))
+        for weight, bias in (forward, backward)
+    ]
     y, y_rev = backend.short_convs(backend.cast(x, dtype), *filters)
     return y.to(x.dtype), y_rev.to(x.dtype)
 
@@ -171,7 +206,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Te
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
 
-def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the input of the next branch.
 
     Args:
@@ -195,7 +232,9 @@ def add_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, sca
 def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from their low-rank form."""
     if weight.dim() != 2 or check_rows("x", x)[2] != weight.shape[1]:
-        raise ValueError(f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}")
+        raise ValueError(
+            f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}"
+        )
     return _rowwise(scan, x, weight).narrow_linear(x, weight)
 
 
@@ -211,9 +250,19 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Ten
     return _rowwise(scan, x, weight).linear_halves(x, weight)
 
 
-def fuses_mixer(hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto") -> bool:
+def fuses_mixer(
+    hidden: Tensor,
+    in_proj: Tensor,
+    ways: Sequence[MixerWay],
+    valid: Tensor | None = None,
+    *,
+    scan: str = "auto",
+) -> bool:
     """Whether `mixer` can compute this; otherwise the caller combines the operations above."""
-    same = all(weight.dtype == torch.float32 and weight.device == hidden.device for weight in (hidden, in_proj, *ways[0], *ways[-1]))
+    same = all(
+        weight.dtype == torch.float32 and weight.device == hidden.device
+        for weight in (hidden, in_proj, *ways[0], *ways[-1])
+    )
     if (
         not same
         or hidden.numel() == 0
@@ -225,7 +274,13 @@ def fuses_mixer(hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay], valid
 
 
 def mixer(
-    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None = None, *, scan: str = "auto"
+    hidden: Tensor,
+    in_proj: Tensor,
+    out_proj: Tensor,
+    ways: Sequence[MixerWay],
+    valid: Tensor | None = None,
+    *,
+    scan: str = "auto",
 ) -> Tensor:
     """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans and gate.
 

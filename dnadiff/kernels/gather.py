@@ -35,14 +35,18 @@ def _native(array: NDArray[np.uint8], length: int) -> Gather:
             return out
         wrong = copy(base, _address(start), _address(out), total, len(start), length)
         if wrong >= 0:
-            raise IndexError(f"a window of {length} at {start[wrong]} exceeds an array of {len(array)}")
+            raise IndexError(
+                f"a window of {length} at {start[wrong]} exceeds an array of {len(array)}"
+            )
         return out
 
     return gather
 
 
 def _address(array: NDArray) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # array.ctypes.data takes as long as copying twenty windows
+    return ctypes.addressof(
+        ctypes.c_char.from_buffer(array.data)
+    )  # array.ctypes.data takes as long as copying twenty windows
 
 
 def _portable(array: NDArray, length: int) -> Gather:

@@ -27,7 +27,12 @@ _log = logging.getLogger("dnadiff")
 
 
 def linear_log_sum(
-    features: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, banned: Sequence[int] = (), block: int | None = None
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    banned: Sequence[int] = (),
+    block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log sum_v exp(logit_v) and some columns of logits = features weight^T + bias, without holding the logits.
 
@@ -45,21 +50,40 @@ def linear_log_sum(
     Returns:
         (M,) and (M, K), float32 or wider.
     """
-    if features.dim() != 2 or weight.dim() != 2 or features.shape[1] != weight.shape[1] or ids.shape[:-1] != features.shape[:1]:
+    if (
+        features.dim() != 2
+        or weight.dim() != 2
+        or features.shape[1] != weight.shape[1]
+        or ids.shape[:-1] != features.shape[:1]
+    ):
         raise ValueError(
             f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
         )
     if block is None:
-        block = max(_MIN_COLUMNS, _ENTRIES.get(features.device.type, 2**24) // max(1, len(features)) // _ALIGNED * _ALIGNED)
+        block = max(
+            _MIN_COLUMNS,
+            _ENTRIES.get(features.device.type, 2**24)
+            // max(1, len(features))
+            // _ALIGNED
+            * _ALIGNED,
+        )
     device = features.device.type
-    product = torch.get_autocast_dtype(device) if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) else None
+    product = (
+        torch.get_autocast_dtype(device)
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        else None
+    )
     product = product or torch.promote_types(features.dtype, weight.dtype)
-    return _LinearLogSum.apply(features, weight, bias, ids.contiguous(), tuple(banned), block, product)
+    return _LinearLogSum.apply(
+        features, weight, bias, ids.contiguous(), tuple(banned), block, product
+    )
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """a b^T by the fastest library for it."""
-    return linear(a, b) if a.device.type == "cpu" and a.dtype == torch.float32 else torch_linear(a, b)
+    return (
+        linear(a, b) if a.device.type == "cpu" and a.dtype == torch.float32 else torch_linear(a, b)
+    )
 
 
 @cache
@@ -79,9 +103,13 @@ def _difference(device: torch.device) -> str:
         for operations in (triton_log_sum, portable_log_sum):
             log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
             operations.add_log_sum(values.clone(), values[0], ids, 5, log_sum, picked)
-            operations.logits_gradient(gradient, values[0], ids, 5, log_sum, values[:, 3].contiguous(), picked)
+            operations.logits_gradient(
+                gradient, values[0], ids, 5, log_sum, values[:, 3].contiguous(), picked
+            )
             found.append(torch.cat([log_sum, picked.flatten(), gradient.flatten()]))
-    except Exception as error:  # a compiler or driver that is missing or fails: whatever it is, it is the reason
+    except (
+        Exception
+    ) as error:  # a compiler or driver that is missing or fails: whatever it is, it is the reason
         return str(error) or repr(error)
     worst = float((found[0] - found[1]).abs().max())
     return "" if worst < 1e-4 else f"its results differ from PyTorch's by {worst:.1e}"
@@ -90,23 +118,53 @@ def _difference(device: torch.device) -> str:
 class _Head:
     """Blocks of the logits of a linear map, and the operations on them: Triton kernels where they run, otherwise PyTorch."""
 
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, banned: Sequence[int], block: int) -> None:
-        self.features, self.weight, self.bias, self.banned, self.block = features, weight, bias, banned, block
-        self.fused = features.dtype != torch.float64 and triton_allowed() and not _triton_failure(features.device)
+    def __init__(
+        self,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        banned: Sequence[int],
+        block: int,
+    ) -> None:
+        self.features, self.weight, self.bias, self.banned, self.block = (
+            features,
+            weight,
+            bias,
+            banned,
+            block,
+        )
+        self.fused = (
+            features.dtype != torch.float64
+            and triton_allowed()
+            and not _triton_failure(features.device)
+        )
         self.operations = triton_log_sum if self.fused else portable_log_sum
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None, Tensor]]:
         """Columns of each block, their weights and biases, and their logits without bias, -inf for banned columns."""
         x, size = self.features, len(self.weight)
-        buffer = x.new_empty(len(x), -(-min(self.block, size) // _ALIGNED) * _ALIGNED) if self.fused else None
+        buffer = (
+            x.new_empty(len(x), -(-min(self.block, size) // _ALIGNED) * _ALIGNED)
+            if self.fused
+            else None
+        )
         for first in range(0, size, self.block):
             columns = slice(first, min(first + self.block, size))
             weight = self.weight[columns].to(x.dtype)
-            logits = _multiply(x, weight) if buffer is None else torch.mm(x, weight.t(), out=buffer[:, : len(weight)])
+            logits = (
+                _multiply(x, weight)
+                if buffer is None
+                else torch.mm(x, weight.t(), out=buffer[:, : len(weight)])
+            )
             for column in self.banned:
                 if columns.start <= column < columns.stop:
                     logits[:, column - first] = -torch.inf
-            yield columns, weight, None if self.bias is None else self.bias[columns].contiguous(), logits
+            yield (
+                columns,
+                weight,
+                None if self.bias is None else self.bias[columns].contiguous(),
+                logits,
+            )
 
 
 class _LinearLogSum(torch.autograd.Function):
@@ -115,7 +173,10 @@ class _LinearLogSum(torch.autograd.Function):
         wide = torch.promote_types(product, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             head = _Head(features.to(product), weight, bias, banned, block)
-            log_sum, picked = features.new_full((len(features),), -torch.inf, dtype=wide), features.new_zeros(ids.shape, dtype=wide)
+            log_sum, picked = (
+                features.new_full((len(features),), -torch.inf, dtype=wide),
+                features.new_zeros(ids.shape, dtype=wide),
+            )
             for columns, _, bias_part, logits in head.blocks():
                 head.operations.add_log_sum(logits, bias_part, ids, columns.start, log_sum, picked)
         ctx.save_for_backward(features, weight, bias, ids, log_sum)
@@ -132,9 +193,14 @@ class _LinearLogSum(torch.autograd.Function):
             x = features.to(ctx.product)
             head = _Head(x, weight, bias, ctx.banned, ctx.block)
             d_features = torch.zeros(x.shape, dtype=wide, device=x.device)
-            d_weight, d_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+            d_weight, d_bias = (
+                torch.empty_like(weight),
+                None if bias is None else torch.empty_like(bias),
+            )
             for columns, weight_part, bias_part, logits in head.blocks():
-                head.operations.logits_gradient(logits, bias_part, ids, columns.start, log_sum, d_log_sum, d_picked)
+                head.operations.logits_gradient(
+                    logits, bias_part, ids, columns.start, log_sum, d_log_sum, d_picked
+                )
                 if d_bias is not None:
                     d_bias[columns] = logits.sum(0, dtype=wide)
                 d_features += _multiply(logits, weight_part.t())

@@ -31,7 +31,9 @@ class MambaSSMBackend(TorchOperations):
         try:
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
         except ImportError as error:
-            raise RuntimeError(f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout adds it") from error
+            raise RuntimeError(
+                f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout adds it"
+            ) from error
         u, delta, A, B, C, D, delta_bias = inputs
         u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
         y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=delta_bias, delta_softplus=True).mT

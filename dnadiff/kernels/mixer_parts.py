@@ -44,7 +44,10 @@ def in_rows(tensors: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:
 
 def contiguous_ways(weights: Sequence[Tensor]) -> list[MixerWay]:
     """The weights of all directions, from one list."""
-    return [MixerWay(*row) for row in in_rows([weight.contiguous() for weight in weights], len(MixerWay._fields))]
+    return [
+        MixerWay(*row)
+        for row in in_rows([weight.contiguous() for weight in weights], len(MixerWay._fields))
+    ]
 
 
 def project_in(hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -53,22 +56,44 @@ def project_in(hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[T
     return scan_input(hidden, in_proj, valid, z), z
 
 
-def scan_input(hidden: Tensor, in_proj: Tensor, valid: Tensor | None, z: Tensor | None = None) -> Tensor:
+def scan_input(
+    hidden: Tensor, in_proj: Tensor, valid: Tensor | None, z: Tensor | None = None
+) -> Tensor:
     """x of `project_in`; the gate is written into z, or not computed if z is None."""
     (Bt, L, D), E = hidden.shape, in_proj.shape[0] // 2
     x = hidden.new_empty(Bt, L, E)
-    library().dnadiff_mixer_input(*pointers(hidden, in_proj, valid, x, z), Bt, L, D, E, torch.get_num_threads())
+    library().dnadiff_mixer_input(
+        *pointers(hidden, in_proj, valid, x, z), Bt, L, D, E, torch.get_num_threads()
+    )
     return x
 
 
-def make_steps(x: Tensor, valid: Tensor | None, ways: Sequence[MixerWay], clean: Tensor | None = None, block: int = 0) -> list[Steps]:
+def make_steps(
+    x: Tensor,
+    valid: Tensor | None,
+    ways: Sequence[MixerWay],
+    clean: Tensor | None = None,
+    block: int = 0,
+) -> list[Steps]:
     """Convolutions and step sizes of all directions."""
-    (Bt, L, E), R, N, K = x.shape, ways[0].dt_weight.shape[1], ways[0].A_log.shape[1], ways[0].conv_weight.shape[1]
-    made = [Steps(torch.empty_like(x), x.new_empty(Bt, L, R + 2 * N), torch.empty_like(x)) for _ in ways]
-    rows = [(way.conv_weight, way.conv_bias, way.x_proj, way.dt_weight, *steps) for way, steps in zip(ways, made, strict=True)]
+    (Bt, L, E), R, N, K = (
+        x.shape,
+        ways[0].dt_weight.shape[1],
+        ways[0].A_log.shape[1],
+        ways[0].conv_weight.shape[1],
+    )
+    made = [
+        Steps(torch.empty_like(x), x.new_empty(Bt, L, R + 2 * N), torch.empty_like(x)) for _ in ways
+    ]
+    rows = [
+        (way.conv_weight, way.conv_bias, way.x_proj, way.dt_weight, *steps)
+        for way, steps in zip(ways, made, strict=True)
+    ]
     table = (_Way * len(ways))(*(_Way(*pointers(*row)) for row in rows))
     arrays = (*pointers(x, clean, valid), ctypes.addressof(table))
-    library().dnadiff_mixer_steps(*arrays, len(ways), Bt, L, E, K, R, N, block, torch.get_num_threads())
+    library().dnadiff_mixer_steps(
+        *arrays, len(ways), Bt, L, E, K, R, N, block, torch.get_num_threads()
+    )
     return made
 
 
@@ -76,38 +101,62 @@ def project_out(y: Tensor, y_rev: Tensor | None, z: Tensor, out_proj: Tensor) ->
     """((y + y_rev) silu(z)) out_proj^T, (Bt, L, D)."""
     (Bt, L, E), D = y.shape, out_proj.shape[0]
     out = y.new_empty(Bt, L, D)
-    library().dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, out), Bt, L, D, E, torch.get_num_threads())
+    library().dnadiff_mixer_output(
+        *pointers(y, y_rev, z, out_proj, out), Bt, L, D, E, torch.get_num_threads()
+    )
     return out
 
 
 class MixerGradients:
     """The backward passes of these functions; they add the gradients of the weights into one array per thread, which `weights` adds up."""
 
-    def __init__(self, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None) -> None:
+    def __init__(
+        self, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None
+    ) -> None:
         self.in_proj, self.out_proj, self.ways, self.valid = in_proj, out_proj, ways, valid
-        (D, E), (R, N), K = out_proj.shape, (ways[0].dt_weight.shape[1], ways[0].A_log.shape[1]), ways[0].conv_weight.shape[1]
+        (D, E), (R, N), K = (
+            out_proj.shape,
+            (ways[0].dt_weight.shape[1], ways[0].A_log.shape[1]),
+            ways[0].conv_weight.shape[1],
+        )
         # out_proj, in_proj (second half, first half), then filter and bias of all directions, x_proj and dt of all directions
-        self.sizes = [D * E, E * D, E * D, *[(K + 1) * E] * len(ways), *[(R + 2 * N + R) * E] * len(ways)]
+        self.sizes = [
+            D * E,
+            E * D,
+            E * D,
+            *[(K + 1) * E] * len(ways),
+            *[(R + 2 * N + R) * E] * len(ways),
+        ]
         self.threads = torch.get_num_threads()
         self.sums = in_proj.new_zeros(self.threads, sum(self.sizes))
 
     def _address(self, part: int) -> int:
         return self.sums.data_ptr() + 4 * sum(self.sizes[:part])
 
-    def output(self, dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def output(
+        self, dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The gradient of y and y_rev, and that of hidden through z alone."""
         (Bt, L, D), E = hidden.shape, y.shape[2]
         dy, dhidden = torch.empty_like(y), torch.empty_like(hidden)
         arrays = pointers(dout, y, y_rev, z, hidden, self.out_proj, self.in_proj[E:], dy, dhidden)
-        library().dnadiff_mixer_output_backward(*arrays, self._address(0), Bt, L, D, E, self.sums.shape[1], self.threads)
+        library().dnadiff_mixer_output_backward(
+            *arrays, self._address(0), Bt, L, D, E, self.sums.shape[1], self.threads
+        )
         return dy, dhidden
 
-    def steps(self, number: int, steps: Steps, du: Tensor, ddelta: Tensor, dB: Tensor, dC: Tensor) -> None:
+    def steps(
+        self, number: int, steps: Steps, du: Tensor, ddelta: Tensor, dB: Tensor, dC: Tensor
+    ) -> None:
         """Adds to du, the gradient of u through the scan, that through the step sizes, B and C of one direction."""
         way, (Bt, L, E) = self.ways[number], du.shape
-        arrays = pointers(ddelta, dB, dC, steps.u, steps.p, way.x_proj, way.dt_weight, self.valid, du)
+        arrays = pointers(
+            ddelta, dB, dC, steps.u, steps.p, way.x_proj, way.dt_weight, self.valid, du
+        )
         sizes = (Bt, L, E, way.dt_weight.shape[1], way.A_log.shape[1], self.sums.shape[1])
-        library().dnadiff_mixer_steps_backward(*arrays, self._address(3 + len(self.ways) + number), *sizes, self.threads)
+        library().dnadiff_mixer_steps_backward(
+            *arrays, self._address(3 + len(self.ways) + number), *sizes, self.threads
+        )
 
     def input(
         self, dus: Sequence[Tensor], x: Tensor, hidden: Tensor, dhidden: Tensor, clean: Tensor | None = None, dnear: Tensor | None = None,
@@ -120,16 +169,31 @@ class MixerGradients:
         """
         (Bt, L, D), E, (du, du_rev) = hidden.shape, x.shape[2], (*dus, None)[:2]
         filters = (*self.ways[0][:2], *((None, None) if du_rev is None else self.ways[1][:2]))
-        arrays = pointers(du, du_rev, x, clean, hidden, self.in_proj[:E], *filters, self.valid, dnear, dhidden)
+        arrays = pointers(
+            du, du_rev, x, clean, hidden, self.in_proj[:E], *filters, self.valid, dnear, dhidden
+        )
         sizes = (Bt, L, D, E, self.ways[0].conv_weight.shape[1], block, self.sums.shape[1])
         library().dnadiff_mixer_input_backward(*arrays, self._address(2), *sizes, self.threads)
 
     def weights(self, scans: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
         """The gradients of in_proj, out_proj and all directions, from those of dt_bias, A_log and D of each direction."""
-        dout_proj, dz_proj, dx_proj_in, *others = (self.sums[0] if self.threads == 1 else self.sums.sum(0)).split(self.sizes)
-        grads = [torch.cat([dx_proj_in, dz_proj]).view_as(self.in_proj), dout_proj.view_as(self.out_proj)]
-        for way, taps, products, scan in zip(self.ways, others[: len(self.ways)], others[len(self.ways) :], scans, strict=True):
+        dout_proj, dz_proj, dx_proj_in, *others = (
+            self.sums[0] if self.threads == 1 else self.sums.sum(0)
+        ).split(self.sizes)
+        grads = [
+            torch.cat([dx_proj_in, dz_proj]).view_as(self.in_proj),
+            dout_proj.view_as(self.out_proj),
+        ]
+        for way, taps, products, scan in zip(
+            self.ways, others[: len(self.ways)], others[len(self.ways) :], scans, strict=True
+        ):
             (E, K), P = way.conv_weight.shape, way.x_proj.shape[0]
             taps, products = taps.view(K + 1, E), products.view(-1, E)
-            grads += [taps[:K].T.contiguous(), taps[K], products[:P], products[P:].T.contiguous(), *scan]
+            grads += [
+                taps[:K].T.contiguous(),
+                taps[K],
+                products[:P],
+                products[P:].T.contiguous(),
+                *scan,
+            ]
         return grads

@@ -44,7 +44,9 @@ def library() -> ctypes.CDLL:
     loaded.dnadiff_vectors.restype = loaded.dnadiff_compiler.restype = ctypes.c_char_p
     for name, (pointers, sizes, reals, flags) in _SIGNATURES.items():
         function = getattr(loaded, name)
-        function.argtypes = [c_void_p] * pointers + [c_int64] * sizes + [c_double] * reals + [c_int] * flags
+        function.argtypes = (
+            [c_void_p] * pointers + [c_int64] * sizes + [c_double] * reals + [c_int] * flags
+        )
         function.restype = None
     loaded.dnadiff_gather.restype = c_int64
     return loaded

@@ -24,8 +24,12 @@ def cpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
     """
 
     def define(kernel: Callable[..., object]) -> CustomOpDef:
-        operator = torch.library.custom_op(f"dnadiff::{name}", kernel, mutates_args=(), device_types=())
-        _IMPLEMENTATIONS.impl(name, kernel, "CPU", allow_override=True)  # `custom_op` would wrap it; a module may be imported again
+        operator = torch.library.custom_op(
+            f"dnadiff::{name}", kernel, mutates_args=(), device_types=()
+        )
+        _IMPLEMENTATIONS.impl(
+            name, kernel, "CPU", allow_override=True
+        )  # `custom_op` would wrap it; a module may be imported again
         return operator
 
     return define

@@ -63,12 +63,18 @@ class PortableBackend(TorchOperations):
         return _scan(inputs, reverse, None, None, False)[0]
 
     @override
-    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
-        y, starts, last = _scan(inputs, reverse, None if initial is None else initial.mT, block, True)
+    def carried_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
+    ) -> ScanStates:
+        y, starts, last = _scan(
+            inputs, reverse, None if initial is None else initial.mT, block, True
+        )
         return ScanStates(y, None if starts is None else starts.mT, last.mT)
 
 
-def _scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None, carried: bool) -> tuple[Tensor, ...]:
+def _scan(
+    inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None, carried: bool
+) -> tuple[Tensor, ...]:
     u, delta, A, B, C, D, delta_bias = inputs
     step = F.softplus(delta if delta_bias is None else delta + delta_bias)
     y, starts, last = _Scan.apply(step, step * u, A.T, B, C, initial, reverse, block, carried)
@@ -99,21 +105,31 @@ class _Scan(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         y, last = _outputs(steps, dxs, Bs, Cs, A, h, reverse)
         starts = None if block is None else h[:, :: _cut(block)[0]].clone()
-        return _join(y, L, block), starts, last[:, 0 if reverse else -1].clone() if carried else None
+        return (
+            _join(y, L, block),
+            starts,
+            last[:, 0 if reverse else -1].clone() if carried else None,
+        )
 
     @staticmethod
-    def backward(ctx, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         *tensors, initial, h = ctx.saved_tensors
         step, dx, A, B, C = tensors
         dy = torch.zeros_like(step) if dy is None else dy
         steps, dxs, Bs, Cs, dys = (_chunk(x, ctx.block) for x in (step, dx, B, C, dy))
-        if torch.is_grad_enabled():  # a second derivative: autograd does not know what the saved states depend on
+        if (
+            torch.is_grad_enabled()
+        ):  # a second derivative: autograd does not know what the saved states depend on
             h = _enter(steps, dxs, Bs, A, initial, ctx.reverse)
         if dstarts is not None:
             place = torch.zeros_like(h)
             place[:, :: _cut(ctx.block)[0]] = dstarts
             dstarts = place
-        dstep, ddx, dB, dC, dA, dfirst = _gradients(steps, dxs, Bs, Cs, dys, A, h, dstarts, dlast, ctx.reverse)
+        dstep, ddx, dB, dC, dA, dfirst = _gradients(
+            steps, dxs, Bs, Cs, dys, A, h, dstarts, dlast, ctx.reverse
+        )
         dstep, ddx, dB, dC = (_join(x, dy.shape[1], ctx.block) for x in (dstep, ddx, dB, dC))
         dinitial = None if initial is None else dfirst[:, -1 if ctx.reverse else 0]
         return dstep, ddx, dA, dB, dC, dinitial, None, None, None
@@ -157,7 +173,9 @@ def _advance(h: Tensor, decay: Tensor, dx: Tensor, B: Tensor, t: int) -> Tensor:
     return torch.addcmul(decay * h, B[:, :, t, :, None], dx[:, :, t, None])
 
 
-def _enter(step: Tensor, dx: Tensor, B: Tensor, A: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+def _enter(
+    step: Tensor, dx: Tensor, B: Tensor, A: Tensor, initial: Tensor | None, reverse: bool
+) -> Tensor:
     """The state before each chunk, (Bt, chunks, N, E)."""
     Bt, chunks, T, E = step.shape
     h = step.new_zeros(Bt, chunks, A.shape[0], E)
@@ -194,7 +212,9 @@ def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -
     return entering.flatten(1, 2)[:, :count]
 
 
-def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool) -> tuple[Tensor, Tensor]:
+def _outputs(
+    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor]:
     """The outputs, and the state after each chunk."""
     y = torch.empty_like(step)
     for t in _positions(step.shape[2], reverse):
@@ -204,7 +224,16 @@ def _outputs(step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tenso
 
 
 def _gradients(
-    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, dy: Tensor, A: Tensor, h: Tensor, dh: Tensor | None, dlast: Tensor | None, reverse: bool
+    step: Tensor,
+    dx: Tensor,
+    B: Tensor,
+    C: Tensor,
+    dy: Tensor,
+    A: Tensor,
+    h: Tensor,
+    dh: Tensor | None,
+    dlast: Tensor | None,
+    reverse: bool,
 ) -> tuple[Tensor, ...]:
     """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
@@ -224,9 +253,17 @@ def _gradients(
             product = product * decay
             passed = torch.addcmul(passed, product, C[:, :, t, :, None] * dy[:, :, t, None])
     passed = passed if dh is None else passed + dh
-    g = _carry(product, passed, dlast, not reverse)  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
+    g = _carry(
+        product, passed, dlast, not reverse
+    )  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
 
-    dstep, ddx, dB, dC, dA = torch.empty_like(step), torch.empty_like(step), torch.empty_like(B), torch.empty_like(C), torch.zeros_like(A)
+    dstep, ddx, dB, dC, dA = (
+        torch.empty_like(step),
+        torch.empty_like(step),
+        torch.empty_like(B),
+        torch.empty_like(C),
+        torch.zeros_like(A),
+    )
     for span in reversed(spans):
         states, decays = [starts.pop()], []
         for t in span:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def add_log_sum(logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor) -> None:
+def add_log_sum(
+    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
+) -> None:
     """Add a block of columns to the log-sums `log_sum (M,)` and to the gathered columns `picked (M, K)`, in place.
 
     Args:
@@ -24,7 +26,13 @@ def add_log_sum(logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, lo
 
 
 def logits_gradient(
-    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, d_log_sum: Tensor, d_picked: Tensor
+    logits: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    first: int,
+    log_sum: Tensor,
+    d_log_sum: Tensor,
+    d_picked: Tensor,
 ) -> None:
     """Replace a block of logits by its gradient; arguments as in `add_log_sum`, with the log-sums of all blocks."""
     wide = _with_bias(logits, bias, log_sum.dtype)

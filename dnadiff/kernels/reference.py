@@ -24,7 +24,9 @@ class ReferenceBackend(Backend):
         return self.carried_scan(inputs, reverse, None, None).y
 
     @override
-    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+    def carried_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
+    ) -> ScanStates:
         u, delta, A, B, C, D, delta_bias = inputs
         step = F.softplus(delta if delta_bias is None else delta + delta_bias)  # (Bt, L, E)
         # Slicing inside the loop would make the backward pass quadratic in L.

@@ -44,7 +44,9 @@ def check_scan(scan: str) -> str:
     if scan == AUTO:
         return scan
     if not isinstance(scan, str) or scan not in SCANS:
-        raise ValueError(f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)")
+        raise ValueError(
+            f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)"
+        )
     if reason := _failure(scan):
         raise _cannot_run(scan, reason)
     return scan
@@ -79,8 +81,19 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def cast_inputs(backend: Backend, inputs: ScanInputs) -> ScanInputs:
     """The inputs in the types that a back end reads."""
     dtype = compute_dtype(inputs.u.dtype)
-    u, delta, A, B, C, D = (backend.cast(x, dtype) for x in (inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.D))
-    return ScanInputs(u, delta, A, B, C, D, None if inputs.delta_bias is None else backend.cast(inputs.delta_bias, dtype))
+    u, delta, A, B, C, D = (
+        backend.cast(x, dtype)
+        for x in (inputs.u, inputs.delta, inputs.A, inputs.B, inputs.C, inputs.D)
+    )
+    return ScanInputs(
+        u,
+        delta,
+        A,
+        B,
+        C,
+        D,
+        None if inputs.delta_bias is None else backend.cast(inputs.delta_bias, dtype),
+    )
 
 
 @constant_in_graphs  # chosen while tracing, so that a compiled model contains one operator
@@ -96,13 +109,18 @@ def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
 
 
 @constant_in_graphs
-def choose_for(scan: str, device_type: str, dtype: torch.dtype, num_states: int, states: bool = False) -> str:
+def choose_for(
+    scan: str, device_type: str, dtype: torch.dtype, num_states: int, states: bool = False
+) -> str:
     """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot compute it.
 
     `states`: a scan that starts from given states, or returns states.
     """
     name = choose(scan, device_type, dtype)
-    if not (reason := SCANS[name].too_many_states(num_states) or (SCANS[name].lacks_states() if states else "")):
+    if not (
+        reason := SCANS[name].too_many_states(num_states)
+        or (SCANS[name].lacks_states() if states else "")
+    ):
         return name
     if _requested(scan) != AUTO:
         raise _cannot_run(name, f"{reason}; set scan=portable")
@@ -160,7 +178,11 @@ def _require_memory(size: int) -> None:
 
 def _compare(backend: Backend, gpu: int) -> str:
     """How a back end differs from the portable one; an empty string if it does not."""
-    device = torch.device("cuda", gpu) if backend.unsupported("cpu", torch.float32) else torch.device("cpu")
+    device = (
+        torch.device("cuda", gpu)
+        if backend.unsupported("cpu", torch.float32)
+        else torch.device("cpu")
+    )
     if device.index is not None and not torch.cuda.is_available():
         return "it needs a CUDA device, and PyTorch finds none"
     # No call of PyTorch saves both if they differ.
@@ -168,22 +190,36 @@ def _compare(backend: Backend, gpu: int) -> str:
     before = [product.fp32_precision for product in products]
     try:
         for product in products:
-            product.fp32_precision = "ieee"  # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
-        ours, theirs = (_probe(each, device, backend.fused_two_streams) for each in (backend, SCANS["portable"]))
-    except Exception as error:  # a missing driver, compiler or package: whatever it is, it is the reason
-        if _lacks_memory(error):  # another scan would compute slightly different numbers, much more slowly
-            raise MemoryError(f"there is no memory left for the kernels of {type(backend).__name__} ({error})") from error
+            product.fp32_precision = (
+                "ieee"  # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
+            )
+        ours, theirs = (
+            _probe(each, device, backend.fused_two_streams) for each in (backend, SCANS["portable"])
+        )
+    except (
+        Exception
+    ) as error:  # a missing driver, compiler or package: whatever it is, it is the reason
+        if _lacks_memory(
+            error
+        ):  # another scan would compute slightly different numbers, much more slowly
+            raise MemoryError(
+                f"there is no memory left for the kernels of {type(backend).__name__} ({error})"
+            ) from error
         return str(error) or repr(error)
     finally:
         for product, precision in zip(products, before, strict=True):
             product.fp32_precision = precision
-    worst = torch.stack([(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]).max()
+    worst = torch.stack(
+        [(x - y).abs().max() / (1e-6 + y.abs().max()) for x, y in zip(ours, theirs, strict=True)]
+    ).max()
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
 
 
 def _lacks_memory(error: Exception) -> bool:
     """Whether an allocation failed; PyTorch and the dynamic linker say so in words alone."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in ("bad_alloc", "allocate memory", "failed to map segment"))
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("bad_alloc", "allocate memory", "failed to map segment")
+    )
 
 
 def _probe(backend: Backend, device: torch.device, streams: bool) -> list[Tensor]:
@@ -211,10 +247,17 @@ def _probe(backend: Backend, device: torch.device, streams: bool) -> list[Tensor
     inputs = [x.clone().requires_grad_() for x in (wave, A, D)]
     u, A, D = inputs
     both = backend.short_convs(u, (A[:, :4], D), (A[:, 4:8], D.flip(0)))
-    forward, backward = (ScanInputs(x, gate.detach(), A, x[..., :N], x[..., N : 2 * N], D) for x in both)
+    forward, backward = (
+        ScanInputs(x, gate.detach(), A, x[..., :N], x[..., N : 2 * N], D) for x in both
+    )
     total, normed = backend.add_norm(*backend.scans(forward, backward), D, 1e-2)
     out = backend.gated_scan(ScanInputs(normed, total, A, B, C, D, D.flip(0)), u)
-    results += [total.detach(), normed.detach(), out.detach(), *torch.autograd.grad((out * wave.flip(2)).sum(), inputs)]
+    results += [
+        total.detach(),
+        normed.detach(),
+        out.detach(),
+        *torch.autograd.grad((out * wave.flip(2)).sum(), inputs),
+    ]
     results += [part for num_ways in (1, 2) for part in _probe_mixer(backend, device, num_ways)]
     return results + _probe_two_streams(backend, device) if streams else results
 
@@ -225,7 +268,9 @@ def _probe_mixer(backend: Backend, device: torch.device, num_ways: int) -> list[
     57 = 48 + 6 + 2 + 1 positions, and products with 70 = 4 16 + 6, 37, 31 and 7 columns: every loop over tiles and remainders runs.
     """
     hidden, _, in_proj, out_proj, valid, ways = _mixer_inputs(device, num_ways)
-    return _results([backend.mixer(hidden, in_proj, out_proj, ways, valid)], [hidden, in_proj, out_proj], ways)
+    return _results(
+        [backend.mixer(hidden, in_proj, out_proj, ways, valid)], [hidden, in_proj, out_proj], ways
+    )
 
 
 def _probe_two_streams(backend: Backend, device: torch.device) -> list[Tensor]:
@@ -235,9 +280,16 @@ def _probe_two_streams(backend: Backend, device: torch.device) -> list[Tensor]:
     return _results([x for x in outputs if x is not None], [noised, clean, in_proj, out_proj], ways)
 
 
-def _mixer_inputs(device: torch.device, num_ways: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[MixerWay]]:
+def _mixer_inputs(
+    device: torch.device, num_ways: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[MixerWay]]:
     L, D, E, R, N = 57, 37, 70, 7, 12
-    ways = [MixerWay(*(_wave(device, *s) for s in ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,)))) for _ in range(num_ways)]
+    ways = [
+        MixerWay(
+            *(_wave(device, *s) for s in ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,)))
+        )
+        for _ in range(num_ways)
+    ]
     valid = torch.ones(2, L, dtype=torch.bool, device=device)
     valid[1, 50:] = False
     clean = _wave(device, 2, L, D).detach().flip(1).requires_grad_()
@@ -245,8 +297,13 @@ def _mixer_inputs(device: torch.device, num_ways: int) -> tuple[Tensor, Tensor, 
 
 
 def _results(outputs: list[Tensor], inputs: list[Tensor], ways: list[MixerWay]) -> list[Tensor]:
-    total = torch.stack([(out * _wave(out.device, *out.shape).detach()).sum() for out in outputs]).sum()
-    return [*(out.detach() for out in outputs), *torch.autograd.grad(total, [*inputs, *(weight for way in ways for weight in way)])]
+    total = torch.stack(
+        [(out * _wave(out.device, *out.shape).detach()).sum() for out in outputs]
+    ).sum()
+    return [
+        *(out.detach() for out in outputs),
+        *torch.autograd.grad(total, [*inputs, *(weight for way in ways for weight in way)]),
+    ]
 
 
 def _wave(device: torch.device, *shape: int) -> Tensor:

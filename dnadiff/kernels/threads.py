@@ -46,7 +46,9 @@ def choose_threads() -> int:
             part.write_text(f"{chosen}\n")
             part.replace(path)  # another process never reads half of a number
         if chosen < most:
-            log.info(f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS sets another number; kept in {path})")
+            log.info(
+                f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS sets another number; kept in {path})"
+            )
     torch.set_num_threads(chosen)
     return chosen
 

@@ -30,7 +30,11 @@ class TritonBackend(TorchOperations):
 
     @override
     def too_many_states(self, num_states: int) -> str:
-        return f"{num_states} states a channel; this kernel holds at most {MAX_STATES} in registers" if num_states > MAX_STATES else ""
+        return (
+            f"{num_states} states a channel; this kernel holds at most {MAX_STATES} in registers"
+            if num_states > MAX_STATES
+            else ""
+        )
 
     @override
     def description(self) -> str:
@@ -43,12 +47,16 @@ class TritonBackend(TorchOperations):
         return _scan([inputs], None, reverse)[0]
 
     @override
-    def carried_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None) -> ScanStates:
+    def carried_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
+    ) -> ScanStates:
         _refuse_forward_mode()
         return triton_scan.carried_scan(inputs, reverse, initial, block)
 
     @override
-    def restarted_scan(self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    def restarted_scan(
+        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int
+    ) -> Tensor:
         _refuse_forward_mode()
         return triton_scan.restarted_scan(inputs, reverse, initial, block)
 
@@ -59,7 +67,9 @@ class TritonBackend(TorchOperations):
     @override
     def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
         pairs = zip((*forward[:2], *forward[3:5]), (*backward[:2], *backward[3:5]), strict=True)
-        if any(x.dtype != other.dtype for x, other in pairs):  # one kernel reads the same types in both directions
+        if any(
+            x.dtype != other.dtype for x, other in pairs
+        ):  # one kernel reads the same types in both directions
             return super().scans(forward, backward)
         y, y_rev = _scan([forward, backward], None, False)
         return y, y_rev
@@ -73,15 +83,30 @@ class TritonBackend(TorchOperations):
         return y[0]
 
     @override
-    def block_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+    def block_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        reverse: bool,
+        initial: Tensor | None,
+        block: int,
+    ) -> Tensor:
         if weight.shape[1] > triton_rowwise.MAX_TAPS:
-            return super().block_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse, initial, block)
+            return super().block_conv(
+                x, weight.to(x.dtype), bias.to(x.dtype), reverse, initial, block
+            )
         return triton_rowwise.block_conv(x, weight, bias, reverse, initial, block)
 
     @override
-    def short_convs(self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def short_convs(
+        self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         taps, taps_rev = forward[0], backward[0]
-        if max(taps.shape[1], taps_rev.shape[1]) > triton_rowwise.MAX_TAPS or taps.shape != taps_rev.shape:
+        if (
+            max(taps.shape[1], taps_rev.shape[1]) > triton_rowwise.MAX_TAPS
+            or taps.shape != taps_rev.shape
+        ):
             return super().short_convs(x, forward, backward)
         y, y_rev = triton_rowwise.short_convs(x, forward, backward)  # x is read once
         return y, y_rev
@@ -97,11 +122,17 @@ class TritonBackend(TorchOperations):
         return triton_rowwise.norm(x, None, weight, eps, x.dtype)[1]
 
     @override
-    def add_norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(
+        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
         if x.shape[-1] > triton_rowwise.MAX_WIDTH:
             return super().add_norm(x, added, weight, eps)
-        device = x.device.type  # under autocast the norm is written in the type that the product after it reads
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        device = (
+            x.device.type
+        )  # under autocast the norm is written in the type that the product after it reads
+        dtype = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        )
         total, out, _ = triton_rowwise.norm(x, added, weight, eps, dtype)
         return (x if added is None else total), out
 
@@ -113,4 +144,6 @@ def _scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list
 
 def _refuse_forward_mode() -> None:
     if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
-        raise NotImplementedError("the Triton scan has no forward-mode derivative (jvp); set scan=reference")
+        raise NotImplementedError(
+            "the Triton scan has no forward-mode derivative (jvp); set scan=reference"
+        )

@@ -24,7 +24,9 @@ def chunk_starts(
 
     Results are outputs and, if LINKED, the states before segments, whose gradients are `dkept`.
     """
-    E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples((E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN)
+    E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples(
+        (E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN
+    )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -57,7 +59,9 @@ def chunk_starts(
             g = tl.exp2(step[None, :] * decay) * (g + inputs[i][1][:, None] * inputs[i][2][None, :])
             if LINKED:  # noqa: SIM102, a constant of the compilation
                 if (t % SEGMENT == 0) & (t < L):
-                    g += tl.load(dkept + (row * spans + t // SEGMENT) * N * E + tile, mask=tile_ok, other=0.0)
+                    g += tl.load(
+                        dkept + (row * spans + t // SEGMENT) * N * E + tile, mask=tile_ok, other=0.0
+                    )
     at = row * chunks + c
     tl.store(starts + at * N * E + tile, g, mask=tile_ok)
     tl.store(sums + at * E + e, total, mask=e_ok)
@@ -86,13 +90,26 @@ def _tile(columns, BE: tl.constexpr, SPAN: tl.constexpr):
     elif SPAN == 2:
         tile = tl.join(columns[0], columns[1])
     else:
-        tile = tl.reshape(tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3])), (BE, 4))
+        tile = tl.reshape(
+            tl.join(tl.join(columns[0], columns[2]), tl.join(columns[1], columns[3])), (BE, 4)
+        )
     return tile
 
 
 @triton.jit
 def _span_states(
-    h, start, stop, inputs, strides, where, a, shift, SPAN: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr
+    h,
+    start,
+    stop,
+    inputs,
+    strides,
+    where,
+    a,
+    shift,
+    SPAN: tl.constexpr,
+    RESTART: tl.constexpr,
+    CROSSING: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """The state after SPAN positions, and for each of them the state before it, its step, the slope of the softplus, u and dy.
 
@@ -108,8 +125,16 @@ def _span_states(
     slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
     if EXACT:
         step, slope = tl.where(live[None, :], step, 0.0), tl.where(live[None, :], slope, 0.0)
-    u, dy = read(inputs[0] + (p * strides[0])[None, :], at, ok), read(inputs[4] + (p * strides[4])[None, :], at, ok)
-    steps, slopes, us, dys = _columns(step, BE, SPAN), _columns(slope, BE, SPAN), _columns(u, BE, SPAN), _columns(dy, BE, SPAN)
+    u, dy = (
+        read(inputs[0] + (p * strides[0])[None, :], at, ok),
+        read(inputs[4] + (p * strides[4])[None, :], at, ok),
+    )
+    steps, slopes, us, dys = (
+        _columns(step, BE, SPAN),
+        _columns(slope, BE, SPAN),
+        _columns(u, BE, SPAN),
+        _columns(dy, BE, SPAN),
+    )
     kept = ()
     for i in tl.static_range(SPAN):
         live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
@@ -142,9 +167,14 @@ def _retreat(
     before, step, slope, u_t, dy_t = kept
     live, p = position(t, stop, L, V, back, RESTART, CROSSING)
     ok, row_ok = e_ok & live, n_ok & live
-    B_t, C_t = read(inputs[2] + p * strides[2], n, row_ok), read(inputs[3] + p * strides[3], n, row_ok)
+    B_t, C_t = (
+        read(inputs[2] + p * strides[2], n, row_ok),
+        read(inputs[3] + p * strides[3], n, row_ok),
+    )
     if GATED:
-        dy_t = _gradient_of_gate(dy_t, h, C_t, u_t, skip, inputs[5] + p * strides[5], dz + p * E, e, ok)
+        dy_t = _gradient_of_gate(
+            dy_t, h, C_t, u_t, skip, inputs[5] + p * strides[5], dz + p * E, e, ok
+        )
     tl.store(dC + p * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=row_ok)
     g += C_t[:, None] * dy_t[None, :]
     tl.store(dB + p * N + n, tl.sum(g * (step * u_t)[None, :], axis=1), mask=row_ok)
@@ -164,12 +194,31 @@ def _retreat_span(
     """The walk back over SPAN positions, of which h is the state before the first."""
     e, _, e_ok, _, L, V, back = where
     BE: tl.constexpr = h.shape[1]
-    h, kept = _span_states(h, start, stop, inputs, strides, where, a, shift, SPAN, RESTART, CROSSING, EXACT)
+    h, kept = _span_states(
+        h, start, stop, inputs, strides, where, a, shift, SPAN, RESTART, CROSSING, EXACT
+    )
     dus, ddeltas = (), ()
     for j in tl.static_range(SPAN):
         t, now = start + SPAN - 1 - j, kept[SPAN - 1 - j]
         g, sums, du, ddelta = _retreat(
-            t, stop, g, h, now, sums, inputs, strides, outputs, where, a, skip, one, E, N, GATED, RESTART, CROSSING
+            t,
+            stop,
+            g,
+            h,
+            now,
+            sums,
+            inputs,
+            strides,
+            outputs,
+            where,
+            a,
+            skip,
+            one,
+            E,
+            N,
+            GATED,
+            RESTART,
+            CROSSING,
         )
         h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005, Triton has no starred tuples
     live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
@@ -197,7 +246,9 @@ def gradients(
     dB, dC: (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and chunk.
     """
     E, u_b, u_l, delta_b, delta_l = multiples((E, u_b, u_l, delta_b, delta_l), ALIGN)
-    B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples((B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN)
+    B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples(
+        (B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN
+    )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -209,29 +260,52 @@ def gradients(
     inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
     strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, V, back)
     rows = tl.num_programs(0).to(tl.int64) // tl.cdiv(E, BE) // chunks
-    du, ddelta = either(du0, du1, direction) + b * L * E, either(ddelta0, ddelta1, direction) + b * L * E
+    du, ddelta = (
+        either(du0, du1, direction) + b * L * E,
+        either(ddelta0, ddelta1, direction) + b * L * E,
+    )
     at, sums_at = row * chunks + c, (block * rows + row) * L * N
     outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
     g = state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE)
-    sums = (tl.zeros((NP, BE), tl.float32), tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32))
-    begin, per, length = c * chunk, (SEGMENT + SPAN - 1) // SPAN, tl.minimum(chunk, V - c * chunk)  # per: spans of a segment
+    sums = (
+        tl.zeros((NP, BE), tl.float32),
+        tl.zeros((BE,), tl.float32),
+        tl.zeros((BE,), tl.float32),
+    )
+    begin, per, length = (
+        c * chunk,
+        (SEGMENT + SPAN - 1) // SPAN,
+        tl.minimum(chunk, V - c * chunk),
+    )  # per: spans of a segment
     count = length // SEGMENT * per + tl.cdiv(length % SEGMENT, SPAN)
     for s in range(count):
         span = count - 1 - s
         segment = begin // SEGMENT + span // per
         start, stop = segment * SEGMENT + span % per * SPAN, tl.minimum((segment + 1) * SEGMENT, V)
-        h = state(states + (row * spans + segment * per + span % per) * N * E + tile, tile_ok, HELD, NP, BE)
+        h = state(
+            states + (row * spans + segment * per + span % per) * N * E + tile,
+            tile_ok,
+            HELD,
+            NP,
+            BE,
+        )
         g, sums = _retreat_span(
             start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
             SPAN, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
         )  # fmt: skip
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:
-                g += tl.load(dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E + tile, mask=tile_ok, other=0.0)
+                g += tl.load(
+                    dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E + tile,
+                    mask=tile_ok,
+                    other=0.0,
+                )
         if RESTART:  # noqa: SIM102
             if span % per == 0:
                 if FIRST:
-                    tl.store(dinitial + (row * (V // SEGMENT) + segment) * N * E + tile, g, mask=tile_ok)
+                    tl.store(
+                        dinitial + (row * (V // SEGMENT) + segment) * N * E + tile, g, mask=tile_ok
+                    )
                 g = tl.zeros((NP, BE), tl.float32)
     if FIRST and not RESTART:  # noqa: SIM102
         if c == 0:

@@ -103,7 +103,9 @@ def chunk_ends(
     ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The state at the end of every chunk from zero at its start, and the sum of its steps."""
-    E, u_b, u_l, delta_b, delta_l, B_b, B_l = multiples((E, u_b, u_l, delta_b, delta_l, B_b, B_l), ALIGN)
+    E, u_b, u_l, delta_b, delta_l, B_b, B_l = multiples(
+        (E, u_b, u_l, delta_b, delta_l, B_b, B_l), ALIGN
+    )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
     e_ok, n_ok = e < E, n < N
@@ -122,11 +124,20 @@ def chunk_ends(
             t = begin + k + i
             live, p = position(t, L, L, L, back, False, False)
             ok = e_ok & live
-            inputs += ((read(u + p * u_l, e, ok), read(delta + p * delta_l, e, ok), read(B + p * B_l, n, n_ok & live)),)
+            inputs += (
+                (
+                    read(u + p * u_l, e, ok),
+                    read(delta + p * delta_l, e, ok),
+                    read(B + p * B_l, n, n_ok & live),
+                ),
+            )
         for i in tl.static_range(UNROLL):
             step, _ = softplus(inputs[i][1] + shift)
             total += step
-            h = tl.exp2(step[None, :] * decay) * h + inputs[i][2][:, None] * (step * inputs[i][0])[None, :]
+            h = (
+                tl.exp2(step[None, :] * decay) * h
+                + inputs[i][2][:, None] * (step * inputs[i][0])[None, :]
+            )
     at = row * chunks + c
     tl.store(ends + at * N * E + tile, h, mask=tile_ok)
     tl.store(sums + at * E + e, total, mask=e_ok)
@@ -208,18 +219,31 @@ def outputs(
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     y = either(y0, y1, direction) + b * L * E
-    h = state(entering + (row * chunks + c) * N * E + tile, tile_ok, CARRIED and not RESTART, NP, BE)
+    h = state(
+        entering + (row * chunks + c) * N * E + tile, tile_ok, CARRIED and not RESTART, NP, BE
+    )
     begin, strides, where = c * chunk, (u_l, delta_l, B_l, C_l), (e, n, e_ok, n_ok, L, V, back)
-    following = _rows(u, delta, B, C, begin, strides, where, UNROLL, RESTART, WRITE)  # read one iteration before they are used
+    following = _rows(
+        u, delta, B, C, begin, strides, where, UNROLL, RESTART, WRITE
+    )  # read one iteration before they are used
     for k in range(0, tl.minimum(chunk, V - begin), UNROLL):
         if RESTART:  # noqa: SIM102, a constant of the compilation
             if k % SEGMENT == 0:
-                h = state(entering + (row * (V // SEGMENT) + (begin + k) // SEGMENT) * N * E + tile, tile_ok, CARRIED, NP, BE)
+                h = state(
+                    entering + (row * (V // SEGMENT) + (begin + k) // SEGMENT) * N * E + tile,
+                    tile_ok,
+                    CARRIED,
+                    NP,
+                    BE,
+                )
         if KEEP:  # noqa: SIM102
             if k % SEGMENT % SPAN == 0:
                 at = (begin + k) // SEGMENT * ((SEGMENT + SPAN - 1) // SPAN) + k % SEGMENT // SPAN
                 tl.store(states + (row * spans + at) * N * E + tile, h, mask=tile_ok)
-        inputs, following = following, _rows(u, delta, B, C, begin + k + UNROLL, strides, where, UNROLL, RESTART, WRITE)
+        inputs, following = (
+            following,
+            _rows(u, delta, B, C, begin + k + UNROLL, strides, where, UNROLL, RESTART, WRITE),
+        )
         for i in tl.static_range(UNROLL):
             t = begin + k + i
             live, p = position(t, V, L, V, back, RESTART, False)

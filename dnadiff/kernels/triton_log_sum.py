@@ -10,7 +10,10 @@ from torch import Tensor
 from dnadiff.kernels import triton_support
 from dnadiff.kernels.triton_support import check_gpu, device_of, interpreted
 
-_TILE, _WARPS = 2048, 8  # columns of a program: 8 for each thread, one vector of 16 bytes in half precision
+_TILE, _WARPS = (
+    2048,
+    8,
+)  # columns of a program: 8 for each thread, one vector of 16 bytes in half precision
 _KERNELS = "triton_loss_kernels"
 
 
@@ -33,7 +36,9 @@ def _tile(columns: int) -> int:
 
 
 @torch.library.custom_op("dnadiff::add_log_sum", mutates_args=("log_sum", "picked"))
-def add_log_sum(logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor) -> None:
+def add_log_sum(
+    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
+) -> None:
     """See `dnadiff.kernels.log_sum.add_log_sum`; rows of `logits` need not follow each other."""
     (M, N), K = logits.shape, ids.shape[1]
     with device_of(logits):
@@ -45,7 +50,13 @@ def add_log_sum(logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, lo
 
 @torch.library.custom_op("dnadiff::logits_gradient", mutates_args=("logits",))
 def logits_gradient(
-    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, d_log_sum: Tensor, d_picked: Tensor
+    logits: Tensor,
+    bias: Tensor | None,
+    ids: Tensor,
+    first: int,
+    log_sum: Tensor,
+    d_log_sum: Tensor,
+    d_picked: Tensor,
 ) -> None:
     """See `dnadiff.kernels.log_sum.logits_gradient`; rows of `logits` need not follow each other."""
     (M, N), K = logits.shape, ids.shape[1]

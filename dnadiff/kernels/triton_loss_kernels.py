@@ -58,7 +58,11 @@ def logits_gradient(
     program = tl.program_id(0).to(tl.int64)
     m, column = program // tiles, program % tiles * BN + tl.arange(0, BN)
     row = logits + m * stride
-    gradient = tl.exp(_logits(row, bias, column, N, BIAS) - tl.load(log_sum + m)) * tl.load(d_log_sum + m)
+    gradient = tl.exp(_logits(row, bias, column, N, BIAS) - tl.load(log_sum + m)) * tl.load(
+        d_log_sum + m
+    )
     for k in tl.static_range(K):
-        gradient += tl.where(column == tl.load(ids + m * K + k) - first, tl.load(d_picked + m * K + k), 0.0)
+        gradient += tl.where(
+            column == tl.load(ids + m * K + k) - first, tl.load(d_picked + m * K + k), 0.0
+        )
     tl.store(row + column, gradient.to(logits.dtype.element_ty), mask=column < N)

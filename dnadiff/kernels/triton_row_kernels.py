@@ -31,23 +31,47 @@ def _place(E, BE: tl.constexpr, spans):
 
 @triton.jit
 def _at(x, t, e, e_ok, L, x_l):
-    return tl.load(x + t[:, None] * x_l + e[None, :], mask=((t >= 0) & (t < L))[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
+    return tl.load(
+        x + t[:, None] * x_l + e[None, :],
+        mask=((t >= 0) & (t < L))[:, None] & e_ok[None, :],
+        other=0.0,
+    ).to(tl.float32)
 
 
 @triton.jit
-def _near(x, given, t, e, e_ok, L, E, x_l, block, BEFORE: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr):
+def _near(
+    x,
+    given,
+    t,
+    e,
+    e_ok,
+    L,
+    E,
+    x_l,
+    block,
+    BEFORE: tl.constexpr,
+    K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
     """x at positions t - BEFORE; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs before (BEFORE > 0) or after it."""
     if BLOCKS:
         s, exists = t - BEFORE, (t >= 0) & (t < L)
         first = t // block * block
         after = tl.minimum(first + block, L)
         inside = (s >= first) & (s < after)
-        near = tl.load(x + s[:, None] * x_l + e[None, :], mask=(exists & inside)[:, None] & e_ok[None, :], other=0.0).to(tl.float32)
+        near = tl.load(
+            x + s[:, None] * x_l + e[None, :],
+            mask=(exists & inside)[:, None] & e_ok[None, :],
+            other=0.0,
+        ).to(tl.float32)
         if GIVEN and BEFORE != 0:
             row = t // block * (K - 1) + (s - first + K - 1 if BEFORE > 0 else s - after)
-            near += tl.load(given + row[:, None] * E + e[None, :], mask=(exists & (inside == 0))[:, None] & e_ok[None, :], other=0.0).to(
-                tl.float32
-            )
+            near += tl.load(
+                given + row[:, None] * E + e[None, :],
+                mask=(exists & (inside == 0))[:, None] & e_ok[None, :],
+                other=0.0,
+            ).to(tl.float32)
     else:
         near = _at(x, t - BEFORE, e, e_ok, L, x_l)
     return near
@@ -105,14 +129,36 @@ def _conv_gradients(
 ):  # fmt: skip
     """dx plus the gradient of one direction, and the sums of that direction over t: K weights and the bias."""
     for j in tl.static_range(K):
-        da = _before_silu(x, given, dy, t + SIGN * j, e, e_ok, L, E, x_l, dy_l, block, w, bias, K, SIGN, BLOCKS, GIVEN)
+        da = _before_silu(
+            x,
+            given,
+            dy,
+            t + SIGN * j,
+            e,
+            e_ok,
+            L,
+            E,
+            x_l,
+            dy_l,
+            block,
+            w,
+            bias,
+            K,
+            SIGN,
+            BLOCKS,
+            GIVEN,
+        )
         if BLOCKS:
-            da = tl.where(((t + SIGN * j + block) // block == (t + block) // block)[:, None], da, 0.0)
+            da = tl.where(
+                ((t + SIGN * j + block) // block == (t + block) // block)[:, None], da, 0.0
+            )
         dx += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
         if j == 0:
             new = ()
             for k in tl.static_range(K):
-                near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
+                near = _near(
+                    x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN
+                )
                 new += (sums[k] + tl.sum(da * near, axis=0),)
             new += (sums[K] + tl.sum(da, axis=0),)
             sums = new
@@ -137,10 +183,54 @@ def convolve_backward(
         t = (span * TILES + tile) * TT + tl.arange(0, TT)
         total = tl.zeros((TT, BE), tl.float32)
         if AHEAD:
-            total, sums0 = _conv_gradients(x, given, dy0, w0, bias0, sums0, total, t, e, e_ok, L, E, x_l, dy_l, block, K, 1, BLOCKS, GIVEN)
+            total, sums0 = _conv_gradients(
+                x,
+                given,
+                dy0,
+                w0,
+                bias0,
+                sums0,
+                total,
+                t,
+                e,
+                e_ok,
+                L,
+                E,
+                x_l,
+                dy_l,
+                block,
+                K,
+                1,
+                BLOCKS,
+                GIVEN,
+            )
         if BACK:
-            total, sums1 = _conv_gradients(x, given, dy1, w1, bias1, sums1, total, t, e, e_ok, L, E, x_l, dy_l, block, K, -1, BLOCKS, GIVEN)
-        tl.store(dx + (b * L + t)[:, None] * E + e[None, :], total.to(dx.dtype.element_ty), mask=(t < L)[:, None] & e_ok[None, :])
+            total, sums1 = _conv_gradients(
+                x,
+                given,
+                dy1,
+                w1,
+                bias1,
+                sums1,
+                total,
+                t,
+                e,
+                e_ok,
+                L,
+                E,
+                x_l,
+                dy_l,
+                block,
+                K,
+                -1,
+                BLOCKS,
+                GIVEN,
+            )
+        tl.store(
+            dx + (b * L + t)[:, None] * E + e[None, :],
+            total.to(dx.dtype.element_ty),
+            mask=(t < L)[:, None] & e_ok[None, :],
+        )
     to = partial + (b * spans + span) * (2 * K + 2) * E + e
     for k in tl.static_range(K + 1):
         tl.store(to + k * E, sums0[k], mask=e_ok)
@@ -164,10 +254,30 @@ def convolve_given(
     for j in tl.static_range(1, K):
         s = t + SIGN * j
         inside = (s >= first) & (s < after) & (row < rows)
-        da = _before_silu(x, given, dy, tl.where(inside, s, L), e, e_ok, L, E, x_l, dy_l, block, w, bias, K, SIGN, True, True)
+        da = _before_silu(
+            x,
+            given,
+            dy,
+            tl.where(inside, s, L),
+            e,
+            e_ok,
+            L,
+            E,
+            x_l,
+            dy_l,
+            block,
+            w,
+            bias,
+            K,
+            SIGN,
+            True,
+            True,
+        )
         total += da * tl.load(w + (K - 1 - j) * E + e, mask=e_ok, other=0.0)[None, :]
     tl.store(
-        dgiven + (b * rows + row)[:, None] * E + e[None, :], total.to(dgiven.dtype.element_ty), mask=(row < rows)[:, None] & e_ok[None, :]
+        dgiven + (b * rows + row)[:, None] * E + e[None, :],
+        total.to(dgiven.dtype.element_ty),
+        mask=(row < rows)[:, None] & e_ok[None, :],
     )
 
 
@@ -200,7 +310,11 @@ def gate(
         total += _at(y_rev + b * rev_b, t, e, e_ok, L, rev_l)
     x = _at(z + b * z_b, t, e, e_ok, L, z_l)
     to = (b * L + t)[:, None] * E + e[None, :]
-    tl.store(out + to, (total * x * _sigmoid(x)).to(out.dtype.element_ty), mask=(t < L)[:, None] & e_ok[None, :])
+    tl.store(
+        out + to,
+        (total * x * _sigmoid(x)).to(out.dtype.element_ty),
+        mask=(t < L)[:, None] & e_ok[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=["L", "spans"])
@@ -209,7 +323,9 @@ def gate_backward(
     ALIGN: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, BOTH: tl.constexpr,
 ):  # fmt: skip
     """dy, which is also dy_rev, and dz."""
-    E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l = multiples((E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l), ALIGN)
+    E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l = multiples(
+        (E, dout_b, dout_l, y_b, y_l, rev_b, rev_l, z_b, z_l), ALIGN
+    )
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
     total = _at(y + b * y_b, t, e, e_ok, L, y_l)
@@ -223,7 +339,21 @@ def gate_backward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def add_norm(x, added, weight, total, out, scale, rows, D, eps, ALIGN: tl.constexpr, TT: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr):
+def add_norm(
+    x,
+    added,
+    weight,
+    total,
+    out,
+    scale,
+    rows,
+    D,
+    eps,
+    ALIGN: tl.constexpr,
+    TT: tl.constexpr,
+    BD: tl.constexpr,
+    ADD: tl.constexpr,
+):
     """total = x + added, out = total / rms(total) * weight, scale = 1 / rms(total); rows are contiguous."""
     D = D // ALIGN * ALIGN
     t, e = tl.program_id(0).to(tl.int64) * TT + tl.arange(0, TT), tl.arange(0, BD)

@@ -25,14 +25,18 @@ def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
     return {"TT": tile // block, "BE": block}
 
 
-def short_convs(x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tuple[Tensor, Tensor] | None) -> list[Tensor]:
+def short_convs(
+    x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tuple[Tensor, Tensor] | None
+) -> list[Tensor]:
     """`dnadiff.kernels.short_conv` of one x in one or both directions, each with its weight (E, K) and bias (E,)."""
     w0, bias0 = (None, None) if forward is None else _filter(*forward)
     w1, bias1 = (None, None) if backward is None else _filter(*backward)
     return convs(x, w0, bias0, w1, bias1, None, 0)
 
 
-def block_conv(x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
+def block_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int
+) -> Tensor:
     """See `Backend.block_conv`."""
     filters = [_filter(weight, bias), (None, None)]
     (w0, bias0), (w1, bias1) = reversed(filters) if reverse else filters
@@ -50,7 +54,13 @@ def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("dnadiff::short_convs", mutates_args=())
 def convs(
-    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None, given: Tensor | None, block: int
+    x: Tensor,
+    w0: Tensor | None,
+    bias0: Tensor | None,
+    w1: Tensor | None,
+    bias1: Tensor | None,
+    given: Tensor | None,
+    block: int,
 ) -> list[Tensor]:
     """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1).
 
@@ -71,7 +81,11 @@ def convs(
 
 def _given(x: Tensor, given: Tensor | None) -> tuple[Tensor, int]:
     """The inputs given to blocks, or any tensor, and the distance between sequences."""
-    return (x, 0) if given is None else (given.contiguous(), given.shape[1] * given.shape[2] * given.shape[3])
+    return (
+        (x, 0)
+        if given is None
+        else (given.contiguous(), given.shape[1] * given.shape[2] * given.shape[3])
+    )
 
 
 @convs.register_fake
@@ -85,11 +99,22 @@ def _convs_backward(
     block: int,
 ) -> list[Tensor]:  # fmt: skip
     """dx, the sums for weights and biases, and the gradient of `given` if there is one."""
-    dy = [d.contiguous() for d in dy] if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1 else dy
+    dy = (
+        [d.contiguous() for d in dy]
+        if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1
+        else dy
+    )
     (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
     some, bias, near, near_b = _first(w0, w1), _first(bias0, bias1), *_given(x, given)
-    K, spans, kernels = some.shape[0], -(-L // (tile["TT"] * 4 * _TILES)), triton_support.load_kernels(_KERNELS)
-    dx, partial = x.new_empty(Bt, L, E), torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device)
+    K, spans, kernels = (
+        some.shape[0],
+        -(-L // (tile["TT"] * 4 * _TILES)),
+        triton_support.load_kernels(_KERNELS),
+    )
+    dx, partial = (
+        x.new_empty(Bt, L, E),
+        torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device),
+    )
     dgiven = [] if given is None else [given.new_empty(given.shape)]
     columns, dy_strides = -(-E // tile["BE"]), dy[0].stride()[:2]
     with device_of(x):
@@ -129,10 +154,17 @@ def _convs_grad(ctx, grads):
     x, w0, bias0, w1, bias1, given = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
     dx, sums, *dgiven = _convs_backward(dy, x, w0, bias0, w1, bias1, given, ctx.block)
-    found = [None if w is None else part for i, w in enumerate((w0, w1)) for part in (sums[i, :-1], sums[i, -1])]
+    found = [
+        None if w is None else part
+        for i, w in enumerate((w0, w1))
+        for part in (sums[i, :-1], sums[i, -1])
+    ]
     return (
         dx,
-        *(None if p is None or w is None else p for p, w in zip(found, (w0, bias0, w1, bias1), strict=True)),
+        *(
+            None if p is None or w is None else p
+            for p, w in zip(found, (w0, bias0, w1, bias1), strict=True)
+        ),
         *(dgiven or [None]),
         None,
     )
@@ -154,7 +186,16 @@ def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     out, spans = y.new_empty(Bt, L, E), -(-L // tile["TT"])
     with device_of(y):
         triton_support.load_kernels(_KERNELS).gate[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors, out, L, E, spans, *strides, **alignment(E, *strides), **tile, BOTH=y_rev is not None, num_warps=1
+            *tensors,
+            out,
+            L,
+            E,
+            spans,
+            *strides,
+            **alignment(E, *strides),
+            **tile,
+            BOTH=y_rev is not None,
+            num_warps=1,
         )
     return out
 
@@ -163,12 +204,28 @@ gate.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
 
 
 @torch.library.custom_op("dnadiff::gate_backward", mutates_args=())
-def _gate_backward(dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor) -> tuple[Tensor, Tensor]:
-    (tensors, strides), (Bt, L, E), tile = _gate_inputs(dout, y, y_rev, z), y.shape, _shape(y.shape[2])
+def _gate_backward(
+    dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor
+) -> tuple[Tensor, Tensor]:
+    (tensors, strides), (Bt, L, E), tile = (
+        _gate_inputs(dout, y, y_rev, z),
+        y.shape,
+        _shape(y.shape[2]),
+    )
     dy, dz, spans = y.new_empty(Bt, L, E), z.new_empty(Bt, L, E), -(-L // tile["TT"])
     with device_of(y):
         triton_support.load_kernels(_KERNELS).gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors, dy, dz, L, E, spans, *strides, **alignment(E, *strides), **tile, BOTH=y_rev is not None, num_warps=1
+            *tensors,
+            dy,
+            dz,
+            L,
+            E,
+            spans,
+            *strides,
+            **alignment(E, *strides),
+            **tile,
+            BOTH=y_rev is not None,
+            num_warps=1,
         )
     return dy, dz
 
@@ -192,17 +249,33 @@ def _norm_tile(D: int) -> dict[str, int]:
 
 
 @torch.library.custom_op("dnadiff::add_norm", mutates_args=())
-def norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms of each row."""
     x, D = x.contiguous(), x.shape[-1]
     rows, tile = x.numel() // D, _norm_tile(D)
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty(0 if added is None else x.shape, dtype=wide)
-    out, scale = x.new_empty(x.shape, dtype=out_dtype), torch.empty(rows, dtype=torch.float32, device=x.device)
+    out, scale = (
+        x.new_empty(x.shape, dtype=out_dtype),
+        torch.empty(rows, dtype=torch.float32, device=x.device),
+    )
     other = x if added is None else added.contiguous()
     with device_of(x):
         triton_support.load_kernels(_KERNELS).add_norm[(-(-rows // tile["TT"]),)](
-            x, other, weight.contiguous(), total, out, scale, rows, D, eps, **alignment(D), **tile, ADD=added is not None
+            x,
+            other,
+            weight.contiguous(),
+            total,
+            out,
+            scale,
+            rows,
+            D,
+            eps,
+            **alignment(D),
+            **tile,
+            ADD=added is not None,
         )
     return total, out, scale
 
@@ -211,18 +284,30 @@ def norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype:
 def _(x, added, weight, eps, out_dtype):
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
-    return total, x.new_empty(x.shape, dtype=out_dtype), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
+    return (
+        total,
+        x.new_empty(x.shape, dtype=out_dtype),
+        x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("dnadiff::add_norm_backward", mutates_args=())
 def _norm_backward(
-    dout: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, x_dtype: torch.dtype, added_dtype: torch.dtype | None
+    dout: Tensor,
+    dtotal: Tensor | None,
+    total: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    x_dtype: torch.dtype,
+    added_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dout, total, D = dout.contiguous(), total.contiguous(), total.shape[-1]
     rows, tile = total.numel() // D, _norm_tile(D)
     programs = -(-rows // (tile["TT"] * _TILES))
     dx = total.new_empty(total.shape, dtype=x_dtype)
-    dadded = dx.new_empty(0) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    dadded = (
+        dx.new_empty(0) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    )
     partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
     with device_of(total):
         triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
@@ -234,7 +319,11 @@ def _norm_backward(
 
 @_norm_backward.register_fake
 def _(dout, dtotal, total, weight, scale, x_dtype, added_dtype):
-    dadded = total.new_empty(0, dtype=x_dtype) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    dadded = (
+        total.new_empty(0, dtype=x_dtype)
+        if added_dtype is None
+        else total.new_empty(total.shape, dtype=added_dtype)
+    )
     return total.new_empty(total.shape, dtype=x_dtype), dadded, weight.new_empty(weight.shape)
 
 
@@ -249,8 +338,16 @@ def _norm_grad(ctx, dtotal, dout, _):
     total, weight, scale = ctx.saved_tensors
     x_dtype, added_dtype = ctx.dtypes
     if dout is None:
-        return None if dtotal is None else dtotal.to(x_dtype), None if added_dtype is None else dtotal.to(added_dtype), None, None, None
-    dx, dadded, dw = _norm_backward(dout, None if added_dtype is None else dtotal, total, weight, scale, x_dtype, added_dtype)
+        return (
+            None if dtotal is None else dtotal.to(x_dtype),
+            None if added_dtype is None else dtotal.to(added_dtype),
+            None,
+            None,
+            None,
+        )
+    dx, dadded, dw = _norm_backward(
+        dout, None if added_dtype is None else dtotal, total, weight, scale, x_dtype, added_dtype
+    )
     return dx, None if added_dtype is None else dadded, dw, None, None
 
 

@@ -12,7 +12,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)  # the version that the tests use, and the oldest GPUs with bfloat16
+MIN_TRITON, MIN_CAPABILITY = (
+    (3, 6),
+    (8, 0),
+)  # the version that the tests use, and the oldest GPUs with bfloat16
 
 
 @cache
@@ -21,9 +24,13 @@ def load_kernels(name: str) -> ModuleType:
     try:
         import triton
     except ImportError as error:
-        raise RuntimeError(f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds it (Linux)") from error
+        raise RuntimeError(
+            f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds it (Linux)"
+        ) from error
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON:
-        raise RuntimeError(f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is needed")
+        raise RuntimeError(
+            f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is needed"
+        )
     return import_module(f"dnadiff.kernels.{name}")
 
 
@@ -46,7 +53,9 @@ def check_gpu(device: torch.device) -> None:
     have = torch.cuda.get_device_capability(device)
     if have < MIN_CAPABILITY:
         needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, have))
-        raise RuntimeError(f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {needed} or later")
+        raise RuntimeError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {needed} or later"
+        )
 
 
 def no_second_derivative(*_: Tensor) -> None:

@@ -7,7 +7,14 @@ report of `dnadiff.evaluate` together.
 """
 
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo
-from dnadiff.likelihood.monte_carlo import WindowBatch, all_masked, chain_rule, check_num_draws, estimate, estimate_to
+from dnadiff.likelihood.monte_carlo import (
+    WindowBatch,
+    all_masked,
+    chain_rule,
+    check_num_draws,
+    estimate,
+    estimate_to,
+)
 from dnadiff.likelihood.one_draw import one_draw
 from dnadiff.likelihood.ordered import ORDERS, ordered
 from dnadiff.likelihood.record import Likelihood

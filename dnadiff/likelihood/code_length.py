@@ -48,7 +48,11 @@ def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, n
     length, largest = len(h), max(group_counts)
     for num_groups in group_counts:
         _check_groups(length, num_groups)
-    boundary = np.unique(np.round(np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)).astype(np.int64))
+    boundary = np.unique(
+        np.round(np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)).astype(
+            np.int64
+        )
+    )
     size = boundary[None, :] - boundary[:-1, None]  # (from, to)
     step = np.where(size > 0, size * h[boundary[:-1], None], np.inf)
     best, back = np.full(len(boundary), np.inf), []
@@ -75,7 +79,9 @@ def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
     """
     sizes = np.asarray(sizes)
     if (sizes < 1).any() or sizes.sum() != len(h):
-        raise ValueError(f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add up to the {len(h)} tokens")
+        raise ValueError(
+            f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add up to the {len(h)} tokens"
+        )
     visible = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     return float((sizes * h[visible]).sum())
 
@@ -97,11 +103,15 @@ def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
     if len(alpha) < 2 or (np.diff(alpha) > 0).any():
         raise ValueError("alpha must hold at least the times 0 and 1, and must not increase")
     n = np.arange(len(h))
-    log_choose = np.array([math.lgamma(others + 1) - math.lgamma(k + 1) - math.lgamma(others - k + 1) for k in n])
+    log_choose = np.array(
+        [math.lgamma(others + 1) - math.lgamma(k + 1) - math.lgamma(others - k + 1) for k in n]
+    )
     nats = 0.0
     for before, now in itertools.pairwise(alpha):  # s, t
         log_visible, log_masked = math.log(max(now, 1e-300)), math.log1p(-min(now, 1 - 1e-15))
-        nats += (before - now) * (np.exp(log_choose + n * log_visible + (others - n) * log_masked) * h).sum()
+        nats += (before - now) * (
+            np.exp(log_choose + n * log_visible + (others - n) * log_masked) * h
+        ).sum()
     return len(h) * float(nats)
 
 
@@ -111,10 +121,16 @@ def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> fl
     `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see those before them.
     """
     nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
-    return float((nats - nelbo) / (independent - nelbo)) if independent - nelbo > 1e-12 * independent else math.nan
+    return (
+        float((nats - nelbo) / (independent - nelbo))
+        if independent - nelbo > 1e-12 * independent
+        else math.nan
+    )
 
 
-def fewest_groups(h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None) -> np.ndarray | None:
+def fewest_groups(
+    h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None
+) -> np.ndarray | None:
     """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure: `(K,)`; None without structure to lose.
 
     `alone` is as in `lost_structure`.
@@ -138,7 +154,9 @@ def curve_from(content: Json, length: int) -> np.ndarray:
     At the length of the table this is the measured h. At other lengths it assumes that h depends on n/L only.
     """
     visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
-    bits = np.interp(np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float))
+    bits = np.interp(
+        np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float)
+    )
     return np.minimum.accumulate(bits) * math.log(2)
 
 
@@ -151,4 +169,6 @@ def optimal_sizes_help(content: Json, num_groups: int) -> bool:
 
 def _check_groups(length: int, num_groups: int) -> None:
     if not 1 <= num_groups <= length:
-        raise ValueError(f"num_groups {num_groups} must be from 1 to {length}, the number of tokens")
+        raise ValueError(
+            f"num_groups {num_groups} must be from 1 to {length}, the number of tokens"
+        )

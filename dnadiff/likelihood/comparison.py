@@ -36,7 +36,12 @@ def check_options(config: Config) -> Config:
     """
     conjoin = config["conjoin"]
     conjoined = list(NAMES) if conjoin is True else [] if conjoin is False else list(conjoin)
-    config = config | {"orders": [], "windows": None, "target_se": None, "max_draws": max(2, int(config["num_draws"]))}
+    config = config | {
+        "orders": [],
+        "windows": None,
+        "target_se": None,
+        "max_draws": max(2, int(config["num_draws"])),
+    }
     return evaluation.check_options(config) | {"both_strands": False, "conjoin": conjoined}
 
 
@@ -61,23 +66,44 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
     data, own = evaluation.data_of(a, config)
     length, longest = config["length"] or data.length, b.denoiser.max_length
     if longest is not None and length > longest:
-        raise ValueError(f"windows of {length} tokens are longer than the {longest} that b accepts; set length={longest} or less")
+        raise ValueError(
+            f"windows of {length} tokens are longer than the {longest} that b accepts; set length={longest} or less"
+        )
     tiles = data.test_windows(config["part"], config["length"])
     log.info(f"{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})")
-    groups, novelty = groups_of(models, data, own, tiles, config) if is_dna else (token_groups(data, tiles, None, config["part"]), None)
+    groups, novelty = (
+        groups_of(models, data, own, tiles, config)
+        if is_dna
+        else (token_groups(data, tiles, None, config["part"]), None)
+    )
     results, described = {}, {}
     layout = data.layout(tiles.length)
-    about = {**data.describe(), "window": tiles.length, **({} if layout is None else {"layout": layout})}
+    about = {
+        **data.describe(),
+        "window": tiles.length,
+        **({} if layout is None else {"layout": layout}),
+    }
     for name, model in models.items():
         log.info(f"{name}: {model.path}, step {model.step:,}")
         denoiser = model.denoiser.to(device)
-        estimator = protocols[name](options[name], model.process, Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0))
+        estimator = protocols[name](
+            options[name],
+            model.process,
+            Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0),
+        )
         conjoined = options[name]["conjoin"]
-        results[name] = estimator.run(likelihood.Conjoined(denoiser, model.tokenizer.vocab) if conjoined else denoiser)
-        described[name] = evaluation.describe_protocol(options[name], estimator, results[name], denoiser.block_size, about)
+        results[name] = estimator.run(
+            likelihood.Conjoined(denoiser, model.tokenizer.vocab) if conjoined else denoiser
+        )
+        described[name] = evaluation.describe_protocol(
+            options[name], estimator, results[name], denoiser.block_size, about
+        )
     difference = results["a"].minus(results["b"])
     content = {
-        **{name: evaluation.describe_model(models[name], options[name]["conjoin"]) for name in NAMES},
+        **{
+            name: evaluation.describe_model(models[name], options[name]["conjoin"])
+            for name in NAMES
+        },
         "data": about,
         "own_data": own,
         "part": config["part"],
@@ -88,7 +114,10 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
         "se_total_note": evaluation.dependence_note(tiles, config["block_size"]),
         "novelty": novelty,
         "groups": {
-            name: {**{model: results[model].summary(name) for model in NAMES}, "difference": describe_difference(difference, name)}
+            name: {
+                **{model: results[model].summary(name) for model in NAMES},
+                "difference": describe_difference(difference, name),
+            }
             for name, tokens in difference.tokens.items()
             if tokens.sum()
         },
@@ -103,7 +132,9 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
     try:
         protocol.check_model(model.denoiser, model.process.noise)
         protocol.check_draws(options["num_draws"])
-        evaluation.check_strands(options, model.denoiser.left_to_right, model.tokenizer.vocab.complement is not None)
+        evaluation.check_strands(
+            options, model.denoiser.left_to_right, model.tokenizer.vocab.complement is not None
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return protocol
@@ -112,17 +143,26 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
 def check_vocabularies(a: Loaded, b: Loaded) -> None:
     """ValueError unless the tokens of both models are the same, and their labels if both have some."""
     if a.tokenizer.config() != b.tokenizer.config():
-        kinds = [f"{name} reads {m.tokenizer.name} ({m.tokenizer.vocab.size} tokens)" for name, m in zip(NAMES, (a, b))]
+        kinds = [
+            f"{name} reads {m.tokenizer.name} ({m.tokenizer.vocab.size} tokens)"
+            for name, m in zip(NAMES, (a, b))
+        ]
         raise ValueError(
             f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be compared; name two models with one tokenizer"
         )
     if a.labels and b.labels and a.labels != b.labels:
         labels = [f"{name} has the labels {', '.join(m.labels)}" for name, m in zip(NAMES, (a, b))]
-        raise ValueError(f"{', and '.join(labels)}: windows cannot have the labels of both; name two models with the same labels")
+        raise ValueError(
+            f"{', and '.join(labels)}: windows cannot have the labels of both; name two models with the same labels"
+        )
 
 
 def groups_of(
-    models: Mapping[str, Loaded], data: SequenceDataModule, own: bool, tiles: TiledWindows, config: Config
+    models: Mapping[str, Loaded],
+    data: SequenceDataModule,
+    own: bool,
+    tiles: TiledWindows,
+    config: Config,
 ) -> tuple[dict[str, np.ndarray], str | None]:
     """`token_groups` of DNA and what novelty refers to: a base is novel if it is so for both models, and repeated otherwise."""
     a, b = (models[name] for name in NAMES)
@@ -137,8 +177,14 @@ def groups_of(
         return token_groups(data, tiles, None, config["part"]), None
     groups, *others = [token_groups(data, tiles, one, config["part"]) for one in trained_on]
     for other in others:
-        groups |= {"novel": groups["novel"] & other["novel"], "repeated": groups["repeated"] | other["repeated"]}
-    return groups, f"against the training part of {' and of '.join(dict.fromkeys(one.name for one in trained_on if one is not None))}"
+        groups |= {
+            "novel": groups["novel"] & other["novel"],
+            "repeated": groups["repeated"] | other["repeated"],
+        }
+    return (
+        groups,
+        f"against the training part of {' and of '.join(dict.fromkeys(one.name for one in trained_on if one is not None))}",
+    )
 
 
 def describe_difference(difference: Likelihood, group: str) -> Json:

@@ -13,7 +13,12 @@ import numpy as np
 
 from dnadiff.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.config import Json
-from dnadiff.likelihood.code_length import code_length, lost_structure, optimal_sizes_for, uniform_sizes
+from dnadiff.likelihood.code_length import (
+    code_length,
+    lost_structure,
+    optimal_sizes_for,
+    uniform_sizes,
+)
 from dnadiff.likelihood.measurements import Cells, Floats
 from dnadiff.likelihood.record import Likelihood
 
@@ -48,7 +53,15 @@ class CurveSums:
     alone: float | None = None
 
     @classmethod
-    def of(cls, masked: np.ndarray, nats: np.ndarray, start: np.ndarray, tokens: np.ndarray, unit: np.ndarray, length: int) -> CurveSums:
+    def of(
+        cls,
+        masked: np.ndarray,
+        nats: np.ndarray,
+        start: np.ndarray,
+        tokens: np.ndarray,
+        unit: np.ndarray,
+        length: int,
+    ) -> CurveSums:
         """From one measurement for each sequence and draw.
 
         Args:
@@ -58,9 +71,13 @@ class CurveSums:
             tokens: (S,) tokens of each sequence.
             unit: (S,) unit of the bootstrap, 0..U-1.
         """
-        row, a, zero = (np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start))
+        row, a, zero = (
+            np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start)
+        )
         cells = Cells.of(row, a, masked.ravel(), nats.ravel(), zero, length)
-        of_units, zeros, means = (_per_unit(unit, each) for each in (tokens, tokens * start, tokens * nats.mean(1)))
+        of_units, zeros, means = (
+            _per_unit(unit, each) for each in (tokens, tokens * start, tokens * nats.mean(1))
+        )
         return cls(cells, of_units, zeros, means, length)
 
     @classmethod
@@ -78,10 +95,20 @@ class CurveSums:
             assert start is not None
             used = result.available > 0
             tokens, zero = result.available[used], start.per_sequence()[used]
-            return cls.of(result.counts[used], result.cross_entropy()[used], zero / tokens, tokens, unit[used], length)
+            return cls.of(
+                result.counts[used],
+                result.cross_entropy()[used],
+                zero / tokens,
+                tokens,
+                unit[used],
+                length,
+            )
         cells = of_blocks.cells._replace(row=unit[of_blocks.cells.row])
         alone = of_blocks.first_start / max(of_blocks.first_tokens, 1)
-        of_units, zeros, means = (_per_unit(unit, each) for each in (result.available, of_blocks.start, result.per_sequence()))
+        of_units, zeros, means = (
+            _per_unit(unit, each)
+            for each in (result.available, of_blocks.start, result.per_sequence())
+        )
         return cls(Cells.joined([cells]), of_units, zeros, means, of_blocks.length, alone)
 
     def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:
@@ -96,7 +123,9 @@ class CurveSums:
             weight: (U,) bootstrap weights of the units; None is 1.
             coarse: use bins of twice the size, to estimate the bias of the bins.
         """
-        return self._fits(np.ones((1, len(self.tokens))) if weight is None else weight[None], coarse)[0]
+        return self._fits(
+            np.ones((1, len(self.tokens))) if weight is None else weight[None], coarse
+        )[0]
 
     def _fits(self, weights: Floats, coarse: bool = False) -> Floats:
         """`fit` for each row of `weights (R, U)`: (R, L)."""
@@ -113,17 +142,23 @@ class CurveSums:
         place = row * bins + np.searchsorted(edges, n, "right") - 1
 
         def binned(values: Floats, weights: Floats) -> Floats:
-            return weights @ np.bincount(place, values[inner], units * bins).reshape(units, bins)  # (R, bins)
+            return weights @ np.bincount(place, values[inner], units * bins).reshape(
+                units, bins
+            )  # (R, bins)
 
         total, squares = binned(cells.tokens, weights), binned(cells.squares, weights**2)
-        n_sum, rise, rise_squares = (binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares))
+        n_sum, rise, rise_squares = (
+            binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares)
+        )
         each = zip(h0, nelbo, total, squares, n_sum, rise, rise_squares)
         return np.stack([_through_bins(length, *sums) for sums in each])
 
     def bootstrap_replicates(self, num_resamples: int = 100, seed: int = 0) -> Floats:
         """Fits to resampled units, `(num_resamples, L)`: their spread is the error of the fit."""
         units = len(self.tokens)
-        counts = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=num_resamples)
+        counts = np.random.default_rng(seed).multinomial(
+            units, np.full(units, 1 / units), size=num_resamples
+        )
         return self._fits(counts[counts @ self.tokens > 0].astype(float))
 
     def optimal_gains(self, group_counts: Sequence[int]) -> dict[int, float]:
@@ -138,7 +173,10 @@ class CurveSums:
         first, second = self._fits(halves)
         for chosen_on, measured_on in ((first, second), (second, first)):
             for k, sizes in optimal_sizes_for(chosen_on, group_counts).items():
-                gains[k] += (code_length(measured_on, sizes) - code_length(measured_on, uniform_sizes(self.length, k))) / 2
+                gains[k] += (
+                    code_length(measured_on, sizes)
+                    - code_length(measured_on, uniform_sizes(self.length, k))
+                ) / 2
         return gains
 
     def standard_error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
@@ -147,7 +185,11 @@ class CurveSums:
         The bootstrap of n units underestimates by sqrt((n-1)/n), which is corrected. `bias` is the bias of the number due to the bins.
         """
         n = int((self.tokens > 0).sum())
-        return None if n < MIN_BLOCKS or np.isnan(values).any() else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        return (
+            None
+            if n < MIN_BLOCKS or np.isnan(values).any()
+            else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        )
 
 
 def _per_unit(unit: np.ndarray, values: np.ndarray) -> Floats:
@@ -156,7 +198,14 @@ def _per_unit(unit: np.ndarray, values: np.ndarray) -> Floats:
 
 
 def _through_bins(
-    length: int, h0: float, nelbo: float, total: Floats, squares: Floats, n: Floats, rise: Floats, rise_squares: Floats
+    length: int,
+    h0: float,
+    nelbo: float,
+    total: Floats,
+    squares: Floats,
+    n: Floats,
+    rise: Floats,
+    rise_squares: Floats,
 ) -> Floats:
     """The curve (L,) through h(0) and the means of the bins, from sums over the measurements of each bin, (bins,)."""
     used = total > 0
@@ -187,7 +236,11 @@ def _edges(draws: np.ndarray) -> np.ndarray:
     edges, now, tokens = [1], 0, 0
     for n in range(1, length):
         now, tokens = now + draws[n], tokens + draws[n] * (length - n)
-        if n + 1 - edges[-1] >= min(widest, max(1, min(edges[-1], length - n - 1) // 4)) and now >= 8 and tokens >= 64:
+        if (
+            n + 1 - edges[-1] >= min(widest, max(1, min(edges[-1], length - n - 1) // 4))
+            and now >= 8
+            and tokens >= 64
+        ):
             edges.append(n + 1)
             now = tokens = 0
     if edges[-1] < length:  # the remainder joins the last bin
@@ -195,15 +248,25 @@ def _edges(draws: np.ndarray) -> np.ndarray:
     return np.array(edges)
 
 
-def _without_noise_increases(values: np.ndarray, weights: np.ndarray, variances: np.ndarray) -> np.ndarray:
+def _without_noise_increases(
+    values: np.ndarray, weights: np.ndarray, variances: np.ndarray
+) -> np.ndarray:
     """The closest non-increasing sequence (isotonic regression), except where the values differ from it significantly."""
     from sklearn.isotonic import isotonic_regression
 
-    level, result = isotonic_regression(values, sample_weight=weights, increasing=False), values.copy()
+    level, result = (
+        isotonic_regression(values, sample_weight=weights, increasing=False),
+        values.copy(),
+    )
     pools = np.split(np.arange(len(values)), np.flatnonzero(np.diff(level)) + 1)
     for pool in pools:
-        excess, freedom = float(((values[pool] - level[pool]) ** 2 / variances[pool]).sum()), len(pool) - 1
-        if excess <= freedom + 6 * math.sqrt(2 * freedom):  # three standard deviations for a pair of bins
+        excess, freedom = (
+            float(((values[pool] - level[pool]) ** 2 / variances[pool]).sum()),
+            len(pool) - 1,
+        )
+        if excess <= freedom + 6 * math.sqrt(
+            2 * freedom
+        ):  # three standard deviations for a pair of bins
             result[pool] = level[pool]
     return result
 
@@ -221,8 +284,13 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
         totals = np.array([code_length(w, sizes) for w in replicates])
         lost = np.array([lost_structure(w, t, alone) for w, t in zip(replicates, totals)])
         fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)
-        fine_lost, coarse_lost = lost_structure(h, fine_nats, alone), lost_structure(coarse, coarse_nats, alone)
-        nats, found = (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats, alone))
+        fine_lost, coarse_lost = (
+            lost_structure(h, fine_nats, alone),
+            lost_structure(coarse, coarse_nats, alone),
+        )
+        nats, found = (
+            (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats, alone))
+        )
         return {
             "bits": nats / bit,
             "se": sums.standard_error(totals / bit, (fine_nats - coarse_nats) / bit / 3),
@@ -239,7 +307,9 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
     at = stored_points(length)
     return {
         "length": length,
-        "applies_to": APPLIES_TO if alone is None else f"each block of sampler=block with {APPLIES_TO}",
+        "applies_to": APPLIES_TO
+        if alone is None
+        else f"each block of sampler=block with {APPLIES_TO}",
         "nelbo_bits": float(h.sum()) / bit,
         "h0_bits": float(h[0]) / math.log(2),
         "alone_bits": None if alone is None else alone / math.log(2),

@@ -38,7 +38,9 @@ class Estimator(ABC):
 
     has_curve: ClassVar[bool] = False
     has_se: ClassVar[bool] = True
-    can_mirror: ClassVar[bool] = True  # whether reading the other strand with mirrored masks is the same estimate of it
+    can_mirror: ClassVar[bool] = (
+        True  # whether reading the other strand with mirrored masks is the same estimate of it
+    )
 
     def __init__(self, config: Config, process: AbsorbingProcess, windows: Windows) -> None:
         self.config, self.process, self.windows = config, process, windows
@@ -52,7 +54,11 @@ class Estimator(ABC):
         """Raises ValueError if the estimate cannot use this number of draws."""
 
     def run(
-        self, denoiser: BaseDenoiser, batches: Batches | None = None, same_draws_as: Likelihood | None = None, curve: bool = False
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches | None = None,
+        same_draws_as: Likelihood | None = None,
+        curve: bool = False,
     ) -> Likelihood:
         """The likelihood of the windows, or of `batches`.
 
@@ -61,7 +67,9 @@ class Estimator(ABC):
             curve: measure all that h(n) needs, if `has_curve`.
         """
         self.bar, self.calls, self.curve = Progress(len(self.windows), "evaluate"), 1, curve
-        result = self.estimate(denoiser, self.windows if batches is None else batches, same_draws_as)
+        result = self.estimate(
+            denoiser, self.windows if batches is None else batches, same_draws_as
+        )
         self.bar.close()
         return result
 
@@ -69,13 +77,21 @@ class Estimator(ABC):
         self.bar.update(num_windows, num_windows * self.windows.tiles.length * self.calls)
 
     @abstractmethod
-    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+    def estimate(
+        self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None
+    ) -> Likelihood:
         """The likelihood of the batches; see `run`."""
 
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
-        if denoiser.left_to_right or not self.can_mirror:  # other blocks or another order, so other masks
-            return self.run(denoiser, likelihood.ReverseComplemented(self.windows, self.process.vocab), same_draws_as=result)
+        if (
+            denoiser.left_to_right or not self.can_mirror
+        ):  # other blocks or another order, so other masks
+            return self.run(
+                denoiser,
+                likelihood.ReverseComplemented(self.windows, self.process.vocab),
+                same_draws_as=result,
+            )
         return self.run(likelihood.OtherStrand(denoiser, self.process.vocab), same_draws_as=result)
 
     @abstractmethod
@@ -94,24 +110,38 @@ class CountForm(Estimator):
         likelihood.check_num_draws(num_draws)
 
     @override
-    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
-        settings = {key: self.config[key] for key in ("num_draws", "max_draws", "seed", "block_size")} | {"curve": self.curve}
+    def estimate(
+        self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None
+    ) -> Likelihood:
+        settings = {
+            key: self.config[key] for key in ("num_draws", "max_draws", "seed", "block_size")
+        } | {"curve": self.curve}
         target_se, settings["min_draws"] = self.config["target_se"], 0
         if same_draws_as is not None:
             target_se, settings["min_draws"] = None, same_draws_as.num_draws
         self.calls = settings["num_draws"]
         result = likelihood.estimate_to(
-            denoiser, self.process, batches, target_se, progress=self._progress, on_doubling=self._on_doubling, **settings
+            denoiser,
+            self.process,
+            batches,
+            target_se,
+            progress=self._progress,
+            on_doubling=self._on_doubling,
+            **settings,
         )
         if target_se is not None and result.se_mc() > target_se:
             most = settings["max_draws"]
-            log.warning(f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se {target_se}; raise max_draws")
+            log.warning(
+                f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se {target_se}; raise max_draws"
+            )
         return result
 
     def _on_doubling(self, draws: int, se: float) -> None:
         self.calls = draws
         self.bar.total = (self.bar.total or 0) + len(self.windows)
-        log.info(f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more")
+        log.info(
+            f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more"
+        )
 
     @override
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
@@ -129,9 +159,23 @@ class OneDraw(Estimator):
         check_one_draw(denoiser, noise)
 
     @override
-    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
-        seed, block_size, is_text = self.config["seed"], self.config["block_size"], self.process.vocab.complement is None
-        return likelihood.one_draw(denoiser, self.process, batches, seed, block_size, self._progress, mask_everything=is_text)
+    def estimate(
+        self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None
+    ) -> Likelihood:
+        seed, block_size, is_text = (
+            self.config["seed"],
+            self.config["block_size"],
+            self.process.vocab.complement is None,
+        )
+        return likelihood.one_draw(
+            denoiser,
+            self.process,
+            batches,
+            seed,
+            block_size,
+            self._progress,
+            mask_everything=is_text,
+        )
 
     @override
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
@@ -143,7 +187,9 @@ class ChainRule(Estimator):
     """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one token."""
 
     @override
-    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+    def estimate(
+        self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None
+    ) -> Likelihood:
         return likelihood.chain_rule(denoiser, batches, self.config["block_size"], self._progress)
 
     @override
@@ -162,9 +208,18 @@ class Ordered(Estimator):
         check_ordered(denoiser)
 
     @override
-    def estimate(self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None) -> Likelihood:
+    def estimate(
+        self, denoiser: BaseDenoiser, batches: Batches, same_draws_as: Likelihood | None
+    ) -> Likelihood:
         self.calls = self.windows.tiles.length
-        return ordered(denoiser, self.process, batches, ORDERS[self.config["order"]], self.config["block_size"], self._progress)
+        return ordered(
+            denoiser,
+            self.process,
+            batches,
+            ORDERS[self.config["order"]],
+            self.config["block_size"],
+            self._progress,
+        )
 
     @override
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
@@ -174,7 +229,9 @@ class Ordered(Estimator):
 PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
 
 
-def estimator_for(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> type[Estimator]:
+def estimator_for(
+    denoiser: BaseDenoiser, protocol: str, order: str | None = None
+) -> type[Estimator]:
     """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it (`is_exact`) or an order is given."""
     if order is not None:
         return Ordered

@@ -49,28 +49,48 @@ def check_options(config: Config) -> Config:
     config = dict(config)
     for key in ("output", "windows"):
         config[key] = check_output(config[key], config["overwrite"]) if config[key] else None
-    for key, minimum in (("num_draws", 1), ("max_draws", 2), ("batch_size", 1), ("block_size", 1), ("seed", 0)):
+    for key, minimum in (
+        ("num_draws", 1),
+        ("max_draws", 2),
+        ("batch_size", 1),
+        ("block_size", 1),
+        ("seed", 0),
+    ):
         config[key] = integer(key, config[key], minimum)
     config["length"] = optional_integer("length", config["length"])
     orders = config["orders"]
     if not isinstance(orders, list) or not all(is_integer(k, 0) and k <= 26 for k in orders):
-        raise ValueError(f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]")
+        raise ValueError(
+            f"orders {orders} must be a list of Markov orders from 0 to 26, such as [0,3,6,12]"
+        )
     config["orders"] = [int(k) for k in orders]
     if config["part"] not in PARTS:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
     if config["protocol"] not in tuple(PROTOCOLS):
-        raise ValueError(f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)")
+        raise ValueError(
+            f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)"
+        )
     if config.get("order") not in (None, *ORDERS):
-        raise ValueError(f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound")
+        raise ValueError(
+            f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound"
+        )
     target_se = config["target_se"]
     if config.get("order") is not None and (config["protocol"] != "count" or target_se is not None):
-        raise ValueError(f"order={config['order']} is exact and draws nothing; leave protocol and target_se out")
+        raise ValueError(
+            f"order={config['order']} is exact and draws nothing; leave protocol and target_se out"
+        )
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
-        raise ValueError(f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count")
+        raise ValueError(
+            f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count"
+        )
     if target_se is not None and not (is_number(target_se) and target_se > 0):
-        raise ValueError(f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws")
+        raise ValueError(
+            f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws"
+        )
     if config["max_draws"] < config["num_draws"]:
-        raise ValueError(f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many")
+        raise ValueError(
+            f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many"
+        )
     return config
 
 
@@ -78,9 +98,13 @@ def check_strands(config: Config, left_to_right: bool, is_dna: bool) -> None:
     """Raise ValueError, naming the key, if the model cannot evaluate the other strand as the options request."""
     for key in ("both_strands", "conjoin"):
         if boolean(key, config[key]) and not is_dna:
-            raise ValueError(f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out")
+            raise ValueError(
+                f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out"
+            )
     if config["conjoin"] and config["both_strands"]:
-        raise ValueError("with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out")
+        raise ValueError(
+            "with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out"
+        )
     if config["conjoin"] and left_to_right:
         raise ValueError(
             "conjoin=true needs a model that unmasks in any order; one that goes from left to right predicts the bases of the other strand "
@@ -90,9 +114,20 @@ def check_strands(config: Config, left_to_right: bool, is_dna: bool) -> None:
 
 def describe_model(model: Loaded, conjoined: bool) -> Json:
     """What the JSON file records of the model."""
-    backbone, parameters = model.denoiser.backbone, sum(p.numel() for p in model.denoiser.parameters())
-    about = {"checkpoint": str(model.path), "backbone": type(backbone).__name__, "parameters": parameters}
-    return about | {"step": model.step, "conjoined": conjoined, "fingerprint": fingerprint(model.denoiser)}
+    backbone, parameters = (
+        model.denoiser.backbone,
+        sum(p.numel() for p in model.denoiser.parameters()),
+    )
+    about = {
+        "checkpoint": str(model.path),
+        "backbone": type(backbone).__name__,
+        "parameters": parameters,
+    }
+    return about | {
+        "step": model.step,
+        "conjoined": conjoined,
+        "fingerprint": fingerprint(model.denoiser),
+    }
 
 
 def evaluate(model: Loaded, config: Config, device: str) -> Json:
@@ -113,25 +148,43 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     data, own = data_of(model, config)
     model = model.with_tokenizer(data.tokenizer)
     tiles = data.test_windows(config["part"], config["length"])
-    log.info(f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})")
+    log.info(
+        f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})"
+    )
     trained_on = training_data(model, data if own else None, config["trust"]) if is_dna else None
     groups = token_groups(data, tiles, trained_on, config["part"])
-    markov = fit_markov(data, config["orders"]) if is_dna else {}  # its errors come before the network runs
+    markov = (
+        fit_markov(data, config["orders"]) if is_dna else {}
+    )  # its errors come before the network runs
     denoiser = model.denoiser.to(device)
     windows = Windows(tiles, groups, config["batch_size"], denoiser.num_labels > 0)
     estimator = protocol(config, model.process, windows)
-    evaluated = likelihood.Conjoined(denoiser, model.tokenizer.vocab) if config["conjoin"] else denoiser
+    evaluated = (
+        likelihood.Conjoined(denoiser, model.tokenizer.vocab) if config["conjoin"] else denoiser
+    )
     result = estimator.run(evaluated, curve=True)
     curve, costs = None, None
     if estimator.has_curve:
         points, bit = result.curve(), math.log(2)
-        curve = {"visible": points.visible.tolist(), "bits": (points.nats / bit).tolist(), "se": (points.se / bit).tolist()}
-        start = None if result.by_block is not None else likelihood.all_masked(evaluated, model.process, windows)
+        curve = {
+            "visible": points.visible.tolist(),
+            "bits": (points.nats / bit).tolist(),
+            "se": (points.se / bit).tolist(),
+        }
+        start = (
+            None
+            if result.by_block is not None
+            else likelihood.all_masked(evaluated, model.process, windows)
+        )
         costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
     reverse = estimator.other_strand(evaluated, result) if config["both_strands"] else None
     named = [name for name in result.tokens if result.tokens[name].sum()]
     layout = data.layout(tiles.length)
-    about = {**data.describe(), "window": tiles.length, **({} if layout is None else {"layout": layout})}
+    about = {
+        **data.describe(),
+        "window": tiles.length,
+        **({} if layout is None else {"layout": layout}),
+    }
     content = {
         "model": describe_model(model, config["conjoin"]),
         "data": about,
@@ -143,16 +196,22 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
         "protocol": describe_protocol(config, estimator, result, model.denoiser.block_size, about),
         "block_size": effective_block_size(len(tiles), config["block_size"]),
         "se_total_note": dependence_note(tiles, config["block_size"]),
-        "novelty": None if trained_on is None else f"against the training part of {trained_on.name}",
+        "novelty": None
+        if trained_on is None
+        else f"against the training part of {trained_on.name}",
         "groups": {name: result.summary(name) for name in named},
-        "both_strands": {} if reverse is None else {name: likelihood.both_strands(result, reverse, name) for name in named},
+        "both_strands": {}
+        if reverse is None
+        else {name: likelihood.both_strands(result, reverse, name) for name in named},
         "markov": markov_rows(data, tiles, groups, result, markov, config["part"]),
         "curve": curve,
         "code_length": costs,
     }
     if config["windows"]:
         nats = {name: result.per_sequence(name) for name in result.tokens}
-        Scores(window_positions(tiles), nats, result.tokens, result.block_size, about["split_hash"]).save(config["windows"])
+        Scores(
+            window_positions(tiles), nats, result.tokens, result.block_size, about["split_hash"]
+        ).save(config["windows"])
     write_json(config["output"], content)
     return content | {"is_dna": is_dna}
 
@@ -172,11 +231,15 @@ def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
     data.prepare()
     known = model.was_trained_on(data)
     if known is False and not given:
-        log.warning(f"{data.name} changed since {model.path} was trained on it: what is held out now may have been in its training part")
+        log.warning(
+            f"{data.name} changed since {model.path} was trained on it: what is held out now may have been in its training part"
+        )
     return data, known is True or (known is None and not given)
 
 
-def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]) -> SequenceDataModule | None:
+def training_data(
+    model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]
+) -> SequenceDataModule | None:
     """The data that the model was trained on (`own`, if it is evaluated anyway), to distinguish novel from repeated bases.
 
     None, with a message, if it is not available.
@@ -186,28 +249,44 @@ def training_data(model: Loaded, own: SequenceDataModule | None, trust: Sequence
         try:
             data = model.training_data(trust)
         except (ValueError, FileNotFoundError) as error:
-            log.info(f"novel and repeated bases are left out because the training data are not available: {error}")
+            log.info(
+                f"novel and repeated bases are left out because the training data are not available: {error}"
+            )
             return None
     tokens = num_tokens(data.intervals["train"])
     if tokens > MAX_KMERS:
-        log.info(f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory")
+        log.info(
+            f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory"
+        )
         return None
     return data
 
 
-def describe_protocol(config: Config, estimator: Estimator, result: Likelihood, b: int | None, about: Json) -> str:
+def describe_protocol(
+    config: Config, estimator: Estimator, result: Likelihood, b: int | None, about: Json
+) -> str:
     """How the likelihood was estimated, in words, and for text how documents became windows; `b` is the block size of block diffusion."""
     size = effective_block_size(len(result.available), config["block_size"])
-    bootstrap = f"blocks of {size} window{'s' * (size > 1)}" + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    bootstrap = (
+        f"blocks of {size} window{'s' * (size > 1)}"
+        + f" (not {config['block_size']}, to have 20)" * (size < config["block_size"])
+    )
     if config["conjoin"]:
         bootstrap = f"both strands' probabilities averaged at every call; {bootstrap}"
     of_tokens = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
-    return "; ".join([estimator.describe(result, of_tokens, bootstrap), *([about["layout"]] if "layout" in about else [])])
+    return "; ".join(
+        [
+            estimator.describe(result, of_tokens, bootstrap),
+            *([about["layout"]] if "layout" in about else []),
+        ]
+    )
 
 
 def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
     """A note if `se_total` treats adjacent windows as independent; None if it does not."""
-    near = any(a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles))
+    near = any(
+        a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles)
+    )
     if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
     return "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); evaluate more of them"

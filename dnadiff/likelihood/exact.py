@@ -16,7 +16,11 @@ MAX_MASKS = 1 << 14
 
 @torch.no_grad()
 def exact_curve(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None, batch_size: int = 1024
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    x0: Tensor,
+    maskable: Tensor | None = None,
+    batch_size: int = 1024,
 ) -> Tensor:
     """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that leave n tokens visible.
 
@@ -43,23 +47,32 @@ def exact_curve(
         raise ValueError(
             f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most {MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
         )
-    chosen = torch.tensor(list(itertools.product([False, True], repeat=len(maskable_at)))[1:])  # (M, tokens), all but the empty mask
+    chosen = torch.tensor(
+        list(itertools.product([False, True], repeat=len(maskable_at)))[1:]
+    )  # (M, tokens), all but the empty mask
     masks = torch.zeros(len(chosen), x0.shape[1], dtype=torch.bool)
     masks[:, maskable_at] = chosen
     masks = masks.to(x0.device)
     count = masks.sum(-1)
-    h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=float64_device(x0.device))
+    h = torch.zeros(
+        len(x0), len(maskable_at), dtype=torch.float64, device=float64_device(x0.device)
+    )
     for row, x in enumerate(x0.long()):
         t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
         per_mask = torch.cat(
-            [_mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s) for m, s in zip(masks.split(batch_size), t.split(batch_size))]
+            [
+                _mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s)
+                for m, s in zip(masks.split(batch_size), t.split(batch_size))
+            ]
         )
         for n in range(len(maskable_at)):
             h[row, n] = per_mask[count.to(per_mask.device) == len(maskable_at) - n].mean()
     return h
 
 
-def exact_nelbo(denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None) -> Tensor:
+def exact_nelbo(
+    denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None
+) -> Tensor:
     """The NELBO of each sequence in nats, `(B,)` float64, by enumeration of all masks; see `exact_curve`.
 
     For a denoiser without time conditioning this is the mean over all orders of -log p by the chain rule.
@@ -67,7 +80,9 @@ def exact_nelbo(denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, m
     return exact_curve(denoiser, process, x0, maskable).sum(-1)
 
 
-def _mean_cross_entropy(denoiser: BaseDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor) -> Tensor:
+def _mean_cross_entropy(
+    denoiser: BaseDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor
+) -> Tensor:
     """(M,) cross-entropy per masked token of one sequence `x (L,)` under each of `masks (M, L)`."""
     log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks)
     found = -log_probs.gather(-1, x.expand_as(masks)[masks][:, None])[:, 0]

@@ -35,7 +35,9 @@ MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are 
 log = logging.getLogger("dnadiff")
 
 
-def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str) -> dict[str, np.ndarray]:
+def token_groups(
+    data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str
+) -> dict[str, np.ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
     `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out the special tokens of the tokenizer
@@ -58,12 +60,17 @@ def token_groups(data: SequenceDataModule, tiles: TiledWindows, trained_on: Sequ
 def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
     """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises ValueError for other data."""
     if not isinstance(data.tokenizer, DNATokenizer):
-        raise ValueError(f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only")
+        raise ValueError(
+            f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only"
+        )
     return data.tokenizer.bases
 
 
 def per_position(
-    data: SequenceDataModule, part: str, score: Callable[[np.ndarray], np.ndarray], fill: float | bool
+    data: SequenceDataModule,
+    part: str,
+    score: Callable[[np.ndarray], np.ndarray],
+    fill: float | bool,
 ) -> dict[int, np.ndarray]:
     """`score(bases)` of every interval of a part, at its position in an array for each record."""
     values: dict[int, np.ndarray] = {}
@@ -88,18 +95,43 @@ def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndar
 class Windows:
     """Windows and their groups of counted tokens as batches of tensors; can be iterated repeatedly."""
 
-    def __init__(self, tiles: TiledWindows, groups: Mapping[str, np.ndarray], batch_size: int, takes_labels: bool = False) -> None:
-        self.tiles, self.groups, self.batch_size, self.takes_labels = tiles, groups, batch_size, takes_labels
+    def __init__(
+        self,
+        tiles: TiledWindows,
+        groups: Mapping[str, np.ndarray],
+        batch_size: int,
+        takes_labels: bool = False,
+    ) -> None:
+        self.tiles, self.groups, self.batch_size, self.takes_labels = (
+            tiles,
+            groups,
+            batch_size,
+            takes_labels,
+        )
 
     def __len__(self) -> int:
         return len(self.tiles)
 
     def __iter__(self) -> Iterator[WindowBatch]:
         for first in range(0, len(self.tiles), self.batch_size):
-            items = [self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))]
-            stacked = {key: torch.stack([item[key] for item in items]) for key in ("ids", "valid", "cond") if key in items[0]}
-            groups = {name: torch.from_numpy(mask[first : first + self.batch_size]) for name, mask in self.groups.items()}
-            yield WindowBatch(stacked["ids"], groups, stacked.get("valid"), stacked.get("cond") if self.takes_labels else None)
+            items = [
+                self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))
+            ]
+            stacked = {
+                key: torch.stack([item[key] for item in items])
+                for key in ("ids", "valid", "cond")
+                if key in items[0]
+            }
+            groups = {
+                name: torch.from_numpy(mask[first : first + self.batch_size])
+                for name, mask in self.groups.items()
+            }
+            yield WindowBatch(
+                stacked["ids"],
+                groups,
+                stacked.get("valid"),
+                stacked.get("cond") if self.takes_labels else None,
+            )
 
 
 @dataclass(frozen=True)
@@ -121,32 +153,62 @@ class Scores:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
-        arrays: Json = {f"{kind}/{name}": of[name] for kind, of in (("nats", self.nats), ("tokens", self.tokens)) for name in self.nats}
+        arrays: Json = {
+            f"{kind}/{name}": of[name]
+            for kind, of in (("nats", self.nats), ("tokens", self.tokens))
+            for name in self.nats
+        }
         with atomic_write(Path(path), overwrite=True) as file:
-            np.savez_compressed(file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays)
+            np.savez_compressed(
+                file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         """Read a file written by `save`; ValueError if it is damaged."""
         content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
-        windows, block_size, data = (content.pop(name) for name in ("windows", "block_size", "data"))
+        windows, block_size, data = (
+            content.pop(name) for name in ("windows", "block_size", "data")
+        )
         names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
-        numbers = {key: values for key, values in content.items() if values.shape == windows.shape[:1] and values.dtype.kind in "fi"}
+        numbers = {
+            key: values
+            for key, values in content.items()
+            if values.shape == windows.shape[:1] and values.dtype.kind in "fi"
+        }
         expected = {f"{kind}/{name}" for kind in ("nats", "tokens") for name in names}
-        if windows.ndim != 2 or windows.dtype.kind != "i" or block_size.shape or block_size.dtype.kind != "i" or numbers.keys() != expected:
-            raise ValueError(f"{path} is damaged: not the scores of windows; evaluate again with windows={path}")
-        nats, tokens = ({name: numbers[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens"))
+        if (
+            windows.ndim != 2
+            or windows.dtype.kind != "i"
+            or block_size.shape
+            or block_size.dtype.kind != "i"
+            or numbers.keys() != expected
+        ):
+            raise ValueError(
+                f"{path} is damaged: not the scores of windows; evaluate again with windows={path}"
+            )
+        nats, tokens = (
+            {name: numbers[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens")
+        )
         return cls(windows, nats, tokens, int(block_size), str(data))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
         """This model minus the other, nats per token, windows paired; raises ValueError if the scores are of different windows."""
         if self.data != other.data or not np.array_equal(self.windows, other.windows):
-            raise ValueError("these are scores of different windows: evaluate both models on the same data, part and length")
-        return ratio(self.nats[group] - other.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
+            raise ValueError(
+                "these are scores of different windows: evaluate both models on the same data, part and length"
+            )
+        return ratio(
+            self.nats[group] - other.nats[group],
+            self.tokens[group],
+            blocks(len(self.windows), self.block_size),
+        )
 
     def mean(self, group: str = "all") -> ConfidenceInterval:
         """Nats per token with the standard error over windows."""
-        return ratio(self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size))
+        return ratio(
+            self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size)
+        )
 
 
 def window_positions(tiles: TiledWindows) -> np.ndarray:
@@ -199,7 +261,13 @@ def markov_rows(
     rows, bit = [], math.log(2)
     for order, model, nats in markov_nats(data, tiles, tuned, part):
         strengths = model.strengths[: order + 1]
-        row: Json = {"order": order, "trained_on": str(data.name), "strength": strengths[-1], "strengths": strengths, "groups": {}}
+        row: Json = {
+            "order": order,
+            "trained_on": str(data.name),
+            "strength": strengths[-1],
+            "strengths": strengths,
+            "groups": {},
+        }
         for name, mask in groups.items():
             if not mask.any():
                 continue

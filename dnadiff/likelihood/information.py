@@ -48,11 +48,22 @@ class Information:
     """
 
     def __init__(
-        self, denoiser: BaseDenoiser, process: AbsorbingProcess, window: int, spacing: int, stranded: bool = False, batch_size: int = 32
+        self,
+        denoiser: BaseDenoiser,
+        process: AbsorbingProcess,
+        window: int,
+        spacing: int,
+        stranded: bool = False,
+        batch_size: int = 32,
     ) -> None:
         check_denoiser(denoiser)
         self.denoiser, self.process = denoiser, process
-        self.window, self.spacing, self.stranded, self.batch_size = window, spacing, stranded, batch_size
+        self.window, self.spacing, self.stranded, self.batch_size = (
+            window,
+            spacing,
+            stranded,
+            batch_size,
+        )
 
     def of_sequences(self, sequences: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.float32]]:
         """The values (L_i,) of each sequence of token ids (L_i,); NaN for N."""
@@ -63,16 +74,27 @@ class Information:
                 found[tile.window.record][tile.low : tile.high] = values
         return found
 
-    def along(self, source: SequenceInput, sites: Sequence[Piece], skip: int = 0) -> Iterator[list[tuple[SiteWindow, NDArray[np.float32]]]]:
+    def along(
+        self, source: SequenceInput, sites: Sequence[Piece], skip: int = 0
+    ) -> Iterator[list[tuple[SiteWindow, NDArray[np.float32]]]]:
         """The tiles in order with their values (high - low,), NaN for N, in lists of tiles that are computed together.
 
         `skip` leaves out tiles at the beginning: those of earlier lists.
         """
-        first, second = (islice(tiles(sites, source.lengths, self.window), skip, None) for _ in range(2))
+        first, second = (
+            islice(tiles(sites, source.lengths, self.window), skip, None) for _ in range(2)
+        )
         windows = source.windows(tile.window for tile in second)
         while waiting := list(islice(first, self.together)):
             read = [torch.from_numpy(next(windows).astype(np.int64)) for _ in waiting]
-            yield list(zip(waiting, self.values(read, [(t.low - t.window.start, t.high - t.window.start) for t in waiting])))
+            yield list(
+                zip(
+                    waiting,
+                    self.values(
+                        read, [(t.low - t.window.start, t.high - t.window.start) for t in waiting]
+                    ),
+                )
+            )
 
     @property
     def together(self) -> int:
@@ -84,7 +106,9 @@ class Information:
         return sum(1 for _ in tiles(sites, source.lengths, self.window))
 
     @torch.no_grad()
-    def values(self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def values(
+        self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]
+    ) -> list[NDArray[np.float32]]:
         """The values of positions [low, high) of each window `(L_i,)` of token ids."""
         device = next(self.denoiser.parameters()).device
         found = [np.full(high - low, np.nan, np.float32) for low, high in predicted]
@@ -93,14 +117,20 @@ class Information:
             masked = torch.zeros(ids.shape, dtype=torch.bool)
             for number, row in enumerate(chosen):
                 masked[number, rows[row].sites] = True
-            log_probs = site_log_probs(self.denoiser, self.process, ids, masked.to(device), self.stranded)  # (K, M, V)
-            bits = information_of(log_probs, len(self.process.vocab.emitted)).mean(0).cpu().numpy()  # (M,)
+            log_probs = site_log_probs(
+                self.denoiser, self.process, ids, masked.to(device), self.stranded
+            )  # (K, M, V)
+            bits = (
+                information_of(log_probs, len(self.process.vocab.emitted)).mean(0).cpu().numpy()
+            )  # (M,)
             for row, part in zip(chosen, np.split(bits, np.cumsum(masked.sum(1).numpy())[:-1])):
                 tile, sites = rows[row]
                 found[tile][sites.numpy() - predicted[tile][0]] = part
         return found
 
-    def _rows(self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]) -> Iterator[_Row]:
+    def _rows(
+        self, windows: Sequence[Tensor], predicted: Sequence[tuple[int, int]]
+    ) -> Iterator[_Row]:
         emitted = self.process.vocab.is_emitted()
         for tile, (ids, (low, high)) in enumerate(zip(windows, predicted)):
             for first in range(low, min(low + self.spacing, high)):

@@ -44,11 +44,23 @@ class Cells(NamedTuple):
     nats: Floats  # sum k x
 
     @classmethod
-    def of(cls, row: Ints, tokens: Ints, masked: Ints, nats: Floats, start: Floats, length: int) -> Cells:
+    def of(
+        cls, row: Ints, tokens: Ints, masked: Ints, nats: Floats, start: Floats, length: int
+    ) -> Cells:
         """One cell for each measurement, from arrays (C,); n is the visible fraction of `length` tokens, rounded."""
         n = np.clip(np.round((1 - masked / tokens) * length), 0, length - 1).astype(np.int64)
         a, rise = tokens.astype(float), nats - start
-        return cls(row, n, np.ones(len(n)), a, a**2, a * rise, a * rise**2, masked.astype(float), masked * nats)
+        return cls(
+            row,
+            n,
+            np.ones(len(n)),
+            a,
+            a**2,
+            a * rise,
+            a * rise**2,
+            masked.astype(float),
+            masked * nats,
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Cells]) -> Cells:
@@ -56,7 +68,11 @@ class Cells(NamedTuple):
         row, n, *sums = (np.concatenate(column) for column in zip(*parts))
         width = int(n.max(initial=0)) + 1
         keys, index = np.unique(row * width + n, return_inverse=True)
-        return cls(keys // width, keys % width, *(np.bincount(index, column, len(keys)).astype(np.float64) for column in sums))
+        return cls(
+            keys // width,
+            keys % width,
+            *(np.bincount(index, column, len(keys)).astype(np.float64) for column in sums),
+        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,9 @@ class BlockMeasurements:
     length: int
 
     @classmethod
-    def of(cls, counts: Ints, available: Ints, nats: Floats, start: Floats, length: int) -> BlockMeasurements:
+    def of(
+        cls, counts: Ints, available: Ints, nats: Floats, start: Floats, length: int
+    ) -> BlockMeasurements:
         """Of one batch, from numbers of each block.
 
         Args:
@@ -90,9 +108,18 @@ class BlockMeasurements:
         """
         used = np.broadcast_to(available > 0, counts.shape)
         row = np.broadcast_to(np.arange(len(available))[:, None], counts.shape)
-        a, zero = np.broadcast_to(available, counts.shape)[used], np.broadcast_to(start, counts.shape)[used]
+        a, zero = (
+            np.broadcast_to(available, counts.shape)[used],
+            np.broadcast_to(start, counts.shape)[used],
+        )
         cells = Cells.of(row[used], a, counts[used], nats[used] / a, zero / a, length)
-        return cls(Cells.joined([cells]), start.sum(1), float(start[:, 0].sum()), int(available[:, 0].sum()), length)
+        return cls(
+            Cells.joined([cells]),
+            start.sum(1),
+            float(start[:, 0].sum()),
+            int(available[:, 0].sum()),
+            length,
+        )
 
     @classmethod
     def joined(cls, batches: Sequence[BlockMeasurements]) -> BlockMeasurements:
@@ -103,12 +130,22 @@ class BlockMeasurements:
         """
         check_lengths((batch.length for batch in batches), max(batch.length for batch in batches))
         first_rows = np.cumsum([0, *(len(batch.start) for batch in batches)])
-        cells = Cells.joined([batch.cells._replace(row=batch.cells.row + first) for first, batch in zip(first_rows, batches)])
+        cells = Cells.joined(
+            [
+                batch.cells._replace(row=batch.cells.row + first)
+                for first, batch in zip(first_rows, batches)
+            ]
+        )
         start = np.concatenate([batch.start for batch in batches])
-        first_start, first_tokens = sum(batch.first_start for batch in batches), sum(batch.first_tokens for batch in batches)
+        first_start, first_tokens = (
+            sum(batch.first_start for batch in batches),
+            sum(batch.first_tokens for batch in batches),
+        )
         return cls(cells, start, first_start, first_tokens, batches[0].length)
 
     def with_draws(self, more: BlockMeasurements) -> BlockMeasurements:
         """These measurements and those of further draws of the same sequences."""
         cells = Cells.joined([self.cells, more.cells])
-        return BlockMeasurements(cells, self.start, self.first_start, self.first_tokens, self.length)
+        return BlockMeasurements(
+            cells, self.start, self.first_start, self.first_tokens, self.length
+        )

@@ -56,7 +56,9 @@ class Draw(NamedTuple):
 def check_num_draws(num_draws: int) -> int:
     """The number of draws; raises ValueError unless it is even and at least 2."""
     if num_draws < 2 or num_draws % 2:
-        raise ValueError(f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the Monte Carlo error")
+        raise ValueError(
+            f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the Monte Carlo error"
+        )
     return num_draws
 
 
@@ -73,7 +75,9 @@ def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws
         u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
     exact = float64_device(available.device)
     u = (u.to(exact) + draw // 2) / (num_draws // 2)
-    return torch.minimum((u * available.to(exact)).floor().long().to(available.device) + 1, available)
+    return torch.minimum(
+        (u * available.to(exact)).floor().long().to(available.device) + 1, available
+    )
 
 
 def is_exact(denoiser: BaseDenoiser) -> bool:
@@ -132,12 +136,21 @@ def estimate(
         if curve and size is not None:
             if len(starts) == len(measured):
                 starts.append(_at_count(denoiser, process, batch, available, available, draws))
-            nats = [each.of_blocks for each in (starts[len(measured)], *results) if each.of_blocks is not None]
-            k, a, x, x0 = (each.cpu().numpy() for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0]))
+            nats = [
+                each.of_blocks
+                for each in (starts[len(measured)], *results)
+                if each.of_blocks is not None
+            ]
+            k, a, x, x0 = (
+                each.cpu().numpy()
+                for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0])
+            )
             measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
         return results
 
-    result = collect(denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress)
+    result = collect(
+        denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress
+    )
     return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
 
 
@@ -168,29 +181,46 @@ def estimate_to(
         curve: as in `estimate`.
     """
     if target_se is not None and not target_se > 0:
-        raise ValueError(f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws")
+        raise ValueError(
+            f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws"
+        )
     if target_se is not None and iter(batches) is batches:
         raise ValueError("batches can be iterated only once; target_se needs a list of batches")
     starts = list[Draw]()
-    result = estimate(denoiser, process, batches, num_draws, seed, block_size, progress, 0, curve, starts)
+    result = estimate(
+        denoiser, process, batches, num_draws, seed, block_size, progress, 0, curve, starts
+    )
 
     def wanted() -> bool:
-        return not is_exact(denoiser) and (result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se))
+        return not is_exact(denoiser) and (
+            result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se)
+        )
 
     while wanted() and 2 * result.num_draws <= max_draws:
         done = result.num_draws
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(estimate(denoiser, process, batches, done, seed, block_size, progress, done, curve, starts))
+        result = result.with_draws(
+            estimate(
+                denoiser, process, batches, done, seed, block_size, progress, done, curve, starts
+            )
+        )
     return result
 
 
-def chain_rule(denoiser: BaseDenoiser, batches: Batches, block_size: int = 16, progress: ProgressCallback | None = None) -> Likelihood:
+def chain_rule(
+    denoiser: BaseDenoiser,
+    batches: Batches,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+) -> Likelihood:
     """The exact -log p of each sequence in one network call, without a bound and without Monte Carlo, for a model with `is_exact`."""
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         counted = batch.groups["all"]
-        xt = torch.where(counted, denoiser.vocab.mask_id, batch.ids)  # read by blocks of one token only
+        xt = torch.where(
+            counted, denoiser.vocab.mask_id, batch.ids
+        )  # read by blocks of one token only
         nll = cross_entropy(denoiser, batch, xt, None, counted)
         return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
 
@@ -228,12 +258,19 @@ def collect(
         groups = {name: mask.to(device) for name, mask in groups.items()}
         rows = torch.arange(done, done + len(ids)) if rows is None else rows
         draws = Draws(hash64(seed, "likelihood"), rows.to(device))
-        batch = WindowBatch(ids, groups, None if valid is None else valid.to(device), None if cond is None else cond.to(device))
+        batch = WindowBatch(
+            ids,
+            groups,
+            None if valid is None else valid.to(device),
+            None if cond is None else cond.to(device),
+        )
         results = one_batch(batch, draws)
         counts.append(torch.stack([draw.counts for draw in results], 1).cpu())
         available.append(groups["all"].sum(-1).cpu())
         for name, mask in groups.items():
-            nats.setdefault(name, []).append(torch.stack([draw.nats[name] for draw in results], 1).cpu())
+            nats.setdefault(name, []).append(
+                torch.stack([draw.nats[name] for draw in results], 1).cpu()
+            )
             tokens.setdefault(name, []).append(mask.sum(-1).cpu())
         done += len(ids)
         if progress is not None:
@@ -261,25 +298,41 @@ def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
 
 
 def _at_count(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, batch: WindowBatch, available: Tensor, count: Tensor, draws: Draws
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batch: WindowBatch,
+    available: Tensor,
+    count: Tensor,
+    draws: Draws,
 ) -> Draw:
     """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's estimate `(B,)` float64."""
     ids, counted = batch.ids, batch.groups["all"]
     factor = available / count.clamp(min=1)
     if denoiser.block_size is None:
         xt = process.corrupt_count(ids, count, counted, draws)
-        t = process.time_at(count, process.maskable(ids, batch.valid).sum(-1))  # of the window, as in sampling: see `time_at`
+        t = process.time_at(
+            count, process.maskable(ids, batch.valid).sum(-1)
+        )  # of the window, as in sampling: see `time_at`
         nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
         return Draw(count, per_group(factor.to(nll)[:, None] * nll, batch.groups))
     size, length = denoiser.block_size, ids.shape[1]
     rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size, 0)
-    xt = sequence_rows(process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])), length)
+    xt = sequence_rows(
+        process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])),
+        length,
+    )
     nll = cross_entropy(denoiser, batch, xt, None, (xt == process.vocab.mask_id) & counted)
     nll = nll * sequence_rows(factor.to(nll).view(-1, 1).expand(rows.shape), length)
-    return Draw(count.sum(-1), per_group(nll, batch.groups), block_rows(nll, size, 0).sum(-1).view(count.shape))
+    return Draw(
+        count.sum(-1),
+        per_group(nll, batch.groups),
+        block_rows(nll, size, 0).sum(-1).view(count.shape),
+    )
 
 
-def cross_entropy(denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor) -> Tensor:
+def cross_entropy(
+    denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor
+) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
     t = None if t is None else t.float().to(xt.device)
     return _scattered(denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid), positions)

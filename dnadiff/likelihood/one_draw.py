@@ -6,7 +6,15 @@ import torch
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, float64_device, hash64
-from dnadiff.likelihood.monte_carlo import Batches, Draw, ProgressCallback, WindowBatch, collect, cross_entropy, per_group
+from dnadiff.likelihood.monte_carlo import (
+    Batches,
+    Draw,
+    ProgressCallback,
+    WindowBatch,
+    collect,
+    cross_entropy,
+    per_group,
+)
 from dnadiff.likelihood.record import MDLM, Likelihood
 from dnadiff.noise import NoiseSchedule, refuse_cut
 from dnadiff.process import AbsorbingProcess
@@ -44,10 +52,16 @@ def one_draw(
         stratum = (torch.arange(len(ids), device=exact) + first) % len(ids)
         u = (draws.uniform("time").to(exact) + stratum) / len(ids)
         t = T_MIN + (1 - T_MIN) * u
-        batch = batch._replace(valid=None) if mask_everything else batch  # MDLM's network reads padding too
-        xt = process.corrupt(ids, t, torch.ones_like(counted) if mask_everything else counted, draws)
+        batch = (
+            batch._replace(valid=None) if mask_everything else batch
+        )  # MDLM's network reads padding too
+        xt = process.corrupt(
+            ids, t, torch.ones_like(counted) if mask_everything else counted, draws
+        )
         positions = (xt == process.vocab.mask_id) & counted
-        nll = process.noise.weight(t).to(torch.float64)[:, None] * cross_entropy(denoiser, batch, xt, t, positions)
+        nll = process.noise.weight(t).to(torch.float64)[:, None] * cross_entropy(
+            denoiser, batch, xt, t, positions
+        )
         return [Draw(positions.sum(-1), per_group(nll, batch.groups))]
 
     return collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
@@ -59,5 +73,13 @@ def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
     It does for models that unmask in any order, with a schedule that masks little before t = 1e-3 and everything at t = 1.
     """
     if denoiser.left_to_right:
-        raise ValueError("protocol=mdlm is for models that unmask in any order, and this one goes from left to right; set protocol=count")
-    refuse_cut(noise, noise.mask_probability(T_MIN), noise.mask_probability(1.0), f"t_min {T_MIN} of protocol=mdlm", "set protocol=count")
+        raise ValueError(
+            "protocol=mdlm is for models that unmask in any order, and this one goes from left to right; set protocol=count"
+        )
+    refuse_cut(
+        noise,
+        noise.mask_probability(T_MIN),
+        noise.mask_probability(1.0),
+        f"t_min {T_MIN} of protocol=mdlm",
+        "set protocol=count",
+    )

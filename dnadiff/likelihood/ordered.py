@@ -15,12 +15,21 @@ from typing_extensions import override
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, float64_device
-from dnadiff.likelihood.monte_carlo import Batches, Draw, ProgressCallback, WindowBatch, collect, per_group
+from dnadiff.likelihood.monte_carlo import (
+    Batches,
+    Draw,
+    ProgressCallback,
+    WindowBatch,
+    collect,
+    per_group,
+)
 from dnadiff.likelihood.record import EXACT, Likelihood
 from dnadiff.process import AbsorbingProcess
 
 _STRIDE = 16  # positions of the strided order whose distance is at first the largest
-_EQUAL = 1e-6  # scores closer than this count as equal: the first position wins, whatever the rounding
+_EQUAL = (
+    1e-6  # scores closer than this count as equal: the first position wins, whatever the rounding
+)
 
 
 class Order(ABC):
@@ -42,7 +51,9 @@ class LeftToRight(Order):
 
     @override
     def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float32).expand(masked.shape)
+        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float32).expand(
+            masked.shape
+        )
 
 
 class Strided(Order):
@@ -54,7 +65,9 @@ class Strided(Order):
         level = torch.full_like(at, 1 + _STRIDE.bit_length())
         for step, stride in enumerate(_STRIDE >> i for i in range(_STRIDE.bit_length())):
             level = torch.where((at % stride == 0) & (level > step), step, level)
-        rank = (level * masked.shape[1] + at).argsort().argsort()  # integers: float32 cannot tell neighbors of long windows apart
+        rank = (
+            (level * masked.shape[1] + at).argsort().argsort()
+        )  # integers: float32 cannot tell neighbors of long windows apart
         return rank.float().expand(masked.shape)
 
 
@@ -73,7 +86,11 @@ class MostConfident(Order):
         return -(largest.to(float64_device(largest.device)).double() / _EQUAL).round()
 
 
-ORDERS: dict[str, Order] = {"left_to_right": LeftToRight(), "strided": Strided(), "confidence": MostConfident()}
+ORDERS: dict[str, Order] = {
+    "left_to_right": LeftToRight(),
+    "strided": Strided(),
+    "confidence": MostConfident(),
+}
 
 
 def ordered(
@@ -104,8 +121,14 @@ def ordered(
             hidden = masked[active]
             xt = torch.where(hidden, process.vocab.mask_id, ids[active])
             t = process.time_at(hidden.sum(-1), total[active]).float()
-            cond, valid = (None if given is None else given[active] for given in (batch.cond, batch.valid))
-            requested = hidden if order.needs_predictions else _first(order.priorities(hidden, None), hidden)
+            cond, valid = (
+                None if given is None else given[active] for given in (batch.cond, batch.valid)
+            )
+            requested = (
+                hidden
+                if order.needs_predictions
+                else _first(order.priorities(hidden, None), hidden)
+            )
             found = denoiser.log_probs(xt, t, cond, requested, valid)
             if order.needs_predictions:
                 largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
@@ -125,7 +148,9 @@ def ordered(
 def check_ordered(denoiser: BaseDenoiser) -> None:
     """Raise ValueError for a model that goes from left to right."""
     if denoiser.left_to_right:
-        raise ValueError("order is for models that unmask in any order, and this one goes from left to right; leave it out")
+        raise ValueError(
+            "order is for models that unmask in any order, and this one goes from left to right; leave it out"
+        )
 
 
 def _first(priorities: Tensor, masked: Tensor) -> Tensor:

@@ -59,9 +59,17 @@ class Likelihood:
 
     def with_draws(self, more: Likelihood) -> Likelihood:
         """These draws followed by further draws of the same sequences."""
-        nats = {name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()}
-        by_block = None if self.by_block is None or more.by_block is None else self.by_block.with_draws(more.by_block)
-        return replace(self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1), by_block=by_block)
+        nats = {
+            name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()
+        }
+        by_block = (
+            None
+            if self.by_block is None or more.by_block is None
+            else self.by_block.with_draws(more.by_block)
+        )
+        return replace(
+            self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1), by_block=by_block
+        )
 
     def per_sequence(self, group: str = "all") -> np.ndarray:
         """(S,) nats of each sequence: the mean over draws."""
@@ -98,13 +106,21 @@ class Likelihood:
         Raises:
             ValueError: if the counted tokens differ, or the numbers of draws (unless one is exact).
         """
-        same = self.tokens.keys() == other.tokens.keys() and all(np.array_equal(n, other.tokens[name]) for name, n in self.tokens.items())
-        if not same or (EXACT not in (self.protocol, other.protocol) and self.num_draws != other.num_draws):
+        same = self.tokens.keys() == other.tokens.keys() and all(
+            np.array_equal(n, other.tokens[name]) for name, n in self.tokens.items()
+        )
+        if not same or (
+            EXACT not in (self.protocol, other.protocol) and self.num_draws != other.num_draws
+        ):
             raise ValueError(
                 "these are likelihoods of different windows or draws: evaluate both models on the same windows with the same draws"
             )
         drawn = other if self.protocol == EXACT else self
-        return replace(drawn, nats={name: nats - other.nats[name] for name, nats in self.nats.items()}, by_block=None)
+        return replace(
+            drawn,
+            nats={name: nats - other.nats[name] for name, nats in self.nats.items()},
+            by_block=None,
+        )
 
     def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
         """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of `interval`."""
@@ -120,9 +136,13 @@ class Likelihood:
     def check_curve(self) -> None:
         """Raise ValueError unless h(n) was measured: masks have exact counts, and blocks were summed (`likelihood.estimate`)."""
         if self.protocol == BLOCKS and self.by_block is None:
-            raise ValueError("h(n) of blocks was not measured; call likelihood.estimate with curve=True")
+            raise ValueError(
+                "h(n) of blocks was not measured; call likelihood.estimate with curve=True"
+            )
         if self.protocol not in (COUNT, BLOCKS):
-            raise ValueError(f"h(n) needs masks of exact counts; the protocol here is {self.protocol}")
+            raise ValueError(
+                f"h(n) needs masks of exact counts; the protocol here is {self.protocol}"
+            )
 
     def curve(self, bins: int = 16) -> Curve:
         """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as `check_curve`."""
@@ -131,13 +151,34 @@ class Likelihood:
         if self.by_block is None:
             row, draw = np.nonzero(self.counts)
             masked, nats = self.counts[row, draw], self.cross_entropy()[row, draw]
-            visible, number, longest = self.available[row] - masked, np.ones(len(row)), max(int(self.available.max()), 1)
+            visible, number, longest = (
+                self.available[row] - masked,
+                np.ones(len(row)),
+                max(int(self.available.max()), 1),
+            )
         else:
             cells, longest = self.by_block.cells, self.by_block.length
-            row, visible, number, masked, nats = cells.row, cells.n, cells.number, cells.masked, cells.nats / cells.masked
-        index, unit = np.minimum(visible * bins // longest, bins - 1), blocks(len(self.available), self.block_size)[row]
-        chosen = [c for b in range(bins) if number[c := index == b].sum() > 1] or [np.ones(len(row), bool)]  # few windows
-        mean = [(np.average(visible[c], weights=masked[c]), *_weighted_mean(nats[c], masked[c], unit[c])) for c in chosen]
+            row, visible, number, masked, nats = (
+                cells.row,
+                cells.n,
+                cells.number,
+                cells.masked,
+                cells.nats / cells.masked,
+            )
+        index, unit = (
+            np.minimum(visible * bins // longest, bins - 1),
+            blocks(len(self.available), self.block_size)[row],
+        )
+        chosen = [c for b in range(bins) if number[c := index == b].sum() > 1] or [
+            np.ones(len(row), bool)
+        ]  # few windows
+        mean = [
+            (
+                np.average(visible[c], weights=masked[c]),
+                *_weighted_mean(nats[c], masked[c], unit[c]),
+            )
+            for c in chosen
+        ]
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
@@ -156,8 +197,12 @@ class Likelihood:
         }
 
 
-def _weighted_mean(values: np.ndarray, weights: np.ndarray, block: np.ndarray) -> tuple[float, float]:
+def _weighted_mean(
+    values: np.ndarray, weights: np.ndarray, block: np.ndarray
+) -> tuple[float, float]:
     """Weighted mean of `values` and its standard error, which allows for dependence within a block."""
     mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))
     deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
-    return mean, math.sqrt((deviation**2).sum() * num_blocks / (num_blocks - 1)) if num_blocks > 1 else math.nan
+    return mean, math.sqrt(
+        (deviation**2).sum() * num_blocks / (num_blocks - 1)
+    ) if num_blocks > 1 else math.nan

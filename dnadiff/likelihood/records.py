@@ -69,10 +69,17 @@ class WindowScores(Work):
         known: tuple[int, int] = (0, 0),
     ) -> None:
         self.denoiser, self.process, self.source, self.known = denoiser, process, source, known
-        self.window, self.batch_size, self.num_draws, self.seed = window, batch_size, num_draws, seed
+        self.window, self.batch_size, self.num_draws, self.seed = (
+            window,
+            batch_size,
+            num_draws,
+            seed,
+        )
         self.emitted = process.vocab.is_emitted()
         self.counts = self.emitted.numpy()
-        self.tokens = window * (1 if is_exact(denoiser) else num_draws)  # read for a window, at most
+        self.tokens = window * (
+            1 if is_exact(denoiser) else num_draws
+        )  # read for a window, at most
 
     @property
     def num_windows(self) -> int:
@@ -91,14 +98,22 @@ class WindowScores(Work):
     def prepare(self) -> Json:
         """The first window of each unit, and how many before it have a countable base."""
         windows = self.source.windows(pieces.iter_cut(self.source.lengths, self.window))
-        counts = [sum(map(self._is_counted, islice(windows, len(group)))) for group in self._groups(0)]
+        counts = [
+            sum(map(self._is_counted, islice(windows, len(group)))) for group in self._groups(0)
+        ]
         return list(zip(self.starts(), accumulate(counts, initial=0)))
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         first = start + skip
-        before, counted = max((number, count) for number, count in ((0, 0), self.known, *(self.prepared or ())) if number <= first)
-        windows = self.source.windows(islice(pieces.iter_cut(self.source.lengths, self.window), before, None))
+        before, counted = max(
+            (number, count)
+            for number, count in ((0, 0), self.known, *(self.prepared or ()))
+            if number <= first
+        )
+        windows = self.source.windows(
+            islice(pieces.iter_cut(self.source.lengths, self.window), before, None)
+        )
         counted += sum(map(self._is_counted, islice(windows, first - before)))
         for group in self._groups(first):
             scores, more = self._scores([next(windows) for _ in group], counted)
@@ -108,29 +123,43 @@ class WindowScores(Work):
     def _is_counted(self, ids: NDArray[np.uint8]) -> bool:
         return bool(self.counts[ids].any())
 
-    def _scores(self, windows: Sequence[NDArray[np.uint8]], before: int) -> tuple[NDArray[np.float64], int]:
+    def _scores(
+        self, windows: Sequence[NDArray[np.uint8]], before: int
+    ) -> tuple[NDArray[np.float64], int]:
         """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a countable base."""
-        counted = [i for i, ids in enumerate(windows) if self._is_counted(ids)]  # the others need no network call
+        counted = [
+            i for i, ids in enumerate(windows) if self._is_counted(ids)
+        ]  # the others need no network call
         self.report(len(windows) - len(counted), 0)
         table = np.zeros((len(windows), 3))
         if counted:
-            table[counted] = self._window_scores([torch.from_numpy(windows[i]) for i in counted], before)
+            table[counted] = self._window_scores(
+                [torch.from_numpy(windows[i]) for i in counted], before
+            )
         return table, len(counted)
 
     def _window_scores(self, windows: Sequence[Tensor], before: int) -> NDArray[np.float64]:
         order: list[int] = []
 
         def batches() -> Iterator[WindowBatch]:
-            for number, tokens, valid in pieces.batches(windows, self.batch_size, self.process.vocab.pad_id):
+            for number, tokens, valid in pieces.batches(
+                windows, self.batch_size, self.process.vocab.pad_id
+            ):
                 order.extend(number)
-                yield WindowBatch(tokens, {"all": self.emitted[tokens]}, valid, rows=torch.tensor(number) + before)
+                yield WindowBatch(
+                    tokens, {"all": self.emitted[tokens]}, valid, rows=torch.tensor(number) + before
+                )
 
         def progress(done: int) -> None:
             self.report(done, done * self.tokens)
 
-        result = estimate(self.denoiser, self.process, batches(), self.num_draws, self.seed, 1, progress)
+        result = estimate(
+            self.denoiser, self.process, batches(), self.num_draws, self.seed, 1, progress
+        )
         table = np.empty((len(windows), 3))
-        table[order] = np.stack([result.per_sequence(), result.variance_mc(), result.tokens["all"]], 1)
+        table[order] = np.stack(
+            [result.per_sequence(), result.variance_mc(), result.tokens["all"]], 1
+        )
         return table
 
 
@@ -143,7 +172,11 @@ class RecordSums:
 
     def __init__(self, source: SequenceInput, window: int, state: Json = None) -> None:
         state = state or {"pieces": 0, "windows": 0, "open": asdict(RecordScore())}
-        self.pieces, self.windows, self.open = state["pieces"], state["windows"], RecordScore(**state["open"])
+        self.pieces, self.windows, self.open = (
+            state["pieces"],
+            state["windows"],
+            RecordScore(**state["open"]),
+        )
         self.lengths = source.lengths
         self._cut = islice(pieces.iter_cut(self.lengths, window), self.pieces, None)
 
@@ -160,5 +193,8 @@ class RecordSums:
             if piece.end == self.lengths[piece.record]:
                 completed.append(self.open)
                 self.open = RecordScore()
-        self.pieces, self.windows = self.pieces + result.items, self.windows + result.about["windows"]
+        self.pieces, self.windows = (
+            self.pieces + result.items,
+            self.windows + result.about["windows"],
+        )
         return completed

@@ -15,7 +15,9 @@ from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
 from dnadiff.process import AbsorbingProcess
 
 
-def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) -> Iterator[tuple[list[int], Tensor]]:
+def by_length(
+    encoded: Sequence[Tensor], batch_size: int, device: torch.device
+) -> Iterator[tuple[list[int], Tensor]]:
     """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not every network supports."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for _, same in itertools.groupby(order, key=lambda i: len(encoded[i])):
@@ -24,7 +26,12 @@ def by_length(encoded: Sequence[Tensor], batch_size: int, device: torch.device) 
 
 
 def nll_per_token(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, encoded: Sequence[Tensor], num_draws: int, seed: int, batch_size: int
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    encoded: Sequence[Tensor],
+    num_draws: int,
+    seed: int,
+    batch_size: int,
 ) -> np.ndarray:
     """The NELBO of each sequence, or -log p where one network call is exact, in nats per emitted token: `(S,)`; NaN without such a token.
 
@@ -40,5 +47,7 @@ def nll_per_token(
         batches = [WindowBatch(ids, {"all": counted}, rows=rows)]
         likelihood = estimate(denoiser, process, batches, num_draws, seed, 1)
         tokens = likelihood.tokens["all"]
-        result[chosen] = np.where(tokens > 0, likelihood.per_sequence() / np.maximum(tokens, 1), np.nan)
+        result[chosen] = np.where(
+            tokens > 0, likelihood.per_sequence() / np.maximum(tokens, 1), np.nan
+        )
     return result

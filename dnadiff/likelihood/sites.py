@@ -12,7 +12,12 @@ from dnadiff.process import AbsorbingProcess
 
 @torch.no_grad()
 def site_log_probs(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, ids: Tensor, sites: Tensor, stranded: bool = False, valid: Tensor | None = None
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    ids: Tensor,
+    sites: Tensor,
+    stranded: bool = False,
+    valid: Tensor | None = None,
 ) -> Tensor:
     """Log-probabilities of the token at each site, with all sites of a window masked in the same network call.
 
@@ -40,4 +45,9 @@ def site_log_probs(
     forward = denoiser.log_probs(xt, t, positions=sites, valid=valid)
     if stranded:
         return forward[None]
-    return torch.stack([forward, OtherStrand(denoiser, process.vocab).log_probs(xt, t, positions=sites, valid=valid)])
+    return torch.stack(
+        [
+            forward,
+            OtherStrand(denoiser, process.vocab).log_probs(xt, t, positions=sites, valid=valid),
+        ]
+    )

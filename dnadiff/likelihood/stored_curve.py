@@ -20,7 +20,15 @@ from dnadiff.published.tensors import fingerprint
 FILE_NAME = "evaluate.json"
 OPTIMAL = "optimal"
 # What reading a file that something else wrote or damaged can raise.
-_DAMAGED = (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
 log = logging.getLogger("dnadiff")
 
 
@@ -47,10 +55,14 @@ class StoredCurve:
     @property
     def file(self) -> Path:
         """Where the evaluation of this run is."""
-        folder = self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        folder = (
+            self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        )
         return folder / FILE_NAME
 
-    def groups(self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None) -> Json:
+    def groups(
+        self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None
+    ) -> Json:
         """The arguments `num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
 
         If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is the smallest number of equal groups
@@ -69,12 +81,16 @@ class StoredCurve:
         optimal = isinstance(sizes, str)
         if isinstance(sizes, str):
             if sizes != OPTIMAL:
-                raise ValueError(f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups")
+                raise ValueError(
+                    f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups"
+                )
         elif sizes is not None or num_groups is not None:
             return {"num_groups": num_groups, "sizes": sizes}
         h = self.curve(length)
         if optimal and h is None:
-            raise ValueError(f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it")
+            raise ValueError(
+                f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it"
+            )
         alone = None if h is None else self._alone()
         equal = None if h is None else code_length.fewest_groups(h, alone=alone)
         if h is None or equal is None:  # nothing measured, or no structure to lose
@@ -82,9 +98,15 @@ class StoredCurve:
         if not optimal:
             return {"num_groups": len(equal), "sizes": None}
         if not self._optimal_sizes_help(num_groups or len(equal)):
-            log.warning(f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to choose them; groups are equal")
+            log.warning(
+                f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to choose them; groups are equal"
+            )
             return {"num_groups": num_groups or len(equal), "sizes": None}
-        best = code_length.fewest_groups(h, optimal=True, alone=alone) if num_groups is None else code_length.optimal_sizes(h, num_groups)
+        best = (
+            code_length.fewest_groups(h, optimal=True, alone=alone)
+            if num_groups is None
+            else code_length.optimal_sizes(h, num_groups)
+        )
         return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
@@ -117,7 +139,9 @@ class StoredCurve:
             raise ValueError(f"{self.file} has no h(n)")
         if (reason := self._unusable(content)) is not None:
             if reason not in self._warned:
-                log.warning(f"the h(n) in {self.file} is ignored: {reason}; {self._remedy()} measures it")
+                log.warning(
+                    f"the h(n) in {self.file} is ignored: {reason}; {self._remedy()} measures it"
+                )
                 self._warned.add(reason)
             raise ValueError(reason)
         return content["code_length"]
@@ -132,7 +156,13 @@ class StoredCurve:
             return f"it was measured on different data from those of the run ({content['data']['name']})"
         if content["part"] == "train":
             return "it was measured on the training part"
-        return None if model["fingerprint"] == self.fingerprint else "it was measured with other weights"
+        return (
+            None
+            if model["fingerprint"] == self.fingerprint
+            else "it was measured with other weights"
+        )
 
     def _remedy(self) -> str:
-        return f"python -m dnadiff.evaluate checkpoint={self.path} output={self.file} overwrite=true"
+        return (
+            f"python -m dnadiff.evaluate checkpoint={self.path} output={self.file} overwrite=true"
+        )

@@ -32,12 +32,23 @@ class OtherStrand(BaseDenoiser):
         super().__init__(vocab)
         denoiser.require_any_order("reading the other strand with the same masks")
         if vocab.complement is None:
-            raise ValueError("this vocabulary has no complement: only alphabets with two strands, such as DNA, have another strand")
-        self.denoiser, self.complement, self.time_conditioning = denoiser, vocab.complement, denoiser.time_conditioning
+            raise ValueError(
+                "this vocabulary has no complement: only alphabets with two strands, such as DNA, have another strand"
+            )
+        self.denoiser, self.complement, self.time_conditioning = (
+            denoiser,
+            vocab.complement,
+            denoiser.time_conditioning,
+        )
 
     @override
     def log_probs(
-        self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+        self,
+        xt: Tensor,
+        t: Tensor | None = None,
+        cond: Tensor | None = None,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
         complement = torch.tensor(self.complement, device=xt.device)
         mirrored = self.vocab.reverse_complement(xt)
@@ -47,7 +58,9 @@ class OtherStrand(BaseDenoiser):
         flipped = positions.flip(-1)
         row = torch.zeros(positions.shape, dtype=torch.int64, device=xt.device)
         row[flipped] = torch.arange(int(flipped.sum()), device=xt.device)
-        return self.denoiser.log_probs(mirrored, t, cond, flipped, valid)[row.flip(-1)[positions]][..., complement]
+        return self.denoiser.log_probs(mirrored, t, cond, flipped, valid)[row.flip(-1)[positions]][
+            ..., complement
+        ]
 
 
 class Conjoined(BaseDenoiser):
@@ -61,13 +74,25 @@ class Conjoined(BaseDenoiser):
 
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
         super().__init__(vocab)
-        self.denoiser, self.other, self.time_conditioning = denoiser, OtherStrand(denoiser, vocab), denoiser.time_conditioning
+        self.denoiser, self.other, self.time_conditioning = (
+            denoiser,
+            OtherStrand(denoiser, vocab),
+            denoiser.time_conditioning,
+        )
 
     @override
     def log_probs(
-        self, xt: Tensor, t: Tensor | None = None, cond: Tensor | None = None, positions: Tensor | None = None, valid: Tensor | None = None
+        self,
+        xt: Tensor,
+        t: Tensor | None = None,
+        cond: Tensor | None = None,
+        positions: Tensor | None = None,
+        valid: Tensor | None = None,
     ) -> Tensor:
-        forward, reverse = (network.log_probs(xt, t, cond, positions, valid) for network in (self.denoiser, self.other))
+        forward, reverse = (
+            network.log_probs(xt, t, cond, positions, valid)
+            for network in (self.denoiser, self.other)
+        )
         return torch.logaddexp(forward, reverse) - math.log(2)
 
 
@@ -82,13 +107,17 @@ class ReverseComplemented:
             batch = WindowBatch(*each)
             groups = {name: mask.flip(-1) for name, mask in batch.groups.items()}
             valid = None if batch.valid is None else batch.valid.flip(-1)
-            yield batch._replace(ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid)
+            yield batch._replace(
+                ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid
+            )
 
 
 def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
     """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
     gap = forward.difference(reverse.per_sequence(group), group)
-    mean = forward.interval_of((forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group)
+    mean = forward.interval_of(
+        (forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group
+    )
     return {
         "forward": forward.interval(group).value,
         "reverse": reverse.interval(group).value,

@@ -13,7 +13,9 @@ import numpy as np
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement, spectrum
 
 _TABLE_ORDER = 9  # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of windows
-MAX_BASES = 500_000_000  # bases of the largest training part whose windows are stored: 16 bytes for each
+MAX_BASES = (
+    500_000_000  # bases of the largest training part whose windows are stored: 16 bytes for each
+)
 _BLOCK = 1 << 19  # bases processed at once: bounds the memory needed in addition to the sequence
 
 
@@ -33,10 +35,18 @@ class Segment:
         self.padded, self.order = padded, order
         self.bases = padded[order:]  # (L,)
         position = np.arange(len(padded))
-        after_unknown = np.maximum.accumulate(np.concatenate([[0], np.where(padded[:-1] < UNKNOWN, 0, position[1:])]))
-        self.num_known = (position - after_unknown)[order:]  # (L,) known bases in a row before each position, at most `order`
+        after_unknown = np.maximum.accumulate(
+            np.concatenate([[0], np.where(padded[:-1] < UNKNOWN, 0, position[1:])])
+        )
+        self.num_known = (position - after_unknown)[
+            order:
+        ]  # (L,) known bases in a row before each position, at most `order`
         digits = min(order, _TABLE_ORDER)
-        self.index = codes(padded[:-1], digits)[0][order - digits :].view(np.int64) if digits else np.zeros(len(self.bases), np.int64)
+        self.index = (
+            codes(padded[:-1], digits)[0][order - digits :].view(np.int64)
+            if digits
+            else np.zeros(len(self.bases), np.int64)
+        )
 
     def reversed_contexts(self) -> np.ndarray:
         """(L,) uint64. Not cached: counting needs them once, unsorted."""
@@ -68,7 +78,10 @@ class Counts:
     def __init__(self, bases: np.ndarray, order: int) -> None:
         self.order = order
         self.num_bases = int((bases < UNKNOWN).sum())
-        self._tables = [spectrum([bases], k + 1, both_strands=True).reshape(-1, 4) for k in range(min(order, _TABLE_ORDER) + 1)]
+        self._tables = [
+            spectrum([bases], k + 1, both_strands=True).reshape(-1, 4)
+            for k in range(min(order, _TABLE_ORDER) + 1)
+        ]
         self._windows = np.empty(2 * self.num_bases if order > _TABLE_ORDER else 0, np.uint64)
         filled = 0
         for strand in (bases, reverse_complement(bases)) if order > _TABLE_ORDER else ():
@@ -82,7 +95,11 @@ class Counts:
     def following(self, segment: Segment, order: int) -> np.ndarray:
         """Counts of each base after the context of length `order` at each position: (L, 4) int64, 0 for contexts that are not known."""
         if order <= _TABLE_ORDER:
-            return np.where(segment.num_known[:, None] >= order, self._tables[order][segment.index & (4**order - 1)], 0)
+            return np.where(
+                segment.num_known[:, None] >= order,
+                self._tables[order][segment.index & (4**order - 1)],
+                0,
+            )
         contexts, position = segment.sorted_contexts
         known = segment.num_known[position] >= order
         contexts, position = contexts[known], position[known]
@@ -91,7 +108,9 @@ class Counts:
         counts = np.zeros((len(segment.bases), 4), np.int64)
         for x in range(4):
             low = first + np.uint64(x) * _digit(self.order)
-            counts[position, x] = np.searchsorted(self._windows, low + width) - np.searchsorted(self._windows, low)
+            counts[position, x] = np.searchsorted(self._windows, low + width) - np.searchsorted(
+                self._windows, low
+            )
         return counts
 
     def of_next(self, segment: Segment, order: int) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,12 @@ class BackoffMarkov:
         self.counts = counts
 
     @classmethod
-    def fit(cls, sequences: Iterable[np.ndarray], order: int, strength: float | Sequence[float] | None = None) -> BackoffMarkov:
+    def fit(
+        cls,
+        sequences: Iterable[np.ndarray],
+        order: int,
+        strength: float | Sequence[float] | None = None,
+    ) -> BackoffMarkov:
         """Count the sequences and their reverse complements.
 
         Args:
@@ -55,14 +60,18 @@ class BackoffMarkov:
         strengths = _checked_strengths(strength, integer("order", order, 0, MAX_ORDER))
         bases = _joined(sequences)
         if not (bases < UNKNOWN).any():
-            raise ValueError("sequences contain no known base (A, C, G or T); a Markov model needs training data")
+            raise ValueError(
+                "sequences contain no known base (A, C, G or T); a Markov model needs training data"
+            )
         return cls(Counts(bases, order), strengths)
 
     def with_strengths(self, strength: float | Sequence[float]) -> BackoffMarkov:
         """The same counts with other strengths."""
         return BackoffMarkov(self.counts, _checked_strengths(strength, self.order))
 
-    def tuned(self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0) -> BackoffMarkov:
+    def tuned(
+        self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0
+    ) -> BackoffMarkov:
         """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in ascending order of k.
 
         Every lower order is then a tuned model too. `sweeps` of coordinate search continue from there for the highest order alone: each
@@ -76,7 +85,11 @@ class BackoffMarkov:
         return self.tuned_each(valid, [self.order], grid, sweeps)[self.order]
 
     def tuned_each(
-        self, valid: Iterable[np.ndarray], orders: Sequence[int], grid: Sequence[float] = GRID, sweeps: int = 4
+        self,
+        valid: Iterable[np.ndarray],
+        orders: Sequence[int],
+        grid: Sequence[float] = GRID,
+        sweeps: int = 4,
     ) -> dict[int, BackoffMarkov]:
         """For each order, the same counts with the strengths tuned for that order. Raises the errors of `tuned`.
 
@@ -87,7 +100,9 @@ class BackoffMarkov:
         bases = _joined(_evenly_spaced(checked(valid), _TUNING_BASES, _TUNING_BLOCK))
         known = bases < UNKNOWN
         if not known.any():
-            raise ValueError("valid contains no known base (A, C, G or T); strengths are chosen on held-out data")
+            raise ValueError(
+                "valid contains no known base (A, C, G or T); strengths are chosen on held-out data"
+            )
         if not grid:
             raise ValueError("grid is empty; give at least one positive strength")
         top = max(self._checked(order) for order in orders)
@@ -102,9 +117,17 @@ class BackoffMarkov:
             strengths.append(grid[best])
             if sweeps and order <= top:
                 every = -(-len(n) // _SWEEP_BASES)
-                counts.append((n_x[::every].astype(np.float32), n[::every].astype(np.float32)))  # exact up to 2^24
-        lower = {order: _coordinate_search(strengths[: order + 1], counts[: order + 1], grid, sweeps) for order in orders}
-        return {order: self.with_strengths(chosen + strengths[order + 1 :]) for order, chosen in lower.items()}
+                counts.append(
+                    (n_x[::every].astype(np.float32), n[::every].astype(np.float32))
+                )  # exact up to 2^24
+        lower = {
+            order: _coordinate_search(strengths[: order + 1], counts[: order + 1], grid, sweeps)
+            for order in orders
+        }
+        return {
+            order: self.with_strengths(chosen + strengths[order + 1 :])
+            for order, chosen in lower.items()
+        }
 
     def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
         """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural logarithms, NaN at unknown bases.
@@ -126,12 +149,17 @@ class BackoffMarkov:
         if order is None:
             return self.order
         if not 0 <= order <= self.order:
-            raise ValueError(f"order {order} must be from 0 to {self.order}, the order of this model; fit one of a higher order")
+            raise ValueError(
+                f"order {order} must be from 0 to {self.order}, the order of this model; fit one of a higher order"
+            )
         return order
 
 
 def _coordinate_search(
-    strengths: list[float], counts: Sequence[tuple[np.ndarray, np.ndarray]], grid: Sequence[float], sweeps: int
+    strengths: list[float],
+    counts: Sequence[tuple[np.ndarray, np.ndarray]],
+    grid: Sequence[float],
+    sweeps: int,
 ) -> list[float]:
     """The strengths after at most `sweeps` of coordinate search that maximize the likelihood of the highest order.
 
@@ -142,7 +170,9 @@ def _coordinate_search(
     for _ in range(sweeps):
         before = list(strengths)
         # (rest, factor) of the orders above k, the highest order first.
-        above: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(1, np.float32), np.ones(1, np.float32))]
+        above: list[tuple[np.ndarray, np.ndarray]] = [
+            (np.zeros(1, np.float32), np.ones(1, np.float32))
+        ]
         for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
             rest, factor = above[-1]
             above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))
@@ -173,15 +203,25 @@ def _evenly_spaced(sequences: Sequence[np.ndarray], maximum: int, size: int) -> 
 
 def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
     """All sequences in one array, separated by an unknown base, so that no context extends from one into the next."""
-    parts = [part for bases in checked(sequences) for part in (bases, np.array([UNKNOWN], np.uint8))]
+    parts = [
+        part for bases in checked(sequences) for part in (bases, np.array([UNKNOWN], np.uint8))
+    ]
     return np.concatenate(parts[:-1] or [np.empty(0, np.uint8)])
 
 
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
     strength = DEFAULT_STRENGTH if strength is None else strength
-    strengths = (float(strength),) * (order + 1) if isinstance(strength, (int, float, np.number)) else tuple(map(float, strength))
+    strengths = (
+        (float(strength),) * (order + 1)
+        if isinstance(strength, (int, float, np.number))
+        else tuple(map(float, strength))
+    )
     if len(strengths) != order + 1:
-        raise ValueError(f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}")
+        raise ValueError(
+            f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}"
+        )
     if not all(a > 0 for a in strengths):
-        raise ValueError(f"strength {strength} must be positive, or contexts without counts have no distribution")
+        raise ValueError(
+            f"strength {strength} must be positive, or contexts without counts have no distribution"
+        )
     return strengths

@@ -17,7 +17,9 @@ from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
 from dnadiff.metrics.independent import independent_range, independent_sets, widening
 
-Statistic = Callable[[np.ndarray, np.ndarray], float]  # of two sets, arrays with one row for each sequence
+Statistic = Callable[
+    [np.ndarray, np.ndarray], float
+]  # of two sets, arrays with one row for each sequence
 _NOT_A_BASE = 255
 _BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
 _BASE_OF_CHARACTER[list(b"NRYKMSWBDHVnrykmswbdhv")] = UNKNOWN
@@ -54,7 +56,9 @@ class Distance:
     def of_an_independent_set(self, number: int, total: int) -> Distance:
         """The same with the range for a set that is independent of the real windows (`dnadiff.metrics.independent`)."""
         wider = widening(number, total)
-        low, high = (self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high))
+        low, high = (
+            self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high)
+        )
         return replace(self, low=low, high=high)
 
 
@@ -113,9 +117,14 @@ def compare(
     Raises:
         ValueError: if there are too few sequences, their lengths differ, one has no known base, or a character is not a nucleotide code.
     """
-    sample_bases, real_bases = ([as_bases(sequence) for sequence in sequences] for sequences in (samples, real))
+    sample_bases, real_bases = (
+        [as_bases(sequence) for sequence in sequences] for sequences in (samples, real)
+    )
     length = common_length(sample_bases, real_bases)
-    sample_counts, real_counts = kmer_counts(sample_bases, k, both_strands), kmer_counts(real_bases, k, both_strands)
+    sample_counts, real_counts = (
+        kmer_counts(sample_bases, k, both_strands),
+        kmer_counts(real_bases, k, both_strands),
+    )
     sample_gc, real_gc = gc_content(sample_bases, "samples"), gc_content(real_bases, "real")
     number = min(len(sample_bases), len(real_bases) // 2)
     rng = np.random.default_rng(seed)
@@ -150,17 +159,23 @@ def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
         check_bases(sequence)
         return sequence
     raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
-    bases = np.frombuffer(raw.translate(_BASE_OF_CHARACTER.tobytes()), np.uint8)  # indexing takes nine times the memory
+    bases = np.frombuffer(
+        raw.translate(_BASE_OF_CHARACTER.tobytes()), np.uint8
+    )  # indexing takes nine times the memory
     if (bases == _NOT_A_BASE).any():
         position = int(np.argmax(bases == _NOT_A_BASE))
-        raise ValueError(f"the sequence has {sequence[position : position + 1]!r} at position {position}, which is not a nucleotide code")
+        raise ValueError(
+            f"the sequence has {sequence[position : position + 1]!r} at position {position}, which is not a nucleotide code"
+        )
     return bases
 
 
 def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
     """The length of all sequences; raises ValueError if there are too few, or their lengths differ."""
     if len(samples) < 2 or len(real) < 4:
-        raise ValueError(f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4")
+        raise ValueError(
+            f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4"
+        )
     lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
     if len(lengths[0]) > 1 or lengths[0] != lengths[1]:
         ours, theirs = (", ".join(map(str, sorted(each)[:4])) for each in lengths)
@@ -170,7 +185,9 @@ def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> 
     return lengths[0].pop()
 
 
-def kmer_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool, dtype: DTypeLike = np.int64) -> np.ndarray:
+def kmer_counts(
+    sequences: Sequence[np.ndarray], k: int, both_strands: bool, dtype: DTypeLike = np.int64
+) -> np.ndarray:
     """Counts of each k-mer in each sequence: (S, 4**k)."""
     counts = np.empty((len(sequences), 4**k), dtype)
     for row, bases in zip(counts, sequences):
@@ -179,7 +196,9 @@ def kmer_counts(sequences: Sequence[np.ndarray], k: int, both_strands: bool, dty
 
 
 def _frequencies(counts: np.ndarray) -> np.ndarray:
-    total = counts.sum(0, dtype=np.float64)  # divergences are small differences of entropies: float32 would lose them
+    total = counts.sum(
+        0, dtype=np.float64
+    )  # divergences are small differences of entropies: float32 would lose them
     return total / max(total.sum(), 1)
 
 
@@ -197,7 +216,10 @@ def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     other = reverse_complement_codes(every, k)
     shown = np.flatnonzero(every <= other) if both_strands else np.arange(4**k)
     pairs = [(int(code), int(other[code])) for code in shown]
-    return shown, tuple(_kmer(a, k) if a == b or not both_strands else f"{_kmer(a, k)}/{_kmer(b, k)}" for a, b in pairs)
+    return shown, tuple(
+        _kmer(a, k) if a == b or not both_strands else f"{_kmer(a, k)}/{_kmer(b, k)}"
+        for a, b in pairs
+    )
 
 
 def _kmer(code: int, k: int) -> str:
@@ -216,7 +238,9 @@ def distance(
     For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the real windows that take their place and
     of those that both are compared with.
     """
-    ours = [statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)]
+    ours = [
+        statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)
+    ]
     baseline = [statistic(real[chosen], real[rest]) for chosen, rest in real_sets]
     return Distance(float(np.mean(ours)), float(np.mean(baseline)), *_range(np.array(baseline)))
 
@@ -247,7 +271,10 @@ def bootstrap_interval(
     as the standard error of the complete set: for statistics that train on one part of a set and validate on another.
     """
     n, rng = len(samples), np.random.default_rng(seed)
-    replicates = [rng.permutation(n)[: n // 2] if halves else rng.integers(n, size=n) for _ in range(num_resamples)]
+    replicates = [
+        rng.permutation(n)[: n // 2] if halves else rng.integers(n, size=n)
+        for _ in range(num_resamples)
+    ]
     spread = float(np.std([statistic(samples[chosen], real) for chosen in replicates], ddof=1))
     half = student_t(n - 1) * spread * math.sqrt(n / (n - 1))
     return center - half, center + half

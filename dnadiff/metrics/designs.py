@@ -12,7 +12,15 @@ import numpy as np
 
 from dnadiff.data.genome.fasta import Record, iter_fasta
 from dnadiff.kmers import UNKNOWN
-from dnadiff.metrics.composition import Distance, as_bases, distance, gc_content, jensen_shannon, kmer_counts, wasserstein
+from dnadiff.metrics.composition import (
+    Distance,
+    as_bases,
+    distance,
+    gc_content,
+    jensen_shannon,
+    kmer_counts,
+    wasserstein,
+)
 from dnadiff.metrics.real_windows import evenly_spaced
 from dnadiff.metrics.sample_quality import KMER_LENGTHS
 
@@ -57,7 +65,9 @@ class DesignTable:
             digests.add(hashlib.blake2b(bases.tobytes(), digest_size=16).digest())
             if i == 0:
                 counts = np.zeros((len(bases), UNKNOWN + 1), np.int64)
-            counts = None if counts is None or len(bases) != len(counts) else _counted(counts, bases)
+            counts = (
+                None if counts is None or len(bases) != len(counts) else _counted(counts, bases)
+            )
             if i in kept:
                 sequences.append(bases)
         columns = dict(zip(_COLUMNS, np.array(rows, float).T))
@@ -74,7 +84,11 @@ class DesignTable:
 
 def header_facts(description: str) -> dict[str, str]:
     """The `key=value` pairs of a header; a later one replaces an earlier one of the same name, which may be inside a label."""
-    return {key: value for key, found, value in (word.partition("=") for word in description.split()) if found}
+    return {
+        key: value
+        for key, found, value in (word.partition("=") for word in description.split())
+        if found
+    }
 
 
 def designed_bases(record: Record, about: Mapping[str, str]) -> np.ndarray:
@@ -118,7 +132,9 @@ def information(counts: np.ndarray) -> np.ndarray:
     known = counts[:, :4].astype(float)
     number = np.maximum(known.sum(1, keepdims=True), 1)
     share = known / number
-    entropy = -np.where(share > 0, share * np.log2(np.where(share > 0, share, 1)), 0).sum(1, keepdims=True)
+    entropy = -np.where(share > 0, share * np.log2(np.where(share > 0, share, 1)), 0).sum(
+        1, keepdims=True
+    )
     return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
 
 
@@ -140,7 +156,9 @@ class DesignComparison:
     num_compared: int
 
 
-def compare_designs(designs: Sequence[np.ndarray], real: Sequence[np.ndarray], both_strands: bool, seed: int = 0) -> DesignComparison:
+def compare_designs(
+    designs: Sequence[np.ndarray], real: Sequence[np.ndarray], both_strands: bool, seed: int = 0
+) -> DesignComparison:
     """Compare designs with real sequences, which need not have the same length.
 
     Args:
@@ -161,7 +179,17 @@ def compare_designs(designs: Sequence[np.ndarray], real: Sequence[np.ndarray], b
     divergences = {}
     for k in KMER_LENGTHS:
         if k <= shortest:
-            counts = [kmer_counts(each, k, both_strands).astype(np.float32) for each in (designs, real)]
+            counts = [
+                kmer_counts(each, k, both_strands).astype(np.float32) for each in (designs, real)
+            ]
             divergences[k] = distance(jensen_shannon, counts[0], counts[1], design_sets, real_sets)
-    ours, theirs = (100 * gc_content(each, name) for each, name in ((designs, "the designs"), (real, "real")))
-    return DesignComparison(divergences, distance(wasserstein, ours, theirs, design_sets, real_sets), ours, theirs, number)
+    ours, theirs = (
+        100 * gc_content(each, name) for each, name in ((designs, "the designs"), (real, "real"))
+    )
+    return DesignComparison(
+        divergences,
+        distance(wasserstein, ours, theirs, design_sets, real_sets),
+        ours,
+        theirs,
+        number,
+    )

@@ -10,7 +10,9 @@ from dnadiff.markov.model import BackoffMarkov
 _FOLDS = 5
 
 
-def cross_validated_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def cross_validated_scores(
+    samples: np.ndarray, real: np.ndarray, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
     Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)` and `real (R, W)`, each scaled to unit
@@ -25,8 +27,12 @@ def cross_validated_scores(samples: np.ndarray, real: np.ndarray, seed: int = 0)
     features = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
     labels = np.arange(len(counts)) < len(samples)
     scores = np.empty(len(counts))
-    for train, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(features, labels):
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(features[train], labels[train])
+    for train, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(
+        features, labels
+    ):
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(
+            features[train], labels[train]
+        )
         decision = model.decision_function(features[test])
         scores[test] = decision - decision.mean()  # each fold has its own intercept
     return scores, labels

@@ -49,26 +49,38 @@ class TrainingIndex:
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
         sequences = checked(sequences)
         if not any((bases < UNKNOWN).any() for bases in sequences):
-            raise ValueError("the training part has no known base (A, C, G or T), so it cannot be searched for copies")
+            raise ValueError(
+                "the training part has no known base (A, C, G or T), so it cannot be searched for copies"
+            )
         gap = np.array([UNKNOWN], np.uint8)
-        both = [part for bases in sequences for part in (gap, bases, gap, reverse_complement(bases))]
-        self._text = np.concatenate([*both, gap])  # unknown bases at both ends and in between: no match extends past a sequence
+        both = [
+            part for bases in sequences for part in (gap, bases, gap, reverse_complement(bases))
+        ]
+        self._text = np.concatenate(
+            [*both, gap]
+        )  # unknown bases at both ends and in between: no match extends past a sequence
         self.k, self._kmers = k, KmerSet(sequences, k)
         values, known = codes(self._text, _SEED_LENGTH)
         place = np.flatnonzero(known)
         self._place = place[np.argsort(values[place], kind="stable")]
-        self._first = np.concatenate([[0], np.cumsum(np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH))])
+        self._first = np.concatenate(
+            [[0], np.cumsum(np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH))]
+        )
 
     def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
         """For each window, its k-mers that occur in the training part, and all its k-mers without unknown bases: (S, 2)."""
-        return np.array([(self._kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows])
+        return np.array(
+            [(self._kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
+        )
 
     def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
         """Length in bases of the longest exact match of each window with the training part: (S,)."""
         return np.array([self._longest(bases) for bases in windows])
 
     def _longest(self, bases: np.ndarray) -> int:
-        padded = np.append(bases, np.uint8(UNKNOWN))  # padded[-1] is before the window as well as after it
+        padded = np.append(
+            bases, np.uint8(UNKNOWN)
+        )  # padded[-1] is before the window as well as after it
         longest = 0
         for first, block in blocks(bases, _SEED_LENGTH):
             values, known = codes(block, _SEED_LENGTH)
@@ -81,9 +93,19 @@ class TrainingIndex:
                     continue
             seeds = values[start].view(np.int64)
             ends = np.cumsum(self._first[seeds + 1] - self._first[seeds])
-            for few in np.split(start, np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES))):
+            for few in np.split(
+                start,
+                np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES)),
+            ):
                 longest = max(longest, self._extended(padded, few + first, values[few]))
-        return longest or next((k for k in range(_SEED_LENGTH - 1, 0, -1) if KmerSet([self._text], k).contains_any(bases)), 0)
+        return longest or next(
+            (
+                k
+                for k in range(_SEED_LENGTH - 1, 0, -1)
+                if KmerSet([self._text], k).contains_any(bases)
+            ),
+            0,
+        )
 
     def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
         """The longest match that begins at one of the starts with its k-mer; 0 if the training part does not have these k-mers."""
@@ -102,7 +124,13 @@ class TrainingIndex:
             if not extends.any():
                 return length
             offset, place, length = offset[extends], place[extends], length + 1
-        return max((_match(padded[i:], self._text[j:], length) for i, j in zip(offset.tolist(), place.tolist())), default=0)
+        return max(
+            (
+                _match(padded[i:], self._text[j:], length)
+                for i, j in zip(offset.tolist(), place.tolist())
+            ),
+            default=0,
+        )
 
 
 class LazyIndex(TrainingIndex):
@@ -155,7 +183,9 @@ class Match(NamedTuple):
     seen: float
 
 
-def dna_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
+def dna_data(
+    model: Loaded, trust: Sequence[str] = (), given: Config | None = None
+) -> SequenceDataModule:
     """The data that a model was trained on, or those `given` on the command line, prepared; raises ValueError for text."""
     check_dna(model)
     data = chosen_data(given, model.config, model.tokenizer, trust)
@@ -166,10 +196,14 @@ def dna_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = No
 def check_dna(model: Loaded) -> None:
     """Raise ValueError for a model of text."""
     if model.tokenizer.vocab.complement is None:
-        raise ValueError(f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA")
+        raise ValueError(
+            f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA"
+        )
 
 
-def searched_data(model: Loaded, data: SequenceDataModule | None, trust: Sequence[str] = ()) -> SequenceDataModule | None:
+def searched_data(
+    model: Loaded, data: SequenceDataModule | None, trust: Sequence[str] = ()
+) -> SequenceDataModule | None:
     """The data in whose training part copies are searched for: always those that the model was trained on, if its source records them.
 
     None, with a log message, if they cannot be read here. If the source records none, as a published folder, `data` take their place,
@@ -182,9 +216,13 @@ def searched_data(model: Loaded, data: SequenceDataModule | None, trust: Sequenc
         return model.training_data(trust)
     except (ValueError, OSError) as error:
         if data is not None and known is None:
-            log.info(f"{model.path} does not record what it was trained on: copies are searched for in the training part of {data.name}")
+            log.info(
+                f"{model.path} does not record what it was trained on: copies are searched for in the training part of {data.name}"
+            )
             return data
-        log.info(f"copies are not searched for, because the training data are not available: {error}")
+        log.info(
+            f"copies are not searched for, because the training data are not available: {error}"
+        )
         return None
 
 
@@ -198,12 +236,16 @@ def fits_in_memory(data: SequenceDataModule) -> bool:
     return num_training_bases(data) <= LARGEST
 
 
-def training_data(model: Loaded, trust: Sequence[str] = (), given: Config | None = None) -> SequenceDataModule:
+def training_data(
+    model: Loaded, trust: Sequence[str] = (), given: Config | None = None
+) -> SequenceDataModule:
     """As `dna_data`; also raises ValueError if the index of the training part does not fit into memory."""
     data = dna_data(model, trust, given)
     if model.was_trained_on(data) is False:
         if not given:
-            raise ValueError(f"copies: {data.name} changed since {model.path} was trained on it; restore its files")
+            raise ValueError(
+                f"copies: {data.name} changed since {model.path} was trained on it; restore its files"
+            )
         log.warning(
             f"{model.path} was not trained on data={data.name}: matches are with these data, not with the training data of the model"
         )
@@ -226,12 +268,16 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     found = []
     for record in iter_fasta(path):
         bases = as_bases(record.sequence)
-        designed = _DESIGNED.search(record.description)  # written by anyone: a range outside the record is ignored
+        designed = _DESIGNED.search(
+            record.description
+        )  # written by anyone: a range outside the record is ignored
         if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):
             bases = bases[int(designed[1]) - 1 : int(designed[2])]
         hits, kmers = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
-        found.append(Match(record.name, len(bases), longest, float(hits) / kmers if kmers else float("nan")))
+        found.append(
+            Match(record.name, len(bases), longest, float(hits) / kmers if kmers else float("nan"))
+        )
     return found
 
 
@@ -241,6 +287,10 @@ def summary(found: Sequence[Match]) -> dict[str, Json]:
     seen = [match.seen for match in found if match.seen == match.seen]  # not NaN
     return {
         "records": len(found),
-        "longest": {"mean": float(np.mean([match.longest for match in found])), "max": longest.longest, "record": longest.name},
+        "longest": {
+            "mean": float(np.mean([match.longest for match in found])),
+            "max": longest.longest,
+            "record": longest.name,
+        },
         "seen": float(np.mean(seen)) if seen else None,
     }

@@ -31,11 +31,23 @@ def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[n
     if longest >= length:
         tiles, to_bases = data.test_windows(part, length), bases_of(data)
         # Complete sequences are padded to a length of their own, whatever length is asked for.
-        records = [to_bases(content(tiles[i])) for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
-        windows = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
+        records = [
+            to_bases(content(tiles[i])) for i, tile in enumerate(tiles.tiles) if tile.skip == 0
+        ]
+        windows = [
+            bases[at : at + length]
+            for bases in records
+            for at in range(0, len(bases) - length + 1, length)
+        ]
     if not windows:
-        problem = f"has no interval of {length:,} bases (the longest has {longest:,})" if longest else "is empty"
-        raise ValueError(f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples")
+        problem = (
+            f"has no interval of {length:,} bases (the longest has {longest:,})"
+            if longest
+            else "is empty"
+        )
+        raise ValueError(
+            f"the {part} part of {data.name} {problem}; give real=y.fa, or shorter samples"
+        )
     return windows
 
 
@@ -45,12 +57,20 @@ def content(window: Window) -> np.ndarray:
     return ids[window["valid"].numpy()] if "valid" in window else ids
 
 
-def cut(records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN) -> list[np.ndarray]:
+def cut(
+    records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN
+) -> list[np.ndarray]:
     """Consecutive windows of the records, without those that have many unknown bases; raises ValueError if there is none."""
-    found = [bases[at : at + length] for bases in records for at in range(0, len(bases) - length + 1, length)]
+    found = [
+        bases[at : at + length]
+        for bases in records
+        for at in range(0, len(bases) - length + 1, length)
+    ]
     found = [bases for bases in found if (bases == UNKNOWN).mean() <= max_unknown]
     if not found:
-        raise ValueError(f"real has no window of {length:,} bases with at most {100 * max_unknown:g} % unknown bases; give longer records")
+        raise ValueError(
+            f"real has no window of {length:,} bases with at most {100 * max_unknown:g} % unknown bases; give longer records"
+        )
     return found
 
 

@@ -27,14 +27,21 @@ from dnadiff.metrics.composition import (
     kmer_counts,
     wasserstein,
 )
-from dnadiff.metrics.discriminator import auroc, cross_validated_scores, discriminator_auroc, train_on_samples_bits
+from dnadiff.metrics.discriminator import (
+    auroc,
+    cross_validated_scores,
+    discriminator_auroc,
+    train_on_samples_bits,
+)
 from dnadiff.metrics.independent import independent_range
 from dnadiff.metrics.memorization import TrainingIndex
 from dnadiff.metrics.real_windows import evenly_spaced
 from dnadiff.metrics.structure import longest_orf, mutual_information, pair_counts, period_three
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
-MAX_REAL = 20_000  # real windows, or four times the samples if that is more: a 6-mer spectrum is 16 KiB
+MAX_REAL = (
+    20_000  # real windows, or four times the samples if that is more: a 6-mer spectrum is 16 KiB
+)
 MAX_DISTANCE = 100  # bases between two positions whose mutual information is computed
 _MIN_SAMPLES = 10  # for a cross-validated discriminator
 _DISCRIMINATOR_K = 4
@@ -171,14 +178,23 @@ class SampleQualityEvaluator:
             )
         longest = max(*KMER_LENGTHS, training.k if training else 0)
         if self.length < longest:
-            raise ValueError(f"sequences of {self.length} bases are shorter than the {longest}-mers that are counted; give longer ones")
+            raise ValueError(
+                f"sequences of {self.length} bases are shorter than the {longest}-mers that are counted; give longer ones"
+            )
         kept = evenly_spaced(len(real), max(MAX_REAL, 4 * self.number))
         if len(kept) < len(real):
             log.info(f"{len(kept):,} of {len(real):,} real windows are compared, evenly spaced")
-        self.samples, self.real, self.training = np.stack(samples), np.stack([real[i] for i in kept]), training
+        self.samples, self.real, self.training = (
+            np.stack(samples),
+            np.stack([real[i] for i in kept]),
+            training,
+        )
         self.both_strands, self.order, self.seed = both_strands, order, seed
         rng = np.random.default_rng(seed)
-        self.real_sets = [np.split(rng.permutation(len(self.real))[: 2 * self.number], 2) for _ in range(num_splits)]
+        self.real_sets = [
+            np.split(rng.permutation(len(self.real))[: 2 * self.number], 2)
+            for _ in range(num_splits)
+        ]
         self.sample_sets = [rng.permutation(len(samples))[: self.number] for _ in range(num_splits)]
 
     def __call__(self) -> SampleQuality:
@@ -196,53 +212,127 @@ class SampleQualityEvaluator:
         """All metrics, given the results of all `parts` in their order."""
         done = list(parts)
         information = next(part.information for part in done if part.information is not None)
-        return SampleQuality(tuple(metric for part in done for metric in part.metrics), self.number, self.length, information)
+        return SampleQuality(
+            tuple(metric for part in done for metric in part.metrics),
+            self.number,
+            self.length,
+            information,
+        )
 
     def _metric(
-        self, key: str, name: str, unit: str, statistic: Statistic, data: Sequence[np.ndarray], is_distance: bool = True, slow: bool = False
+        self,
+        key: str,
+        name: str,
+        unit: str,
+        statistic: Statistic,
+        data: Sequence[np.ndarray],
+        is_distance: bool = True,
+        slow: bool = False,
     ) -> QualityMetric:
         """A statistic of two sets, with its baseline and its interval; `data` are the rows of samples and of real windows."""
         samples, real = data
         num_sets = _NUM_SLOW if slow else len(self.real_sets)
-        found = distance(statistic, samples, real, self.sample_sets[:num_sets], self.real_sets[:num_sets])
+        found = distance(
+            statistic, samples, real, self.sample_sets[:num_sets], self.real_sets[:num_sets]
+        )
         chosen, (_, rest) = samples[self.sample_sets[0]], self.real_sets[0]
         num_resamples = _NUM_SLOW if slow else 100
-        low, high = bootstrap_interval(statistic, chosen, real[rest], found.samples, num_resamples, self.seed, halves=slow)
+        low, high = bootstrap_interval(
+            statistic, chosen, real[rest], found.samples, num_resamples, self.seed, halves=slow
+        )
         interval = (max(low, 0.0), high) if is_distance else (low, high)
         return QualityMetric(key, name, unit, is_distance, replace(found, interval=interval))
 
-    def _value(self, key: str, name: str, unit: str, of: Callable[[np.ndarray], float], data: Sequence[np.ndarray]) -> QualityMetric:
+    def _value(
+        self,
+        key: str,
+        name: str,
+        unit: str,
+        of: Callable[[np.ndarray], float],
+        data: Sequence[np.ndarray],
+    ) -> QualityMetric:
         found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
-        return replace(found, distance=found.distance.of_an_independent_set(self.number, len(self.real)))
+        return replace(
+            found, distance=found.distance.of_an_independent_set(self.number, len(self.real))
+        )
 
     def _kmers(self, k: int) -> QualityPart:
-        counts = [kmer_counts(list(windows), k, self.both_strands, np.float32) for windows in (self.samples, self.real)]
-        return QualityPart([self._metric(f"js_{k}", f"{k}-mers, Jensen-Shannon divergence", "bits", jensen_shannon, counts)])
+        counts = [
+            kmer_counts(list(windows), k, self.both_strands, np.float32)
+            for windows in (self.samples, self.real)
+        ]
+        return QualityPart(
+            [
+                self._metric(
+                    f"js_{k}",
+                    f"{k}-mers, Jensen-Shannon divergence",
+                    "bits",
+                    jensen_shannon,
+                    counts,
+                )
+            ]
+        )
 
     def _gc(self) -> QualityPart:
-        gc = [100 * gc_content(list(windows), name) for windows, name in ((self.samples, "samples"), (self.real, "real"))]
-        return QualityPart([self._value("gc_variance", "GC content, variance between windows", "points^2", lambda a: a.var(ddof=1), gc)])
+        gc = [
+            100 * gc_content(list(windows), name)
+            for windows, name in ((self.samples, "samples"), (self.real, "real"))
+        ]
+        return QualityPart(
+            [
+                self._value(
+                    "gc_variance",
+                    "GC content, variance between windows",
+                    "points^2",
+                    lambda a: a.var(ddof=1),
+                    gc,
+                )
+            ]
+        )
 
     def _mutual_information(self) -> QualityPart:
         reach = min(MAX_DISTANCE, self.length - 1)
-        pairs = [pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)]
+        pairs = [
+            pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)
+        ]
         curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
-        ours, limits = mutual_information(pairs[0][self.sample_sets[0]]), independent_range(curves, self.number, len(self.real))
+        ours, limits = (
+            mutual_information(pairs[0][self.sample_sets[0]]),
+            independent_range(curves, self.number, len(self.real)),
+        )
 
         def gap(a: np.ndarray, b: np.ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
         name = f"mutual information, mean up to {reach} bases"
-        mean = self._value("mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs)
-        curve = self._metric("mutual_information_gap", "mutual information, mean difference of curves", "bits", gap, pairs)
+        mean = self._value(
+            "mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs
+        )
+        curve = self._metric(
+            "mutual_information_gap",
+            "mutual information, mean difference of curves",
+            "bits",
+            gap,
+            pairs,
+        )
         return QualityPart([mean, curve], (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
         periods = [period_three(windows) for windows in (self.samples, self.real)]
         frames = [longest_orf(windows) for windows in (self.samples, self.real)]
-        period = self._value("period_three", "three-base period, power", "x shuffled", np.mean, periods)
-        frame = self._value("longest_frame", "longest open reading frame, mean", "bases", np.mean, frames)
-        gap = self._metric("longest_frame_gap", "longest open reading frame, Wasserstein-1", "bases", wasserstein, frames)
+        period = self._value(
+            "period_three", "three-base period, power", "x shuffled", np.mean, periods
+        )
+        frame = self._value(
+            "longest_frame", "longest open reading frame, mean", "bases", np.mean, frames
+        )
+        gap = self._metric(
+            "longest_frame_gap",
+            "longest open reading frame, Wasserstein-1",
+            "bases",
+            wasserstein,
+            frames,
+        )
         return QualityPart([period, frame, gap])
 
     def _memorization(self) -> QualityPart:
@@ -256,23 +346,60 @@ class SampleQualityEvaluator:
 
         metrics = [
             self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen),
-            self._value("longest_match_mean", "longest match with training, mean", "bases", np.mean, match),
+            self._value(
+                "longest_match_mean", "longest match with training, mean", "bases", np.mean, match
+            ),
         ]
         # A maximum has no useful standard error.
-        longest = distance(lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets)
-        name, independent = "longest match with training, maximum", longest.of_an_independent_set(self.number, len(self.real))
-        return QualityPart([*metrics, QualityMetric("longest_match", name, "bases", False, independent)])
+        longest = distance(
+            lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets
+        )
+        name, independent = (
+            "longest match with training, maximum",
+            longest.of_an_independent_set(self.number, len(self.real)),
+        )
+        return QualityPart(
+            [*metrics, QualityMetric("longest_match", name, "bases", False, independent)]
+        )
 
     def _discriminator(self) -> QualityPart:
-        counts = [kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands) for windows in (self.samples, self.real)]
-        found = distance(discriminator_auroc, counts[0], counts[1], self.sample_sets[:_NUM_SLOW], self.real_sets[:_NUM_SLOW])
-        scores, labels = cross_validated_scores(counts[0][self.sample_sets[0]], counts[1][self.real_sets[0][1]])
+        counts = [
+            kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands)
+            for windows in (self.samples, self.real)
+        ]
+        found = distance(
+            discriminator_auroc,
+            counts[0],
+            counts[1],
+            self.sample_sets[:_NUM_SLOW],
+            self.real_sets[:_NUM_SLOW],
+        )
+        scores, labels = cross_validated_scores(
+            counts[0][self.sample_sets[0]], counts[1][self.real_sets[0][1]]
+        )
         # The replicates resample the scores: nothing is trained again.
-        replicates = np.random.default_rng(self.seed).integers(self.number, size=(200, 2, self.number))
-        areas = [auroc(np.concatenate([scores[a], scores[self.number + b]]), labels) for a, b in replicates]
+        replicates = np.random.default_rng(self.seed).integers(
+            self.number, size=(200, 2, self.number)
+        )
+        areas = [
+            auroc(np.concatenate([scores[a], scores[self.number + b]]), labels)
+            for a, b in replicates
+        ]
         half = 1.96 * float(np.std(areas, ddof=1))
-        found = replace(found, interval=(max(found.samples - half, 0.0), min(found.samples + half, 1.0)))
-        return QualityPart([QualityMetric("discriminator_auroc", f"discriminator on {_DISCRIMINATOR_K}-mers", "AUROC", True, found)])
+        found = replace(
+            found, interval=(max(found.samples - half, 0.0), min(found.samples + half, 1.0))
+        )
+        return QualityPart(
+            [
+                QualityMetric(
+                    "discriminator_auroc",
+                    f"discriminator on {_DISCRIMINATOR_K}-mers",
+                    "AUROC",
+                    True,
+                    found,
+                )
+            ]
+        )
 
     def _train_on_samples(self) -> QualityPart:
         def bits(a: np.ndarray, b: np.ndarray) -> float:
@@ -280,4 +407,6 @@ class SampleQualityEvaluator:
 
         name = f"real windows, order-{self.order} Markov model of samples"
         data = self.samples, self.real
-        return QualityPart([self._metric("train_on_samples_bits", name, "bits per base", bits, data, slow=True)])
+        return QualityPart(
+            [self._metric("train_on_samples_bits", name, "bits per base", bits, data, slow=True)]
+        )

@@ -23,7 +23,9 @@ def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
     for d in range(1, min(max_distance, length - 1) + 1):
         first, second = windows[:, :-d].astype(np.int64), windows[:, d:]
         pair = np.where((first < UNKNOWN) & (second < UNKNOWN), 4 * first + second, 16)
-        counts[:, d - 1] = np.bincount((pair + row).ravel(), minlength=17 * number).reshape(number, 17)[:, :16]
+        counts[:, d - 1] = np.bincount((pair + row).ravel(), minlength=17 * number).reshape(
+            number, 17
+        )[:, :16]
     return counts
 
 
@@ -48,7 +50,10 @@ def period_three(windows: np.ndarray) -> np.ndarray:
     is_base = windows[:, :, None] == np.arange(4)  # (S, L, 4)
     number = is_base.sum(1)
     total = np.maximum(number.sum(1), 1)
-    centered = np.einsum("slb,l->sb", is_base, wave) - number / total[:, None] * ((windows < UNKNOWN) @ wave)[:, None]
+    centered = (
+        np.einsum("slb,l->sb", is_base, wave)
+        - number / total[:, None] * ((windows < UNKNOWN) @ wave)[:, None]
+    )
     expected = total - (number**2).sum(1) / total
     return (np.abs(centered) ** 2).sum(1) / np.maximum(expected, 1e-12)
 
@@ -60,7 +65,9 @@ def longest_orf(windows: np.ndarray) -> np.ndarray:
     genes are longer than windows; a codon with an unknown base ends it.
     """
     other = np.where(windows < UNKNOWN, 3 - windows.astype(np.int16), UNKNOWN)[:, ::-1]
-    return np.max([_longest(strand[:, start:]) for strand in (windows, other) for start in range(3)], axis=0)
+    return np.max(
+        [_longest(strand[:, start:]) for strand in (windows, other) for start in range(3)], axis=0
+    )
 
 
 def _longest(strand: np.ndarray) -> np.ndarray:
@@ -72,5 +79,7 @@ def _longest(strand: np.ndarray) -> np.ndarray:
     for stop in _STOPS:
         ends |= (codons == stop).all(2)
     place = np.arange(codons.shape[1])
-    last = np.maximum.accumulate(np.where(ends, place, -1), axis=1)  # the last stop at or before each codon
+    last = np.maximum.accumulate(
+        np.where(ends, place, -1), axis=1
+    )  # the last stop at or before each codon
     return 3 * (place - last).max(1)

@@ -60,10 +60,22 @@ class JudgeModel:
             assert length is not None  # its position embeddings are learned
             return cls(gpt2, tokenizer, length, folder)
         loaded = checkpoint.load(source, trust)
-        if not isinstance(loaded.denoiser, CausalDenoiser) or loaded.tokenizer.vocab.complement is not None:
-            raise ValueError(f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=...")
+        if (
+            not isinstance(loaded.denoiser, CausalDenoiser)
+            or loaded.tokenizer.vocab.complement is not None
+        ):
+            raise ValueError(
+                f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=..."
+            )
         data = loaded.config.get("data")
-        return cls(loaded.denoiser.to(device), loaded.tokenizer, loaded.training_length(), loaded.path, loaded.step, data)
+        return cls(
+            loaded.denoiser.to(device),
+            loaded.tokenizer,
+            loaded.training_length(),
+            loaded.path,
+            loaded.step,
+            data,
+        )
 
 
 def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
@@ -75,7 +87,9 @@ def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
 
 def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
     """The documents in a text, separated by the written-out tokens with which the tokenizer begins or ends a text."""
-    separators = {tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None}
+    separators = {
+        tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None
+    }
     return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
 
 
@@ -103,7 +117,9 @@ def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.nda
     """
     found = [ids for text in texts if len(ids := tokenizer.encode(text))]
     end = [] if tokenizer.eos_id is None else [np.array([tokenizer.eos_id])]
-    parts = [part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])]
+    parts = [
+        part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])
+    ]
     return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
 
 
@@ -128,9 +144,15 @@ class TextStatistics:
         found: dict[str, Json] = {"texts": len(self.tokens), "tokens": int(self.tokens.sum())}
         if self.nats is not None:
             nll = ratio(self.nats, self.tokens)
-            found |= _named("perplexity", ConfidenceInterval(*(float(np.exp(x)) for x in nll))) | {"nll": nll.value}
+            found |= _named("perplexity", ConfidenceInterval(*(float(np.exp(x)) for x in nll))) | {
+                "nll": nll.value
+            }
         ones = np.ones(len(self.tokens))
-        return found | _named("entropy", ratio(self.entropy, ones)) | _named("repetition", ratio(self.repetition, ones))
+        return (
+            found
+            | _named("entropy", ratio(self.entropy, ones))
+            | _named("repetition", ratio(self.repetition, ones))
+        )
 
 
 def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
@@ -153,14 +175,23 @@ def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
     return result
 
 
-def describe(texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None) -> TextStatistics:
+def describe(
+    texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None
+) -> TextStatistics:
     """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if there is a model."""
     repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
     total = None if nats is None else np.array([x.sum() for x in nats])
-    return TextStatistics(total, np.array([len(x) for x in texts]), np.array([entropy(x) for x in texts]), np.array(repetition))
+    return TextStatistics(
+        total,
+        np.array([len(x) for x in texts]),
+        np.array([entropy(x) for x in texts]),
+        np.array(repetition),
+    )
 
 
-def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None) -> list[dict[str, Json]]:
+def by_position(
+    texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None
+) -> list[dict[str, Json]]:
     """Statistics of each segment of texts of equal length; a segment extends from its start to the next one.
 
     Repetition is the fraction of n-grams ending in the segment that occurred before anywhere in the text.
@@ -183,7 +214,9 @@ def by_position(texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarr
 
 
 @torch.no_grad()
-def token_nats(judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16) -> list[np.ndarray]:
+def token_nats(
+    judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16
+) -> list[np.ndarray]:
     """-log p of each token of each text `(L,)` under a causal model, in nats.
 
     The token at position 0 counts too: it is predicted from the start token. Programs that predict from position 1 on give another

@@ -30,9 +30,18 @@ class QualityWork(Work):
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for part in self.evaluator.parts()[start + skip :]:
             found = part()
-            curves = None if found.information is None else [curve.tolist() for curve in found.information]
+            curves = (
+                None
+                if found.information is None
+                else [curve.tolist() for curve in found.information]
+            )
             self.report(1, 0)
-            yield Result(1, json.dumps({"metrics": [asdict(metric) for metric in found.metrics], "information": curves}).encode())
+            yield Result(
+                1,
+                json.dumps(
+                    {"metrics": [asdict(metric) for metric in found.metrics], "information": curves}
+                ).encode(),
+            )
 
 
 def part_of(result: Result) -> QualityPart:
@@ -43,4 +52,6 @@ def part_of(result: Result) -> QualityPart:
         values = about["distance"] | {"interval": tuple(about["distance"]["interval"])}
         metrics.append(QualityMetric(**(about | {"distance": Distance(**values)})))
     curves = content["information"]
-    return QualityPart(metrics, None if curves is None else (np.array(curves[0]), np.array(curves[1])))
+    return QualityPart(
+        metrics, None if curves is None else (np.array(curves[0]), np.array(curves[1]))
+    )

@@ -46,7 +46,13 @@ class Model(Generator):
         step: optimizer steps taken.
     """
 
-    def nll(self, sequences: Sequence[DNASequence], num_draws: int = 8, seed: int = 1, batch_size: int = 32) -> np.ndarray:
+    def nll(
+        self,
+        sequences: Sequence[DNASequence],
+        num_draws: int = 8,
+        seed: int = 1,
+        batch_size: int = 32,
+    ) -> np.ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
 
         The NELBO in count form, averaged over `num_draws` (even) stratified masks, of each block for a block diffusion model. The chain
@@ -54,7 +60,9 @@ class Model(Generator):
         model does not generate are read but not counted; a sequence without a countable letter gets NaN.
         """
         seed, batch_size = integer("seed", seed, 0), integer("batch_size", batch_size)
-        return nll_per_token(self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size)
+        return nll_per_token(
+            self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size
+        )
 
     def embed(
         self,
@@ -77,7 +85,9 @@ class Model(Generator):
             An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
-        sequences = sequences if is_sequence(sequences) else list(sequences)  # a generator is read once
+        sequences = (
+            sequences if is_sequence(sequences) else list(sequences)
+        )  # a generator is read once
         vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
         if embedder.pool.per_position:
             return vectors
@@ -100,12 +110,20 @@ class Model(Generator):
             stranded: read the given strand alone; otherwise the mean of both strands.
         """
         if self.tokenizer.vocab.complement is None:
-            raise ValueError(f"information is for models of DNA, and {self.path} was trained on text")
+            raise ValueError(
+                f"information is for models of DNA, and {self.path} was trained on text"
+            )
         window = self.length if window is None else integer("window", window)
-        stranded = stranded or self.denoiser.backbone.reads_both_strands  # which predicts the same for both
+        stranded = (
+            stranded or self.denoiser.backbone.reads_both_strands
+        )  # which predicts the same for both
         batch_size = integer("batch_size", batch_size)
-        information = Information(self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size)
-        return information.of_sequences([ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)])
+        information = Information(
+            self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size
+        )
+        return information.of_sequences(
+            [ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)]
+        )
 
     def variants(
         self,
@@ -139,7 +157,9 @@ class Model(Generator):
         from dnadiff.variant_effect import frame
 
         if self.tokenizer.vocab.complement is None:
-            raise ValueError(f"variants are of DNA, and {self.path} was trained on text; give a model of DNA")
+            raise ValueError(
+                f"variants are of DNA, and {self.path} was trained on text; give a model of DNA"
+            )
         network = frame.Network.checked(
             self.denoiser,
             self.process,
@@ -150,12 +170,21 @@ class Model(Generator):
             sites_per_window=sites_per_window,
             seed=seed,
         )
-        return frame.frame(network, frame.default_method() if method is None else method, frame.source_of(variants), on_mismatch, L2)
+        return frame.frame(
+            network,
+            frame.default_method() if method is None else method,
+            frame.source_of(variants),
+            on_mismatch,
+            L2,
+        )
 
     def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
         if is_sequence(sequences):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        encoded = [torch.from_numpy(self.tokenizer.encode(letters_of(sequence)).astype(np.int64)) for sequence in sequences]
+        encoded = [
+            torch.from_numpy(self.tokenizer.encode(letters_of(sequence)).astype(np.int64))
+            for sequence in sequences
+        ]
         for ids in encoded:
             check_request(self.denoiser.max_length if limited else None, 1, len(ids))
         return encoded
@@ -164,7 +193,9 @@ class Model(Generator):
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
 
 
-def load(run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()) -> Model | ClassifierEnsemble:
+def load(
+    run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()
+) -> Model | ClassifierEnsemble:
     """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have `predict`.
 
     Args:

@@ -39,7 +39,12 @@ class Generator:
 
     def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
         self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
-        self.process, self.tokenizer, self.config, self.path = loaded.process, loaded.tokenizer, loaded.config, loaded.path
+        self.process, self.tokenizer, self.config, self.path = (
+            loaded.process,
+            loaded.tokenizer,
+            loaded.config,
+            loaded.path,
+        )
         self.step, self.labels = loaded.step, loaded.labels
         self.device = torch.device(device)
         self.stored_curve = StoredCurve(self.path, self.denoiser)
@@ -169,12 +174,28 @@ class Generator:
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
         """
-        method, batch_size, seed = method or BestOfN(), integer("batch_size", batch_size), integer("seed", seed, 0)
+        method, batch_size, seed = (
+            method or BestOfN(),
+            integer("batch_size", batch_size),
+            integer("seed", seed, 0),
+        )
         if start is not None and not method.changes_given:
-            raise ValueError(f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis")
+            raise ValueError(
+                f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis"
+            )
         if num_draws % 2:
-            raise ValueError(f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the bounds out")
-        check_exclusions({"infill": infill, "start": start, "template": template, "length": length, "motif": motif})
+            raise ValueError(
+                f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the bounds out"
+            )
+        check_exclusions(
+            {
+                "infill": infill,
+                "start": start,
+                "template": template,
+                "length": length,
+                "motif": motif,
+            }
+        )
         unset = self.length if template is None and start is None else 1
         n, window = check_request(None, n, unset if length is None else length)
         if infill is not None:
@@ -182,22 +203,40 @@ class Generator:
             given = text_of(infill[0])
             request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
         elif start is not None:
-            allowed = None if template is None else [template_pattern(self.tokenizer, template, read_motifs(motif))]
+            allowed = (
+                None
+                if template is None
+                else [template_pattern(self.tokenizer, template, read_motifs(motif))]
+            )
             request = starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
         else:
-            request = from_text(self.tokenizer, n, window if template is None else length, seed, template, motif, "")
-        generator = self.conditional_sampler(sampler or self.default_sampler(request.lengths[1]), request, label, guidance)
+            request = from_text(
+                self.tokenizer, n, window if template is None else length, seed, template, motif, ""
+            )
+        generator = self.conditional_sampler(
+            sampler or self.default_sampler(request.lengths[1]), request, label, guidance
+        )
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         designer.check_request(request, batch_size)
         found = designer.designs(request, seed, batch_size, num_draws)
-        return found if infill is None else Designs(in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found)
+        return (
+            found
+            if infill is None
+            else Designs(
+                in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found
+            )
+        )
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
         if self.tokenizer.vocab.complement is None:
-            raise ValueError(f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead")
+            raise ValueError(
+                f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead"
+            )
         if self.denoiser.left_to_right:
-            raise ValueError("infill: this model goes from left to right and does not see the right flank; use one of objective=mdlm")
+            raise ValueError(
+                "infill: this model goes from left to right and does not see the right flank; use one of objective=mdlm"
+            )
 
     def _designs(
         self,
@@ -211,21 +250,33 @@ class Generator:
         num_draws: int | None,
     ) -> Designs:
         longest, maximum = request.lengths[1], self.denoiser.max_length
-        too_long = maximum is not None and longest > maximum  # for one call; windows (`SemiAR`) can be sampled
-        num_draws = integer("num_draws", (0 if too_long else 8) if num_draws is None else num_draws, 0)
+        too_long = (
+            maximum is not None and longest > maximum
+        )  # for one call; windows (`SemiAR`) can be sampled
+        num_draws = integer(
+            "num_draws", (0 if too_long else 8) if num_draws is None else num_draws, 0
+        )
         batch_size = integer("batch_size", batch_size)
         if num_draws % 2:
-            raise ValueError(f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo error; 0 omits bounds")
-        generator = self.conditional_sampler(sampler or self.default_sampler(longest), request, label, guidance)
+            raise ValueError(
+                f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo error; 0 omits bounds"
+            )
+        generator = self.conditional_sampler(
+            sampler or self.default_sampler(longest), request, label, guidance
+        )
         if num_draws and too_long:
             problem = f"bounds need whole sequences, and {longest} tokens are more than the {maximum} that this network accepts"
             raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
         if gc is not None:
             gc = gc_tilt.check(gc, request, self.tokenizer)
-            generator = generator.with_tilt(gc_tilt.fit(generator, request, gc, seed, batch_size).tilt)
+            generator = generator.with_tilt(
+                gc_tilt.fit(generator, request, gc, seed, batch_size).tilt
+            )
         return generator.designs(request, seed, batch_size, num_draws)
 
-    def conditional_sampler(self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0) -> ConditionalSampler:
+    def conditional_sampler(
+        self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0
+    ) -> ConditionalSampler:
         """The generator that fills a request with this model; raises ValueError as `check_sampler` and `conditioned`."""
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
@@ -249,9 +300,17 @@ class Generator:
         grouped = Grouped(**self.stored_curve.groups(length if size is None else min(size, length)))
         return grouped if size is None else Blockwise(grouped)
 
-    def conditioned(self, label: Labels, guidance: float = 1.0) -> tuple[BaseDenoiser, Tensor | None]:
+    def conditioned(
+        self, label: Labels, guidance: float = 1.0
+    ) -> tuple[BaseDenoiser, Tensor | None]:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""
-        return conditioned(self.denoiser, self.labels, label, guidance, (self.config.get("data") or {}).get("label_dropout"))
+        return conditioned(
+            self.denoiser,
+            self.labels,
+            label,
+            guidance,
+            (self.config.get("data") or {}).get("label_dropout"),
+        )
 
 
 def letters_of(sequence: DNASequence) -> str:
@@ -263,7 +322,9 @@ def letters_of(sequence: DNASequence) -> str:
 def text_of(sequence: DNASequence) -> str:
     """The letters of a string, or of an object of Biopython or pyfaidx; others are a ValueError."""
     if isinstance(sequence, bytes) or not is_sequence(sequence):
-        raise ValueError(f"sequence is of type {type(sequence).__name__}; give its letters as a string")
+        raise ValueError(
+            f"sequence is of type {type(sequence).__name__}; give its letters as a string"
+        )
     return letters_of(sequence)
 
 
@@ -273,7 +334,13 @@ def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> 
     return Design(text, **vars(design))
 
 
-_EXCLUSIVE = (("infill", "template"), ("infill", "motif"), ("infill", "start"), ("start", "length"), ("template", "length"))
+_EXCLUSIVE = (
+    ("infill", "template"),
+    ("infill", "motif"),
+    ("infill", "start"),
+    ("start", "length"),
+    ("template", "length"),
+)
 
 
 def check_exclusions(given: Mapping[str, object]) -> None:

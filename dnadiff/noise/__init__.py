@@ -5,7 +5,15 @@ schedule with the same two ends. A schedule changes the variance of training, th
 """
 
 from dnadiff.noise.base import NoiseSchedule, refuse_cut
-from dnadiff.noise.mask_fraction import Cosine, CosineSquared, LogLinear, MaskFraction, MaskGITCosine, Polynomial, ShiftedLogOdds
+from dnadiff.noise.mask_fraction import (
+    Cosine,
+    CosineSquared,
+    LogLinear,
+    MaskFraction,
+    MaskGITCosine,
+    Polynomial,
+    ShiftedLogOdds,
+)
 from dnadiff.noise.total_noise import Geometric, Linear, LogMask, TotalNoise
 
 __all__ = [

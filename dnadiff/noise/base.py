@@ -16,7 +16,9 @@ LARGEST_CUT = 2e-3
 class NoiseSchedule(ABC):
     """alpha(t) with its derivative and inverse; every argument and result is `(B,)`, t in [0, 1]."""
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:
@@ -51,6 +53,10 @@ def refuse_cut(noise: NoiseSchedule, low: float, high: float, cause: str, remedy
     """
     schedule = type(noise).__name__
     if low > LARGEST_CUT:
-        raise ValueError(f"{cause} leaves the mask probabilities below {low:.3g} of {schedule} out of the bound; {remedy}")
+        raise ValueError(
+            f"{cause} leaves the mask probabilities below {low:.3g} of {schedule} out of the bound; {remedy}"
+        )
     if high < 1 - LARGEST_CUT:
-        raise ValueError(f"{schedule} ends with a mask probability of {high:.3g}, and the bound leaves out all above; {remedy}")
+        raise ValueError(
+            f"{schedule} ends with a mask probability of {high:.3g}, and the bound leaves out all above; {remedy}"
+        )

@@ -74,7 +74,9 @@ class LogLinear(MaskFraction):
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        return 1 / t  # the quotient of the general form loses digits as t goes to 0, here and in the schedules below
+        return (
+            1 / t
+        )  # the quotient of the general form loses digits as t goes to 0, here and in the schedules below
 
 
 class Cosine(MaskFraction):
@@ -155,7 +157,9 @@ class Polynomial(MaskFraction):
     def __init__(self, exponent: float = 2.0, eps: float = 1e-3) -> None:
         super().__init__(eps)
         if checks.number("noise.exponent", exponent) < 1:
-            raise ValueError(f"noise.exponent {exponent} must be at least 1: below, alpha' is infinite at t = 0")
+            raise ValueError(
+                f"noise.exponent {exponent} must be at least 1: below, alpha' is infinite at t = 0"
+            )
         self.exponent = exponent
 
     @override

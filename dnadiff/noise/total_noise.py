@@ -22,8 +22,14 @@ class TotalNoise(NoiseSchedule):
     """
 
     def __init__(self, sigma_min: float, sigma_max: float) -> None:
-        if not 0 <= checks.number("noise.sigma_min", sigma_min) < checks.number("noise.sigma_max", sigma_max):
-            raise ValueError(f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max")
+        if (
+            not 0
+            <= checks.number("noise.sigma_min", sigma_min)
+            < checks.number("noise.sigma_max", sigma_max)
+        ):
+            raise ValueError(
+                f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max"
+            )
         self.sigma_min, self.sigma_max = sigma_min, sigma_max
 
     @abstractmethod
@@ -52,7 +58,9 @@ class TotalNoise(NoiseSchedule):
 
     @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        return self.time(-torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))).clamp(0, 1)
+        return self.time(
+            -torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))
+        ).clamp(0, 1)
 
 
 class Linear(TotalNoise):
@@ -83,7 +91,9 @@ class Geometric(TotalNoise):
     def __init__(self, sigma_min: float = 1e-4, sigma_max: float = 20.0) -> None:
         super().__init__(sigma_min, sigma_max)
         if sigma_min <= 0:
-            raise ValueError(f"noise.sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4")
+            raise ValueError(
+                f"noise.sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4"
+            )
         self.ratio = math.log(sigma_max / sigma_min)
 
     @override
@@ -112,7 +122,9 @@ class LogMask(NoiseSchedule):
 
     def __init__(self, p_min: float = 1e-3, p_max: float = 0.999) -> None:
         if not 0 < checks.number("noise.p_min", p_min) < checks.number("noise.p_max", p_max) <= 1:
-            raise ValueError(f"noise.p_min {p_min} and noise.p_max {p_max} must satisfy 0 < p_min < p_max <= 1")
+            raise ValueError(
+                f"noise.p_min {p_min} and noise.p_max {p_max} must satisfy 0 < p_min < p_max <= 1"
+            )
         self.p_min, self.p_max = p_min, p_max
         self.range = math.log(p_max / p_min)
 
@@ -130,4 +142,6 @@ class LogMask(NoiseSchedule):
 
     @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        return (torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range).clamp(0, 1)
+        return (
+            torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range
+        ).clamp(0, 1)

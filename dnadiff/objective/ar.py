@@ -28,7 +28,15 @@ class AR(Objective):
         return CausalDenoiser(backbone)
 
     @override
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         counted = weight > 0
         if self._few_tokens_on_gpu(x0):
             nll = torch.where(
@@ -37,5 +45,7 @@ class AR(Objective):
             loss = mean_over(nll * weight.flatten(), weight.sum())
         else:
             token_weight = weight[counted]  # before the network, see `denoiser.base.indices`
-            loss = mean_over(denoiser.nll(x0, x0, None, cond, counted, valid) * token_weight, weight.sum())
+            loss = mean_over(
+                denoiser.nll(x0, x0, None, cond, counted, valid) * token_weight, weight.sum()
+            )
         return Loss(loss, loss.detach(), weight.sum())

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone, Denoiser, OptTensor
+from dnadiff.denoiser import (
+    Backbone,
+    BaseDenoiser,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    Denoiser,
+    OptTensor,
+)
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import FEW_TOKENS, SUBS, Parameterization
@@ -52,7 +60,9 @@ class Objective(ABC):
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     time_conditioning: ClassVar[bool] = False
@@ -63,7 +73,13 @@ class Objective(ABC):
         self.process, self._calls = process, 0
 
     def __call__(
-        self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor = None, valid: OptTensor = None
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Loss:
         """The loss of one batch.
 
@@ -95,7 +111,15 @@ class Objective(ABC):
             )
 
     @abstractmethod
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         """`__call__` with checked int64 `x0` and float32 `weight`."""
 
     def _few_tokens_on_gpu(self, x0: Tensor) -> bool:
@@ -140,15 +164,23 @@ class MaskedObjective(Objective):
     """
 
     bound: bool = True  # whether it is what is differentiated
-    takes_every_position: ClassVar[bool] = False  # whether `token_nll` may be called without positions
+    takes_every_position: ClassVar[bool] = (
+        False  # whether `token_nll` may be called without positions
+    )
 
-    def __init__(self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count") -> None:
+    def __init__(
+        self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count"
+    ) -> None:
         super().__init__(process)
         if protocol not in PROTOCOLS:
-            raise ValueError(f"objective.protocol {protocol!r} is not known; choose one of {', '.join(PROTOCOLS)}")
+            raise ValueError(
+                f"objective.protocol {protocol!r} is not known; choose one of {', '.join(PROTOCOLS)}"
+            )
         self.protocol, self.masks_padding = protocol, PROTOCOLS[protocol]
         if self.masks_padding and process.vocab.complement is not None:
-            raise ValueError("objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count")
+            raise ValueError(
+                "objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count"
+            )
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
 
@@ -158,7 +190,13 @@ class MaskedObjective(Objective):
 
     @abstractmethod
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: OptTensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool.
 
@@ -166,7 +204,15 @@ class MaskedObjective(Objective):
         """
 
     @override
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         masked, positions = self.masked_positions(x0, weight, draws)
         valid = None if self.masks_padding else valid
         if self.takes_every_position and self._few_tokens_on_gpu(x0):
@@ -174,18 +220,31 @@ class MaskedObjective(Objective):
             factor = (factor[:, None] if factor.ndim == 1 else factor).expand(x0.shape).flatten()
             # Of other tokens the first may be infinite, if they are never emitted, and the second 0/0, in rows without masks.
             nll, factor = (torch.where(positions.flatten(), value, 0.0) for value in (nll, factor))
-            return self._reduced(nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum())
+            return self._reduced(
+                nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum()
+            )
         factor, counted = self.token_weights(masked, positions, weight)
-        return self._reduced(self.token_nll(denoiser, x0, masked, positions, cond, valid), factor, counted, weight.sum())
+        return self._reduced(
+            self.token_nll(denoiser, x0, masked, positions, cond, valid),
+            factor,
+            counted,
+            weight.sum(),
+        )
 
-    def masked_positions(self, x0: Tensor, weight: Tensor, draws: Draws) -> tuple[MaskedBatch, Tensor]:
+    def masked_positions(
+        self, x0: Tensor, weight: Tensor, draws: Draws
+    ) -> tuple[MaskedBatch, Tensor]:
         """The corrupted batch, and which positions (B, L) are masked and counted."""
         counted = weight > 0
-        masked = self.corrupt(x0, torch.ones_like(counted) if self.masks_padding else counted, draws)
+        masked = self.corrupt(
+            x0, torch.ones_like(counted) if self.masks_padding else counted, draws
+        )
         return masked, (masked.xt == self.process.vocab.mask_id) & counted
 
     @staticmethod
-    def token_weights(masked: MaskedBatch, positions: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def token_weights(
+        masked: MaskedBatch, positions: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The weight of its row, and its own, of each masked token, (M,) each. Call it before the network (`denoiser.base.indices`)."""
         index = positions.nonzero(as_tuple=True)
         return masked.weight[index[: masked.weight.ndim]], weight[index]
@@ -193,7 +252,12 @@ class MaskedObjective(Objective):
     def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
         """The loss from the cost, the row's weight and the token's weight of each token (M,)."""
         nll, num_masked = nll * counted, counted.sum()
-        return self.reduce(mean_over(nll * factor.to(nll), num_tokens), mean_over(nll, num_masked), num_tokens, num_masked)
+        return self.reduce(
+            mean_over(nll * factor.to(nll), num_tokens),
+            mean_over(nll, num_masked),
+            num_tokens,
+            num_masked,
+        )
 
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
         """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""
@@ -214,7 +278,14 @@ def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
 
 
 def x0_nll(
-    denoiser: BaseDenoiser, x0: Tensor, xt: Tensor, t: Tensor, cond: OptTensor, positions: Tensor, valid: OptTensor, mask_id: int
+    denoiser: BaseDenoiser,
+    x0: Tensor,
+    xt: Tensor,
+    t: Tensor,
+    cond: OptTensor,
+    positions: Tensor,
+    valid: OptTensor,
+    mask_id: int,
 ) -> tuple[Tensor, Tensor]:
     """-log p(x0) and log p(mask) under the distribution that the objective trains (`BaseDenoiser.x0_log_probs`), each `(M,)`.
 
@@ -241,4 +312,6 @@ def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -
         why = ". This one reads both strands, and blocks on the second one run from right to left: a block would see those that follow it"
     elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):
         why = f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in that way"
-    raise ValueError(f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs {objective.reads.described}{why}")
+    raise ValueError(
+        f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs {objective.reads.described}{why}"
+    )

@@ -45,15 +45,21 @@ class BlockMDLM(MDLM):
     ) -> None:
         super().__init__(process, masking or ExactCount(), weighting, protocol)
         self.block_size = checks.integer("objective.block_size", block_size)
-        self.next_token_weight = float(checks.number("objective.next_token_weight", next_token_weight))
+        self.next_token_weight = float(
+            checks.number("objective.next_token_weight", next_token_weight)
+        )
         if self.next_token_weight < 0:
-            raise ValueError(f"objective.next_token_weight {next_token_weight} must be 0 or more; 0 leaves the auxiliary loss out")
+            raise ValueError(
+                f"objective.next_token_weight {next_token_weight} must be 0 or more; 0 leaves the auxiliary loss out"
+            )
 
     @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
         check_fit(type(self), backbone)
         if time_conditioning:
-            raise ValueError("time_conditioning=true, but objective BlockMDLM has another time in each block; set time_conditioning=false")
+            raise ValueError(
+                "time_conditioning=true, but objective BlockMDLM has another time in each block; set time_conditioning=false"
+            )
         if backbone.max_length is not None and self.block_size > backbone.max_length:
             raise ValueError(
                 f"objective.block_size {self.block_size} is more than the {backbone.max_length} tokens that this network takes; lower it"
@@ -77,27 +83,56 @@ class BlockMDLM(MDLM):
         rows, allowed = self.rows(x0, self.process.vocab.pad_id), self.rows(maskable)
         masked = self.masking(self.process, rows, allowed, draws.for_blocks(len(rows) // len(x0)))
         weight = masked.weight[:, None].expand(rows.shape)
-        return MaskedBatch(sequence_rows(masked.xt, length), masked.t, sequence_rows(weight, length))
+        return MaskedBatch(
+            sequence_rows(masked.xt, length), masked.t, sequence_rows(weight, length)
+        )
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: OptTensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         return denoiser.nll(x0, masked.xt, None, cond, positions, valid)
 
     @override
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         if self.next_token_weight == 0:
             return super().compute(denoiser, x0, weight, draws, cond, valid)
         assert isinstance(denoiser, BlockDenoiser)
         masked, positions = self.masked_positions(x0, weight, draws)
         following = weight > 0
         following[:, 0] = False  # no token before it
-        (factor, masked_weight), counted = self.token_weights(masked, positions, weight), weight[following]
-        nll, next_nll = denoiser.nll_with_next(x0, masked.xt, cond, positions, following, None if self.masks_padding else valid)
+        (factor, masked_weight), counted = (
+            self.token_weights(masked, positions, weight),
+            weight[following],
+        )
+        nll, next_nll = denoiser.nll_with_next(
+            x0, masked.xt, cond, positions, following, None if self.masks_padding else valid
+        )
         bound = self._reduced(nll, factor, masked_weight, weight.sum())
-        return bound._replace(loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum()))
+        return bound._replace(
+            loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum())
+        )
 
     @override
     def evaluation(self) -> BlockMDLM:
-        return BlockMDLM(self.process, self.block_size, self.masking.evaluation(), weighting="nelbo", protocol=self.protocol)
+        return BlockMDLM(
+            self.process,
+            self.block_size,
+            self.masking.evaluation(),
+            weighting="nelbo",
+            protocol=self.protocol,
+        )

@@ -29,15 +29,26 @@ class Clipped(Masking):
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0, stratified: bool = True) -> None:
-        low, high = checks.number("objective.masking.low", low), checks.number("objective.masking.high", high)
+        low, high = (
+            checks.number("objective.masking.low", low),
+            checks.number("objective.masking.high", high),
+        )
         if not 0 <= low < high <= 1:
-            raise ValueError(f"objective.masking.low {low} and objective.masking.high {high} must satisfy 0 <= low < high <= 1")
+            raise ValueError(
+                f"objective.masking.low {low} and objective.masking.high {high} must satisfy 0 <= low < high <= 1"
+            )
         self.low, self.high, self.stratified = float(low), float(high), stratified
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         rate = self.low + (self.high - self.low) * strata(draws, self.stratified, x0.device)
-        return MaskedBatch(process.corrupt_rate(x0, rate, maskable, draws), process.noise.inverse(1 - rate), 1 / rate)
+        return MaskedBatch(
+            process.corrupt_rate(x0, rate, maskable, draws),
+            process.noise.inverse(1 - rate),
+            1 / rate,
+        )
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
@@ -55,7 +66,9 @@ class Clipped(Masking):
         `moments[1, k - 1]` E[S^2 | k]. The integrals over rates are exact. With low = 0 the second moment is infinite, by rows with one
         mask at a small rate.
         """
-        return (_integrals(length, self.high) - _integrals(length, self.low)) / (self.high - self.low)
+        return (_integrals(length, self.high) - _integrals(length, self.low)) / (
+            self.high - self.low
+        )
 
 
 def _integrals(length: int, rate: float) -> Tensor:
@@ -73,6 +86,10 @@ def _integrals(length: int, rate: float) -> Tensor:
 def _tails(n: int, p: Tensor) -> Tensor:
     """P(Binomial(n, p) >= k) for k = 0..n: (n + 1,)."""
     k = torch.arange(n + 1, dtype=torch.float64)
-    log_choose = torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64)) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+    log_choose = (
+        torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64))
+        - torch.lgamma(k + 1)
+        - torch.lgamma(n - k + 1)
+    )
     probs = (log_choose + torch.special.xlogy(k, p) + torch.special.xlog1py(n - k, -p)).exp()
     return probs.flip(0).cumsum(0).flip(0)

@@ -55,13 +55,21 @@ class D3PM(MaskedObjective):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: OptTensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         # The KL divided by `unmask`.
         assert positions is not None
         mask_id = self.process.vocab.mask_id
         rows = positions.nonzero()[:, 0]  # before the network, see `denoiser.base.indices`
-        cross_entropy, on_mask = x0_nll(denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id)
+        cross_entropy, on_mask = x0_nll(
+            denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id
+        )
         if self.zero_masking:
             return cross_entropy
         on_mask = on_mask.exp()
@@ -69,20 +77,38 @@ class D3PM(MaskedObjective):
         # The first step unmasks everything (stay = 0); with the odds of t in place of those of s the difference below is 0 there.
         odds_t = alpha_t / (1 - alpha_t)
         odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
-        each = torch.stack([odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1)  # differences before rounding to float32
+        each = torch.stack(
+            [odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1
+        )  # differences before rounding to float32
         odds, gain, unmask = each.to(on_mask)[rows].unbind(-1)
         # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting almost equal logarithms.
-        return cross_entropy + torch.log1p(on_mask * odds) + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
+        return (
+            cross_entropy
+            + torch.log1p(on_mask * odds)
+            + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
+        )
 
     @override
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         diffusion = super().compute(denoiser, x0, weight, draws, cond, valid)
         if self.carry_over:
             return diffusion
-        clean = self.reconstruction(denoiser, x0, weight, cond, None if self.masks_padding else valid)
+        clean = self.reconstruction(
+            denoiser, x0, weight, cond, None if self.masks_padding else valid
+        )
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
 
-    def reconstruction(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, cond: OptTensor, valid: OptTensor) -> Tensor:
+    def reconstruction(
+        self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, cond: OptTensor, valid: OptTensor
+    ) -> Tensor:
         """-log p(x0 | x0) at t = 0, nats per token."""
         counted = weight > 0
         t, token_weight = torch.zeros(len(x0), device=x0.device), weight[counted]
@@ -91,4 +117,10 @@ class D3PM(MaskedObjective):
 
     @override
     def evaluation(self) -> D3PM:
-        return D3PM(self.process, self.masking.evaluation(), self.zero_masking, self.carry_over, self.protocol)
+        return D3PM(
+            self.process,
+            self.masking.evaluation(),
+            self.zero_masking,
+            self.carry_over,
+            self.protocol,
+        )

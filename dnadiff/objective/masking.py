@@ -49,16 +49,22 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
         first = hash64(draws.seed, "stratum", draws.step) % draws.global_batch_size
         place = draws.rows if draws.place is None else draws.place
         u = (u + (place.to(u.device) + first) % draws.global_batch_size) / draws.global_batch_size
-    return u.to(device, torch.float32 if device.type == "mps" else torch.float64)  # Apple GPUs have no float64
+    return u.to(
+        device, torch.float32 if device.type == "mps" else torch.float64
+    )  # Apple GPUs have no float64
 
 
 class Masking(ABC):
     """Draws xt and the weight of each row."""
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     @abstractmethod
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         """Corrupt `x0 (B, L)` where `maskable (B, L)` bool."""
 
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
@@ -72,7 +78,11 @@ class Masking(ABC):
 
     def remedy(self, reaches_all: bool) -> str:
         """What to set instead, for the message, depending on whether the schedule ends with everything masked."""
-        return "set objective/masking=importance or count" if reaches_all else "set objective/masking=count, or another noise"
+        return (
+            "set objective/masking=importance or count"
+            if reaches_all
+            else "set objective/masking=count, or another noise"
+        )
 
     def cut_by(self) -> str:
         """The setting that determines where the integral begins, for the message."""
@@ -104,7 +114,9 @@ class Bernoulli(Masking):
         self.stratified, self.t_min = stratified, t_min
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         t = self.t_min + (1 - self.t_min) * strata(draws, self.stratified, x0.device)
         return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, process.noise.weight(t))
 
@@ -133,11 +145,15 @@ class Importance(Masking):
         self.stratified, self.p_min = stratified, p_min
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         u = strata(draws, self.stratified, x0.device)
         low, high = map(math.log, self.ends(process.noise))
         t = process.noise.inverse(1 - torch.exp(low + (high - low) * u))
-        return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, torch.full_like(t, high - low))
+        return MaskedBatch(
+            process.corrupt(x0, t, maskable, draws), t, torch.full_like(t, high - low)
+        )
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
@@ -169,7 +185,9 @@ class DiscreteTime(Masking):
         self.num_steps, self.stratified = int(num_steps), stratified
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         u = strata(draws, self.stratified, x0.device)
         t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
         alpha_t, alpha_s = self.alphas(process.noise, t)
@@ -184,7 +202,9 @@ class DiscreteTime(Masking):
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
-        return 0.0, noise.mask_probability(1.0)  # the first step unmasks everything, so nothing is missing below
+        return 0.0, noise.mask_probability(
+            1.0
+        )  # the first step unmasks everything, so nothing is missing below
 
     @override
     def remedy(self, reaches_all: bool) -> str:
@@ -203,12 +223,20 @@ class ImportanceDiscreteTime(DiscreteTime):
     """
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         u = strata(draws, self.stratified, x0.device)
         times = torch.arange(1, self.num_steps + 1, device=u.device, dtype=u.dtype) / self.num_steps
-        masked = 1 - process.noise.alpha(times)  # increases; each increment is what one step unmasks
+        masked = 1 - process.noise.alpha(
+            times
+        )  # increases; each increment is what one step unmasks
         step = torch.searchsorted(masked, u * masked[-1]).clamp(max=self.num_steps - 1)
-        return MaskedBatch(process.corrupt(x0, times[step], maskable, draws), times[step], masked[-1] / masked[step])
+        return MaskedBatch(
+            process.corrupt(x0, times[step], maskable, draws),
+            times[step],
+            masked[-1] / masked[step],
+        )
 
 
 class ExactCount(Masking):
@@ -225,9 +253,15 @@ class ExactCount(Masking):
         self.stratified = stratified
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         available = maskable.sum(-1)
         u = strata(draws, self.stratified, x0.device)
         count = torch.minimum((u * available).floor().long() + 1, available)
         t = process.time_at(count, available)
-        return MaskedBatch(process.corrupt_count(x0, count, maskable, draws), t, available.to(u) / count.clamp(min=1))
+        return MaskedBatch(
+            process.corrupt_count(x0, count, maskable, draws),
+            t,
+            available.to(u) / count.clamp(min=1),
+        )

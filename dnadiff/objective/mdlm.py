@@ -43,16 +43,28 @@ class MDLM(MaskedObjective):
     takes_every_position: ClassVar[bool] = True
 
     def __init__(
-        self, process: AbsorbingProcess, masking: Masking | None = None, weighting: str = "nelbo", protocol: str = "count"
+        self,
+        process: AbsorbingProcess,
+        masking: Masking | None = None,
+        weighting: str = "nelbo",
+        protocol: str = "count",
     ) -> None:
         super().__init__(process, masking, protocol)
         if weighting not in WEIGHTINGS:
-            raise ValueError(f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}")
+            raise ValueError(
+                f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}"
+            )
         self.bound = WEIGHTINGS[weighting]
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: OptTensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions, valid)
 

@@ -31,34 +31,66 @@ class MLM(Objective):
 
     trains_bound: ClassVar[bool] = False
 
-    def __init__(self, process: AbsorbingProcess, selected: float = 0.15, masked: float = 0.8, replaced: float = 0.1) -> None:
+    def __init__(
+        self,
+        process: AbsorbingProcess,
+        selected: float = 0.15,
+        masked: float = 0.8,
+        replaced: float = 0.1,
+    ) -> None:
         super().__init__(process)
         if not checks.is_number(selected) or not 0 < selected <= 1:
-            raise ValueError(f"objective.selected {selected!r} must be in (0, 1]; BERT's value is 0.15")
-        if checks.fraction("objective.masked", masked) + checks.fraction("objective.replaced", replaced) > 1:
-            raise ValueError(f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are 0.8 and 0.1")
+            raise ValueError(
+                f"objective.selected {selected!r} must be in (0, 1]; BERT's value is 0.15"
+            )
+        if (
+            checks.fraction("objective.masked", masked)
+            + checks.fraction("objective.replaced", replaced)
+            > 1
+        ):
+            raise ValueError(
+                f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are 0.8 and 0.1"
+            )
         self.selected, self.masked, self.replaced = selected, masked, replaced
 
     @override
     def parameterization(self) -> Parameterization:
-        return Softmax(self.process.vocab, zero_masking=True, carry_over=False)  # a visible token may be a wrong one
+        return Softmax(
+            self.process.vocab, zero_masking=True, carry_over=False
+        )  # a visible token may be a wrong one
 
     def corrupt(self, x0: Tensor, counted: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)` bool change."""
-        select, kind, letter = (draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter"))
+        select, kind, letter = (
+            draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter")
+        )
         chosen = (select < self.selected).to(x0.device) & counted
         emitted = torch.tensor(self.process.vocab.emitted, device=letter.device)
         random = emitted[(letter * len(emitted)).long().clamp(max=len(emitted) - 1)].to(x0.device)
-        hidden, changed = (kind < self.masked).to(x0.device), (kind < self.masked + self.replaced).to(x0.device)
+        hidden, changed = (
+            (kind < self.masked).to(x0.device),
+            (kind < self.masked + self.replaced).to(x0.device),
+        )
         xt = torch.where(chosen & changed, random, x0)
         return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
 
     @override
-    def compute(self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, draws: Draws, cond: OptTensor, valid: OptTensor) -> Loss:
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
         xt, chosen = self.corrupt(x0, weight > 0, draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
         weight = weight[chosen]  # (M,); before the network, see `denoiser.base.indices`
-        nll, tokens = x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight, weight.sum()
+        nll, tokens = (
+            x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight,
+            weight.sum(),
+        )
         loss = mean_over(nll, tokens)
         return Loss(loss, loss.detach(), tokens)

@@ -33,20 +33,32 @@ class BetaRates(Masking):
         stratified: spread the rates over the global batch.
     """
 
-    def __init__(self, alpha: float = 3.0, beta: float = 17.0, uniform: float = 0.5, stratified: bool = True) -> None:
-        self.alpha, self.beta = checks.number("objective.masking.alpha", alpha), checks.number("objective.masking.beta", beta)
+    def __init__(
+        self, alpha: float = 3.0, beta: float = 17.0, uniform: float = 0.5, stratified: bool = True
+    ) -> None:
+        self.alpha, self.beta = (
+            checks.number("objective.masking.alpha", alpha),
+            checks.number("objective.masking.beta", beta),
+        )
         for key, value in (("alpha", self.alpha), ("beta", self.beta)):
             if value < 1:
-                raise ValueError(f"objective.masking.{key} {value:g} must be 1 or more, so that the density of the mask rates is bounded")
+                raise ValueError(
+                    f"objective.masking.{key} {value:g} must be 1 or more, so that the density of the mask rates is bounded"
+                )
         if not 0 < checks.number("objective.masking.uniform", uniform) <= 1:
             raise ValueError(
                 f"objective.masking.uniform {uniform} must be above 0 and at most 1: the share of rows with uniform mask rates"
             )
-        self.uniform, self.stratified = float(uniform), checks.boolean("objective.masking.stratified", stratified)
+        self.uniform, self.stratified = (
+            float(uniform),
+            checks.boolean("objective.masking.stratified", stratified),
+        )
         self._quantiles: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     @override
-    def __call__(self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
         rate = self.rates(strata(draws, self.stratified, x0.device))
         xt = process.corrupt_rate(x0, rate, maskable, draws)
         return MaskedBatch(xt, process.noise.inverse(1 - rate), 1 / (rate * self.density(rate)))
@@ -57,13 +69,17 @@ class BetaRates(Masking):
         place = ((u - self.uniform) / max(1 - self.uniform, 1e-12)).clamp(0, 1) * _BINS
         index = place.long().clamp(max=_BINS - 1)
         drawn = torch.lerp(quantiles[index], quantiles[index + 1], place - index)
-        return torch.where(u < self.uniform, u / self.uniform, drawn).clamp(min=1e-12, max=1)  # the density of 0 is no rate
+        return torch.where(u < self.uniform, u / self.uniform, drawn).clamp(
+            min=1e-12, max=1
+        )  # the density of 0 is no rate
 
     def density(self, rate: Tensor) -> Tensor:
         """The density of the mask rates, (B,) -> (B,)."""
         quantiles = self._quantiles_like(rate)
         index = (torch.searchsorted(quantiles, rate) - 1).clamp(0, _BINS - 1)
-        return self.uniform + (1 - self.uniform) / (_BINS * (quantiles[index + 1] - quantiles[index]))
+        return self.uniform + (1 - self.uniform) / (
+            _BINS * (quantiles[index + 1] - quantiles[index])
+        )
 
     def _quantiles_like(self, x: Tensor) -> Tensor:
         """The exact quantiles 0, 1/4096, ..., 1 of the Beta distribution, on the device of `x`."""
@@ -72,7 +88,9 @@ class BetaRates(Masking):
             from scipy.special import betaincinv
 
             levels = torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)
-            self._quantiles[kind] = torch.from_numpy(betaincinv(self.alpha, self.beta, levels.numpy())).to(x)
+            self._quantiles[kind] = torch.from_numpy(
+                betaincinv(self.alpha, self.beta, levels.numpy())
+            ).to(x)
         return self._quantiles[kind]
 
     @override

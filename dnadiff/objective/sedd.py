@@ -35,21 +35,35 @@ class SEDD(MaskedObjective):
 
     @override
     def token_nll(
-        self, denoiser: BaseDenoiser, x0: Tensor, masked: MaskedBatch, positions: OptTensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: OptTensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         # Score entropy divided by sigma' q.
         assert positions is not None
         if denoiser.fused_head:
             scale = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
             target, banned = x0[positions][:, None], self.process.vocab.never_emitted
-            log_sum, at = denoiser.log_sum_and_logits(target, banned, masked.xt, masked.t.float(), cond, positions, valid)
+            log_sum, at = denoiser.log_sum_and_logits(
+                target, banned, masked.xt, masked.t.float(), cond, positions, valid
+            )
             return (log_sum - scale).exp() - 1 - (at[:, 0] - scale)
         index = positions.nonzero(as_tuple=True)  # before the network, see `denoiser.base.indices`
-        log_score = denoiser.log_score(masked.xt, masked.t.float(), cond, positions, valid)  # (M, V)
+        log_score = denoiser.log_score(
+            masked.xt, masked.t.float(), cond, positions, valid
+        )  # (M, V)
         log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)[index[0]]  # -log q
         log_ratio = log_score + log_odds[:, None]
         # The ratio of the mask to itself is left out: score entropy sums over the tokens that a sample may contain.
-        total = log_ratio.masked_fill(~self.process.vocab.is_emitted(log_ratio.device), -torch.inf).exp().sum(-1)
+        total = (
+            log_ratio.masked_fill(~self.process.vocab.is_emitted(log_ratio.device), -torch.inf)
+            .exp()
+            .sum(-1)
+        )
         return total - 1 - log_ratio.gather(-1, x0[index][:, None])[:, 0]
 
     @override

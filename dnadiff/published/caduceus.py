@@ -33,7 +33,9 @@ def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
     tensors as unused, and its network is this one without a label.
     """
     if network.takes_sigma:
-        raise ValueError("the published Caduceus has no time conditioning; a network built with it cannot be exported")
+        raise ValueError(
+            "the published Caduceus has no time conditioning; a network built with it cannot be exported"
+        )
     block = network.layers[0]
     assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
     mixer, direction = block.mixer, block.mixer.fwd
@@ -67,19 +69,32 @@ def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
     if network.condition is not None:
         label_map = network.condition.label_map
         assert label_map is not None
-        config[LABELS_KEY] = {"num_labels": label_map.in_features, "cond_dim": label_map.out_features}
+        config[LABELS_KEY] = {
+            "num_labels": label_map.in_features,
+            "cond_dim": label_map.out_features,
+        }
     # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
-    shaped = {own: p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data for own, p in network.named_parameters()}
-    return PublishedLayout(config, [(tensor, published_names(own, tied)) for own, tensor in shaped.items()], {})
+    shaped = {
+        own: p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data
+        for own, p in network.named_parameters()
+    }
+    return PublishedLayout(
+        config, [(tensor, published_names(own, tied)) for own, tensor in shaped.items()], {}
+    )
 
 
 @published_layout.register
 def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
     """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand; errors as there."""
-    layout, wrapped = caduceus_layout(network), [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."]
+    layout, wrapped = (
+        caduceus_layout(network),
+        [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."],
+    )
 
     def rename(name: str) -> str:
-        name = name.replace("word_embeddings.", "word_embeddings.embedding.").replace("lm_head.", "lm_head.lm_head.")
+        name = name.replace("word_embeddings.", "word_embeddings.embedding.").replace(
+            "lm_head.", "lm_head.lm_head."
+        )
         for part in wrapped:  # modules that the published code runs once per strand
             name = name.replace(part, f"{part}submodule.")
         return name
@@ -88,9 +103,13 @@ def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
         complement = rc.complement_table(network.vocab, network.embedding.num_embeddings)
     table = {str(i): j for i, j in enumerate(complement.tolist())}
     return PublishedLayout(
-        layout.config | {"rcps": True, "fused_add_norm": network.swap_strands, "complement_map": table},
+        layout.config
+        | {"rcps": True, "fused_add_norm": network.swap_strands, "complement_map": table},
         [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
-        {f"{where}.complement_map": complement for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")},
+        {
+            f"{where}.complement_map": complement
+            for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")
+        },
     )
 
 
@@ -104,7 +123,13 @@ def published_names(own: str, tied: bool) -> tuple[str, ...]:
         directions = ("rev",) if rev else ("fwd", "rev") if tied else ("fwd",)
         return tuple(f"{where}.mamba_{direction}.{which}.weight" for direction in directions)
     name = re.sub(r"\.mixer\.(fwd|rev)\.", r".mixer.mamba_\1.", name)
-    return (re.sub(r"\.dt_(weight|bias)$", r".dt_proj.\1", re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name)),)
+    return (
+        re.sub(
+            r"\.dt_(weight|bias)$",
+            r".dt_proj.\1",
+            re.sub(r"\.conv_(weight|bias)$", r".conv1d.\1", name),
+        ),
+    )
 
 
 # The keys of a published config.json that are read; keys of the initialization are not.
@@ -126,7 +151,10 @@ _KEYS = {
     "tie_word_embeddings": Key(bool, True, only=True),
     LABELS_KEY: Key(dict, None, null=True),
 }
-_LABEL_KEYS = {"num_labels": Key(int, argument="num_labels"), "cond_dim": Key(int, argument="cond_dim")}
+_LABEL_KEYS = {
+    "num_labels": Key(int, argument="num_labels"),
+    "cond_dim": Key(int, argument="cond_dim"),
+}
 _SSM_KEYS = {
     "layer": Key(str, "Mamba1", only="Mamba1"),
     "d_state": Key(int, 16, argument="d_state"),
@@ -150,16 +178,28 @@ class CaduceusFamily(Family):
     @override
     def backbone(self, config: Config, vocab: Vocab) -> Config:
         given = read_keys(config, _KEYS)
-        ssm, pad, table = read_keys(given["ssm_cfg"], _SSM_KEYS), given["pad_vocab_size_multiple"], given["complement_map"]
+        ssm, pad, table = (
+            read_keys(given["ssm_cfg"], _SSM_KEYS),
+            given["pad_vocab_size_multiple"],
+            given["complement_map"],
+        )
         rows = math.ceil(given["vocab_size"] / pad) * pad
-        if not 0 <= rows - vocab.size < max(pad, 8) or (table is not None and not _agrees(table, vocab)):
-            raise ValueError(f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA")
+        if not 0 <= rows - vocab.size < max(pad, 8) or (
+            table is not None and not _agrees(table, vocab)
+        ):
+            raise ValueError(
+                f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA"
+            )
         common = arguments(given, _KEYS) | arguments(ssm, _SSM_KEYS)
         if given[LABELS_KEY] is not None:
             common |= read_keys(given[LABELS_KEY], _LABEL_KEYS)
         common["pad_vocab_to"] = pad if math.ceil(vocab.size / pad) * pad == rows else rows
         if given["rcps"]:
-            return {"_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS", "swap_strands": given["fused_add_norm"], **common}
+            return {
+                "_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS",
+                "swap_strands": given["fused_add_norm"],
+                **common,
+            }
         return {"_target_": "dnadiff.backbone.caduceus.Caduceus", **common}
 
 

@@ -13,7 +13,12 @@ from dnadiff.published.layout import PublishedLayout, published_layout
 @published_layout.register
 def gpt2_layout(network: GPT2) -> PublishedLayout:
     """The layout of GPT-2; published files store the matrices transposed."""
-    names = {"attn_in": "attn.c_attn", "attn_out": "attn.c_proj", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj"}
+    names = {
+        "attn_in": "attn.c_attn",
+        "attn_out": "attn.c_proj",
+        "mlp.0": "mlp.c_fc",
+        "mlp.2": "mlp.c_proj",
+    }
     weights = []
     for name, p in network.named_parameters():
         for ours, theirs in names.items():
@@ -25,7 +30,12 @@ def gpt2_layout(network: GPT2) -> PublishedLayout:
     # Old files also hold the causal mask and the value of masked scores.
     seen = torch.ones(len(network.wpe.weight), len(network.wpe.weight)).tril()[None, None]
     held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
-    places = [f"{start}h.{number}.{name}" for start in ("", "transformer.") for number in range(len(network.blocks)) for name in held]
+    places = [
+        f"{start}h.{number}.{name}"
+        for start in ("", "transformer.")
+        for number in range(len(network.blocks))
+        for name in held
+    ]
     constants = {place: held[".".join(place.split(".")[-2:])] for place in places}
     return PublishedLayout({"model_type": "gpt2"}, weights, constants)
 

@@ -19,11 +19,15 @@ def parse(name: str) -> tuple[str, str | None]:
     """Repository and revision of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`; ValueError for another form."""
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION")
+        raise ValueError(
+            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION"
+        )
     return found["repository"], found["revision"]
 
 
-def fetch(repository: str, revision: str | None, required: Sequence[str], optional: Sequence[str] = ()) -> Path:
+def fetch(
+    repository: str, revision: str | None, required: Sequence[str], optional: Sequence[str] = ()
+) -> Path:
     """Fetch files of a repository, and return their folder in the Hub's cache.
 
     If the Hub cannot be reached, the files of an earlier download are used, which is logged. If `revision` is not a commit (40 hexadecimal
@@ -33,7 +37,11 @@ def fetch(repository: str, revision: str | None, required: Sequence[str], option
         ValueError: if the files can neither be fetched nor are in the cache, or the repository lacks a required file; it says which files
             to put where.
     """
-    listed = f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)" if optional else " and ".join(required)
+    listed = (
+        f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)"
+        if optional
+        else " and ".join(required)
+    )
     remedy = f"download {listed} of https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
     source = Repository(_package(repository, remedy), repository, revision, (*required, *optional))
     try:
@@ -45,12 +53,18 @@ def fetch(repository: str, revision: str | None, required: Sequence[str], option
             raise ValueError(
                 f"{PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), nor is it in the Hub's cache; {remedy}"
             ) from error
-        log.info(f"{PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are used, commit {stored.name}")
+        log.info(
+            f"{PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are used, commit {stored.name}"
+        )
         path = stored
     if not source.is_pinned:
-        log.info(f"{PREFIX}{repository}: commit {path.name}; to pin it: {PREFIX}{repository}@{path.name}")
+        log.info(
+            f"{PREFIX}{repository}: commit {path.name}; to pin it: {PREFIX}{repository}@{path.name}"
+        )
     if missing := [name for name in required if not (path / name).is_file()]:
-        raise ValueError(f"{PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in safetensors are read; {remedy}")
+        raise ValueError(
+            f"{PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in safetensors are read; {remedy}"
+        )
     return path
 
 
@@ -73,14 +87,25 @@ class Repository(NamedTuple):
 
         if not hub_is_reachable():
             raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
-        self.hub.HfApi().model_info(self.name, revision=self.revision)  # raises where `snapshot_download` would use what is stored
-        return Path(self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files)))
+        self.hub.HfApi().model_info(
+            self.name, revision=self.revision
+        )  # raises where `snapshot_download` would use what is stored
+        return Path(
+            self.hub.snapshot_download(
+                self.name, revision=self.revision, allow_patterns=list(self.files)
+            )
+        )
 
     def stored(self) -> Path | None:
         """The folder of an earlier download; None if there is none."""
         try:
             return Path(
-                self.hub.snapshot_download(self.name, revision=self.revision, allow_patterns=list(self.files), local_files_only=True)
+                self.hub.snapshot_download(
+                    self.name,
+                    revision=self.revision,
+                    allow_patterns=list(self.files),
+                    local_files_only=True,
+                )
             )
         except Exception:  # several libraries raise
             return None

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from dnadiff import checks
 from dnadiff.config import Config, Json
 
-MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = 2**16, 2**12, 2**24  # a file with larger values is damaged or hostile
+MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = (
+    2**16,
+    2**12,
+    2**24,
+)  # a file with larger values is damaged or hostile
 _DESCRIPTIONS = {
     bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object", list: "a list of integers"
 }  # fmt: skip
@@ -48,17 +52,27 @@ class Key:
         if name not in config and self.default is ...:
             raise KeyError(name)
         value = config.get(name, self.default)
-        if name not in config or (value is None and self.null) or (self.keyword is not None and value == self.keyword):
+        if (
+            name not in config
+            or (value is None and self.null)
+            or (self.keyword is not None and value == self.keyword)
+        ):
             return self.default
         kinds = (int, float) if self.kind is float else self.kind
         is_number = self.kind in (int, float)
         fits = isinstance(value, kinds) and isinstance(value, bool) == (self.kind is bool)
         fits = fits and (self.kind is not list or all(type(item) is int for item in value))
-        if not fits or (is_number and not (checks.is_number(value) and self.minimum <= value <= self.maximum)):
+        if not fits or (
+            is_number and not (checks.is_number(value) and self.minimum <= value <= self.maximum)
+        ):
             limits = f" from {self.minimum:g} to {self.maximum:g}" if is_number else ""
-            raise ValueError(f"{name} is {str(value)[:40]!r}, expected {_DESCRIPTIONS[self.kind]}{limits}")
+            raise ValueError(
+                f"{name} is {str(value)[:40]!r}, expected {_DESCRIPTIONS[self.kind]}{limits}"
+            )
         if self.only is not ... and value != self.only:
-            raise ValueError(f"{name} is {value}, but these networks support only {name} {self.only}")
+            raise ValueError(
+                f"{name} is {value}, but these networks support only {name} {self.only}"
+            )
         return value
 
 

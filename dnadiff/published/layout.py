@@ -36,12 +36,19 @@ class PublishedLayout:
     weights: Sequence[tuple[Tensor, tuple[str, ...]]]
     constants: Mapping[str, Tensor]
 
-    def tensors(self, duplicate_tied: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def tensors(
+        self, duplicate_tied: bool = True, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
         """The contents of a file: detached copies of all tensors, tied ones under all their names or under the first; weights as `dtype`."""
         weights = {
-            name: tensor.to(dtype or tensor.dtype) for tensor, names in self.weights for name in (names if duplicate_tied else names[:1])
+            name: tensor.to(dtype or tensor.dtype)
+            for tensor, names in self.weights
+            for name in (names if duplicate_tied else names[:1])
         }
-        return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in (weights | dict(self.constants)).items()}
+        return {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in (weights | dict(self.constants)).items()
+        }
 
     @torch.no_grad()
     def fill(self, given: Mapping[str, Tensor], source: Path | str) -> None:
@@ -116,7 +123,9 @@ class Family(ABC):
 @singledispatch
 def published_layout(network: Backbone) -> PublishedLayout:
     """The published form of a network, by its class; ValueError if there is none."""
-    raise ValueError(f"{type(network).__name__} has no published format; caduceus, caduceus_ps and dit have one")
+    raise ValueError(
+        f"{type(network).__name__} has no published format; caduceus, caduceus_ps and dit have one"
+    )
 
 
 def _refuse(faults: Sequence[str], source: Path | str) -> None:

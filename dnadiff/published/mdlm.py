@@ -33,7 +33,9 @@ def dit_layout(network: DiT) -> PublishedLayout:
         "tie_word_embeddings": False,
     }
     weights = [(p.data, (f"backbone.{name}",)) for name, p in network.named_parameters()]
-    return PublishedLayout(config, weights, {"backbone.rotary_emb.inv_freq": network.rotary_emb.frequencies()})
+    return PublishedLayout(
+        config, weights, {"backbone.rotary_emb.inv_freq": network.rotary_emb.frequencies()}
+    )
 
 
 # The keys of a published config.json; `vocab_size` belongs to the vocabulary and `time_conditioning` to the denoiser.
@@ -63,4 +65,7 @@ class MDLMFamily(Family):
 
     @override
     def backbone(self, config: Config, vocab: Vocab) -> Config:
-        return {"_target_": "dnadiff.backbone.dit.DiT", **arguments(read_keys(config, _KEYS), _KEYS)}
+        return {
+            "_target_": "dnadiff.backbone.dit.DiT",
+            **arguments(read_keys(config, _KEYS), _KEYS),
+        }

@@ -34,7 +34,9 @@ from dnadiff.vocab import Vocab
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
 VOCAB_KEY = "dnadiff_vocab"  # not a published key: written if the vocabulary is not the one that the format implies
-DESCRIPTION = "dnadiff.json"  # next to the weights of an exported model; published folders have none
+DESCRIPTION = (
+    "dnadiff.json"  # next to the weights of an exported model; published folders have none
+)
 DESCRIPTION_KEY = "dnadiff_description"  # not a published key: names that file, without which the objective would be unknown
 FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
@@ -72,9 +74,16 @@ class PublishedModel:
         network, known = self.denoiser.backbone, self.denoiser.vocab
         if vocab == known:
             return self
-        implied = _implied_vocab(published_layout(network)) == known  # only the number of ids is known
+        implied = (
+            _implied_vocab(published_layout(network)) == known
+        )  # only the number of ids is known
         added = set(range(known.size, vocab.size))
-        fits = isinstance(network, DiT) and implied and vocab.complement is None and vocab.size >= known.size
+        fits = (
+            isinstance(network, DiT)
+            and implied
+            and vocab.complement is None
+            and vocab.size >= known.size
+        )
         if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
             raise ValueError(
                 f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this vocabulary {vocab.size} with the mask "
@@ -84,12 +93,20 @@ class PublishedModel:
             wider = build(self.config["backbone"], vocab=vocab)
         state = network.state_dict()
         embedding, new = state["vocab_embed.embedding"], len(added)
-        state["vocab_embed.embedding"] = torch.cat([embedding, embedding[vocab.mask_id].expand(new, -1)])
+        state["vocab_embed.embedding"] = torch.cat(
+            [embedding, embedding[vocab.mask_id].expand(new, -1)]
+        )
         for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
-            state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
+            state[name] = torch.cat(
+                [state[name], state[name].new_zeros(new, *state[name].shape[1:])]
+            )
         wider.load_state_dict(state)
         time_conditioning = self.denoiser.time_conditioning
-        denoiser = Denoiser(wider, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
+        denoiser = Denoiser(
+            wider,
+            noise=LogLinear() if time_conditioning else None,
+            time_conditioning=time_conditioning,
+        )
         return replace(self, denoiser=denoiser.eval())
 
 
@@ -99,7 +116,9 @@ def is_published(name: str | os.PathLike[str]) -> bool:
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
 
-def load_published(folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None) -> BaseDenoiser:
+def load_published(
+    folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None
+) -> BaseDenoiser:
     """The model of a published folder: Caduceus-Ph, Caduceus-PS or MDLM's DiT; see `read`.
 
     Args:
@@ -126,7 +145,9 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
         path = download(hub["repository"], revision or hub["revision"])
     config = read_config(path / CONFIG, FAMILIES)
-    if DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file():  # it would be taken for a model of the published objective
+    if (
+        DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file()
+    ):  # it would be taken for a model of the published objective
         raise FileNotFoundError(
             f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file says how the model was trained; "
             "copy the complete folder, or export the model again"
@@ -139,8 +160,17 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
 
     network, backbone = _load_network(path, described)
     time_conditioning = family.records_time and config.get("time_conditioning", False)
-    denoiser = Denoiser(network, noise=LogLinear() if time_conditioning else None, time_conditioning=time_conditioning)
-    described_by = {"backbone": backbone, "objective": dict(family.objective), "noise": dict(NOISE), "time_conditioning": time_conditioning}
+    denoiser = Denoiser(
+        network,
+        noise=LogLinear() if time_conditioning else None,
+        time_conditioning=time_conditioning,
+    )
+    described_by = {
+        "backbone": backbone,
+        "objective": dict(family.objective),
+        "noise": dict(NOISE),
+        "time_conditioning": time_conditioning,
+    }
     return PublishedModel(denoiser.eval(), described_by, path)
 
 
@@ -156,7 +186,9 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
     return CausalDenoiser(network).eval()
 
 
-def _load_network(path: Path, described: Callable[[], tuple[Config, Vocab]]) -> tuple[Backbone, Config]:
+def _load_network(
+    path: Path, described: Callable[[], tuple[Config, Vocab]]
+) -> tuple[Backbone, Config]:
     """The network of a folder with its weights, and its configuration; `described` reads that and the vocabulary from `config.json`."""
     with _names_config(path):
         backbone, vocab = described()
@@ -164,9 +196,13 @@ def _load_network(path: Path, described: Callable[[], tuple[Config, Vocab]]) -> 
     given = named_tensors(file)
     with _names_config(path), tensors.without_memory(len(given), file):
         layout = published_layout(build(backbone, vocab=vocab))
-    layout.check(given, file)  # before memory is allocated for a network that does not match the file
+    layout.check(
+        given, file
+    )  # before memory is allocated for a network that does not match the file
     tensors.check_memory(given.values(), file)
-    with torch.random.fork_rng(devices=()):  # the initial weights are overwritten: keep the caller's random state
+    with torch.random.fork_rng(
+        devices=()
+    ):  # the initial weights are overwritten: keep the caller's random state
         network = build(backbone, vocab=vocab)
     published_layout(network).fill(given, file)
     return network, backbone
@@ -216,7 +252,9 @@ def export_published(
     from safetensors.torch import save
 
     layout, path = published_layout(denoiser.backbone), Path(folder)
-    config = described_config(denoiser, layout) | ({DESCRIPTION_KEY: DESCRIPTION} if needs_description else {})
+    config = described_config(denoiser, layout) | (
+        {DESCRIPTION_KEY: DESCRIPTION} if needs_description else {}
+    )
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
     content = save(layout.tensors(duplicate_tied, dtype), metadata={"format": "pt"})
@@ -229,11 +267,15 @@ def export_published(
 def read_config(path: Path, model_types: Collection[str]) -> Config:
     """The contents of a `config.json` of one of these model types."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}")
+        raise FileNotFoundError(
+            f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}"
+        )
     config = read_json(path, remedy="use another copy of it")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in model_types:
-        raise ValueError(f"{path} describes a model of type {model_type!r}; known are {', '.join(model_types)}")
+        raise ValueError(
+            f"{path} describes a model of type {model_type!r}; known are {', '.join(model_types)}"
+        )
     return config
 
 
@@ -248,7 +290,9 @@ def find_tensors(path: Path) -> Path:
 def named_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name; ValueError if it is damaged or holds anything else."""
     content = tensors.read(path)
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
         raise ValueError(f"{path} is not a file of named tensors")
     return content
 
@@ -267,7 +311,11 @@ def download(repository: str, revision: str | None) -> Path:
             f"or download {CONFIG} and {TENSORS[0]} and name their folder"
         ) from None
     for name in TENSORS:
-        path = Path(snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, DESCRIPTION, name]))
+        path = Path(
+            snapshot_download(
+                repository, revision=revision, allow_patterns=[CONFIG, DESCRIPTION, name]
+            )
+        )
         if (path / name).is_file():
             break
     return path
@@ -284,7 +332,11 @@ _VOCAB_KEYS = {
 
 def _vocab(config: Config, family: Family) -> Vocab:
     described = Key(dict, None).read(VOCAB_KEY, config)
-    return family.implied_vocab(config) if described is None else Vocab(**read_keys(described, _VOCAB_KEYS))
+    return (
+        family.implied_vocab(config)
+        if described is None
+        else Vocab(**read_keys(described, _VOCAB_KEYS))
+    )
 
 
 def _implied_vocab(layout: PublishedLayout) -> Vocab:

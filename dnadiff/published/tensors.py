@@ -19,7 +19,12 @@ from dnadiff.config import Json
 
 # A tied or shared parameter is registered several times, and some only until they are replaced: at most so often per tensor of a file.
 _REGISTRATIONS = 8
-_FILLS = (torch.nn.init.normal_, Tensor.normal_, Tensor.mul_, Tensor.div_)  # change numbers in place, and return the tensor
+_FILLS = (
+    torch.nn.init.normal_,
+    Tensor.normal_,
+    Tensor.mul_,
+    Tensor.div_,
+)  # change numbers in place, and return the tensor
 _COPIES = 4  # a file may name a tied tensor several times; more memory than this many times the file's size is refused
 
 
@@ -37,7 +42,9 @@ def read(path: Path) -> Json:
     if not is_safetensors and path.stat().st_size and not is_zip:
         with open(path, "rb") as file:
             first = file.read(4)
-        if first[:1] != b"\x80" and first[:2] != b"PK":  # neither a pickle nor a zip file, the formats of torch.save
+        if (
+            first[:1] != b"\x80" and first[:2] != b"PK"
+        ):  # neither a pickle nor a zip file, the formats of torch.save
             raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
     try:
         if is_safetensors:
@@ -62,7 +69,9 @@ def read(path: Path) -> Json:
         AssertionError,
     ) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise ValueError(f"{path} is damaged or truncated ({reason}); use another copy of it") from error
+        raise ValueError(
+            f"{path} is damaged or truncated ({reason}); use another copy of it"
+        ) from error
 
 
 def _is_zip(path: Path) -> bool:
@@ -76,8 +85,13 @@ def _check_members(path: Path) -> None:
     # `torch.save` does not compress, so the size of the file bounds the work and the memory.
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
-                raise zipfile.BadZipFile(f"{member.filename} is compressed, which torch.save does not do")
+            if (
+                member.compress_type != zipfile.ZIP_STORED
+                or member.compress_size != member.file_size
+            ):
+                raise zipfile.BadZipFile(
+                    f"{member.filename} is compressed, which torch.save does not do"
+                )
         if (damaged := archive.testzip()) is not None:
             raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
 
@@ -113,7 +127,9 @@ def check_memory(given: Iterable[Tensor], path: Path) -> None:
     """Raise ValueError if the tensors of a file need far more memory than the file's size, as views that repeat a few numbers do."""
     needed, size = sum(t.numel() * t.element_size() for t in given), path.stat().st_size
     if needed > _COPIES * size:
-        raise ValueError(f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that holds all of their numbers")
+        raise ValueError(
+            f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that holds all of their numbers"
+        )
 
 
 @contextmanager
@@ -156,7 +172,11 @@ class _WithoutNumbers(TorchFunctionMode):
 
     @override
     def __torch_function__(
-        self, func: Callable[..., Json], types: Sequence[type], args: Sequence[Json] = (), kwargs: Mapping[str, Json] | None = None
+        self,
+        func: Callable[..., Json],
+        types: Sequence[type],
+        args: Sequence[Json] = (),
+        kwargs: Mapping[str, Json] | None = None,
     ) -> Json:
         given = kwargs or {}
         if func in _FILLS:

@@ -9,4 +9,12 @@ from dnadiff.report.headlines import Headline, headlines, sentences
 from dnadiff.report.page import save_overview, write_report
 from dnadiff.report.results import RunResults, read_metrics
 
-__all__ = ["Headline", "RunResults", "headlines", "read_metrics", "save_overview", "sentences", "write_report"]
+__all__ = [
+    "Headline",
+    "RunResults",
+    "headlines",
+    "read_metrics",
+    "save_overview",
+    "sentences",
+    "write_report",
+]

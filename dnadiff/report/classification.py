@@ -24,7 +24,9 @@ def in_order(result: Results) -> list[str]:
     """The names of the models: fully trained networks first, then the others by decreasing accuracy, or the metric of the task."""
     models, metric = result["models"], metric_of(result).name
     first = [name for name in NETWORKS if name in models]
-    return first + sorted((name for name in models if name not in first), key=lambda name: -models[name][metric])
+    return first + sorted(
+        (name for name in models if name not in first), key=lambda name: -models[name][metric]
+    )
 
 
 def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
@@ -32,14 +34,30 @@ def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResu
     models, names, metric = result["models"], in_order(result), metric_of(result)
     for row, name in enumerate(names):
         one = models[name]
-        axes.barh(row, metric.factor * one[metric.name], height=0.62, color=MODEL if name in NETWORKS else OTHER, alpha=0.85, lw=0)
+        axes.barh(
+            row,
+            metric.factor * one[metric.name],
+            height=0.62,
+            color=MODEL if name in NETWORKS else OTHER,
+            alpha=0.85,
+            lw=0,
+        )
         if is_number(one.get("low")) and is_number(one.get("high")):
-            axes.plot([metric.factor * one[end] for end in ("low", "high")], [row, row], color=REAL, lw=1.6)
+            axes.plot(
+                [metric.factor * one[end] for end in ("low", "high")],
+                [row, row],
+                color=REAL,
+                lw=1.6,
+            )
     for row, known in enumerate(published, len(names)):
         axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
     labels = names + [f"{known.model}, published ({known.train:,})" for known in published]
     values = [metric.form.format(metric.factor * models[name][metric.name]) for name in names]
-    values += [f"{100 * known.accuracy:.1f}" + ("" if known.spread is None else f" ± {100 * known.spread:.1f}") for known in published]
+    values += [
+        f"{100 * known.accuracy:.1f}"
+        + ("" if known.spread is None else f" ± {100 * known.spread:.1f}")
+        for known in published
+    ]
     label_rows(axes, labels, values, width=30)
     axes.axvline(metric.factor * result["task"]["chance"], color=REAL, lw=1, ls=(0, (1, 1.5)))
     lowest = min(0.0, *(metric.factor * models[name][metric.name] for name in names)) * 1.1
@@ -69,8 +87,22 @@ def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:
     axes.plot([0, 100], [0, 100], color=FAINT, lw=1)
     for number, (name, curve) in enumerate(curves):
         x, y = (100 * np.asarray(curve[key]) for key in ("false", "true"))
-        axes.plot(x, y, ls=_LINES[number % len(_LINES)], color=_COLORS[number % len(_COLORS)], lw=1.5, label=name)
-    axes.set(title=title, xlabel="false positive rate, %", ylabel="true positive rate, %", xlim=(0, 100), ylim=(0, 100), aspect="equal")
+        axes.plot(
+            x,
+            y,
+            ls=_LINES[number % len(_LINES)],
+            color=_COLORS[number % len(_COLORS)],
+            lw=1.5,
+            label=name,
+        )
+    axes.set(
+        title=title,
+        xlabel="false positive rate, %",
+        ylabel="true positive rate, %",
+        xlim=(0, 100),
+        ylim=(0, 100),
+        aspect="equal",
+    )
     legend_below(axes)
 
 
@@ -81,7 +113,15 @@ def confusion(axes: Axes, result: Results, name: str) -> None:
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     for (row, column), fraction in np.ndenumerate(fractions):
         text = f"{counts[row, column]:,.0f}\n{100 * fraction:.0f} %"
-        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color="white" if fraction > 0.55 else REAL)
+        axes.text(
+            column,
+            row,
+            text,
+            ha="center",
+            va="center",
+            fontsize=8.5,
+            color="white" if fraction > 0.55 else REAL,
+        )
     axes.set_xticks(range(len(classes)), classes)
     axes.set_yticks(range(len(classes)), classes)
     axes.grid(visible=False)

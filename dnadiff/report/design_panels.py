@@ -18,26 +18,60 @@ _MAX_GRID = 1000  # values on a grid, such as GC content, are at most so many st
 
 
 def tradeoff(
-    axes: Axes, log_prob: np.ndarray, reward: np.ndarray, real: tuple[np.ndarray, np.ndarray] | None, unit: str = "nats per base"
+    axes: Axes,
+    log_prob: np.ndarray,
+    reward: np.ndarray,
+    real: tuple[np.ndarray, np.ndarray] | None,
+    unit: str = "nats per base",
 ) -> None:
     """Reward against log-probability of each design, and of `real` sequences (log_prob, reward), with the Pareto front of the designs."""
     if real is not None:
         shown = evenly_spaced(len(real[0]), MAX_SEQUENCES)
-        axes.plot(real[0][shown], real[1][shown], "s", color=REAL, mfc="none", ms=3.5, mew=0.8, alpha=0.6, label="real sequences")
+        axes.plot(
+            real[0][shown],
+            real[1][shown],
+            "s",
+            color=REAL,
+            mfc="none",
+            ms=3.5,
+            mew=0.8,
+            alpha=0.6,
+            label="real sequences",
+        )
     shown = evenly_spaced(len(reward), MAX_SEQUENCES)
-    axes.plot(log_prob[shown], reward[shown], "o", color=MODEL, ms=4.5, mew=0, alpha=0.6, label="designs")
+    axes.plot(
+        log_prob[shown], reward[shown], "o", color=MODEL, ms=4.5, mew=0, alpha=0.6, label="designs"
+    )
     front = pareto_front(log_prob, reward)  # of all designs, drawn or not
-    axes.plot(log_prob[front], reward[front], "o-", color=OTHER, drawstyle="steps-pre", lw=1.4, ms=4.5, mew=0, label="Pareto front")
-    axes.set(title="Reward and likelihood", xlabel=f"log-probability under the model, {unit}", ylabel="reward")
+    axes.plot(
+        log_prob[front],
+        reward[front],
+        "o-",
+        color=OTHER,
+        drawstyle="steps-pre",
+        lw=1.4,
+        ms=4.5,
+        mew=0,
+        label="Pareto front",
+    )
+    axes.set(
+        title="Reward and likelihood",
+        xlabel=f"log-probability under the model, {unit}",
+        ylabel="reward",
+    )
     legend_below(axes)
 
 
-def histogram(axes: Axes, designs: np.ndarray, real: np.ndarray | None, title: str, label: str) -> None:
+def histogram(
+    axes: Axes, designs: np.ndarray, real: np.ndarray | None, title: str, label: str
+) -> None:
     """The distribution of a value over designs, and over real sequences."""
     everything = designs if real is None else np.concatenate([designs, real])
     edges = bin_edges(everything)
     if real is not None:
-        axes.stairs(_percent(real, edges), edges, color=REAL, lw=1.2, fill=False, label="real sequences")
+        axes.stairs(
+            _percent(real, edges), edges, color=REAL, lw=1.2, fill=False, label="real sequences"
+        )
     axes.stairs(_percent(designs, edges), edges, color=MODEL, alpha=0.25, fill=True, lw=0)
     axes.stairs(_percent(designs, edges), edges, color=MODEL, lw=1.8, label="designs")
     axes.axvline(float(designs.mean()), color=MODEL, lw=1, ls="--", label="mean of the designs")

@@ -27,9 +27,15 @@ from dnadiff.report import design_sections as sections
 from dnadiff.report.html import write
 from dnadiff.report.sections import footer
 
-_MIN_SCORED = 100  # real sequences whose reward and likelihood are computed, if there are fewer designs
+_MIN_SCORED = (
+    100  # real sequences whose reward and likelihood are computed, if there are fewer designs
+)
 _MIN_REAL = 4
-_RESTARTS = ("resume", "overwrite", "report")  # arguments that say how files are written, not what is in them
+_RESTARTS = (
+    "resume",
+    "overwrite",
+    "report",
+)  # arguments that say how files are written, not what is in them
 T = TypeVar("T")
 log = logging.getLogger("dnadiff")
 
@@ -53,7 +59,9 @@ class RealSequences:
     both_strands: bool
 
     @classmethod
-    def of_file(cls, path: str, designer: Designer, length: int, number: int, batch_size: int) -> RealSequences:
+    def of_file(
+        cls, path: str, designer: Designer, length: int, number: int, batch_size: int
+    ) -> RealSequences:
         """Windows of a FASTA file without unknown bases, with the rewards of as many as there are designs, and of at least 100.
 
         Raises:
@@ -67,10 +75,19 @@ class RealSequences:
         windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
         scored = evenly_spaced(len(windows), max(number, _MIN_SCORED))
         try:
-            rewards = [designer.goal.reward(batch) for batch in _batches([letters(windows[i]) for i in scored], batch_size)]
+            rewards = [
+                designer.goal.reward(batch)
+                for batch in _batches([letters(windows[i]) for i in scored], batch_size)
+            ]
         except ValueError as error:
             raise ValueError(f"real {path}: {error}") from error
-        return cls(f"{len(windows):,} real sequences of {Path(path).name}", windows, scored, np.concatenate(rewards), False)
+        return cls(
+            f"{len(windows):,} real sequences of {Path(path).name}",
+            windows,
+            scored,
+            np.concatenate(rewards),
+            False,
+        )
 
     @classmethod
     def held_out(cls, model: Loaded, trust: Sequence[str], length: int) -> RealSequences | None:
@@ -80,13 +97,23 @@ class RealSequences:
             part = "test" if data.intervals["test"] else "valid"
             found = cut(held_out_windows(data, part, length), length, max_unknown=0)
         except (ValueError, OSError) as error:
-            log.info(f"report: designs are not compared with real sequences; give real=y.fa ({error})")
+            log.info(
+                f"report: designs are not compared with real sequences; give real=y.fa ({error})"
+            )
             return None
         windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
         if len(windows) < _MIN_REAL:
-            log.info(f"report: designs are not compared with the {len(windows)} held-out windows of {length:,} bases; give real=y.fa")
+            log.info(
+                f"report: designs are not compared with the {len(windows)} held-out windows of {length:,} bases; give real=y.fa"
+            )
             return None
-        return cls(f"{len(windows):,} windows of {data.name}, part {part}", windows, np.empty(0, int), None, not data.stranded)
+        return cls(
+            f"{len(windows):,} windows of {data.name}, part {part}",
+            windows,
+            np.empty(0, int),
+            None,
+            not data.stranded,
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +144,9 @@ class DesignPage:
         log_prob = table.columns["log_prob"] / self._num_counted(len(table))
         real = self.real or RealSequences.held_out(self.model, self.trust, self.length)
         scored = self._scored(real) if np.isfinite(log_prob).any() else None
-        given = [one for one in shown_addresses(overrides) if one.partition("=")[0] not in _RESTARTS]
+        given = [
+            one for one in shown_addresses(overrides) if one.partition("=")[0] not in _RESTARTS
+        ]
         title = f"{len(table):,} designs for {sections.reward_name(content['design'])}"
         body = [
             sections.masthead(title, content, table),
@@ -134,12 +163,22 @@ class DesignPage:
 
     def _num_counted(self, number: int) -> np.ndarray:
         """Bases whose log-probability each record of the file has; all designs of one template have the same number of them."""
-        groups = [self.designer.num_counted(self.request[group * self.request.each]) for group in range(self.request.num_groups)]
+        groups = [
+            self.designer.num_counted(self.request[group * self.request.each])
+            for group in range(self.request.num_groups)
+        ]
         return np.repeat(np.array(groups, float), number // self.request.num_groups)
 
     def _comparison(self, table: DesignTable, real: RealSequences) -> DesignComparison:
-        designed = int(table.lengths.min())  # less than the length of a window if that has given flanks
-        return compare_designs(table.sequences, [bases[:designed] for bases in real.windows], real.both_strands, self.seed)
+        designed = int(
+            table.lengths.min()
+        )  # less than the length of a window if that has given flanks
+        return compare_designs(
+            table.sequences,
+            [bases[:designed] for bases in real.windows],
+            real.both_strands,
+            self.seed,
+        )
 
     def _scored(self, real: RealSequences | None) -> np.ndarray | None:
         """The log-probability per base of the real sequences that have rewards."""
@@ -155,7 +194,9 @@ class DesignPage:
         return np.concatenate(bounds) / self.length
 
 
-def open_page(config: Config, generator: ConditionalSampler, request: Request, model: Loaded, resumed: bool) -> DesignPage:
+def open_page(
+    config: Config, generator: ConditionalSampler, request: Request, model: Loaded, resumed: bool
+) -> DesignPage:
     """The page of `report=`, after all checks that need no designs; one of a run that is `resumed` may be replaced.
 
     Raises:
@@ -163,15 +204,31 @@ def open_page(config: Config, generator: ConditionalSampler, request: Request, m
         FileExistsError: if the page exists and must be kept.
     """
     if model.tokenizer.vocab.complement is None:
-        raise ValueError(f"report is about designs of DNA, and {model.path} was trained on text; leave report out")
-    assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without a reward
+        raise ValueError(
+            f"report is about designs of DNA, and {model.path} was trained on text; leave report out"
+        )
+    assert isinstance(
+        generator, Designer
+    )  # `reward_options.check` refuses report= without a reward
     path = check_output(expand_user(config["report"]), config["overwrite"] or resumed)
     length = min(end - start for start, end in (target.shown for target in request.evenly_spaced()))
     written = request.num_groups * config["num_samples"]
     real = None
     if config["real"] is not None:
-        real = RealSequences.of_file(config["real"], generator, length, written, config["batch_size"])
-    return DesignPage(path, generator, request, model, config["trust"], real, length, config["batch_size"], config["seed"])
+        real = RealSequences.of_file(
+            config["real"], generator, length, written, config["batch_size"]
+        )
+    return DesignPage(
+        path,
+        generator,
+        request,
+        model,
+        config["trust"],
+        real,
+        length,
+        config["batch_size"],
+        config["seed"],
+    )
 
 
 def letters(bases: np.ndarray) -> str:

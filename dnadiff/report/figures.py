@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
 
-_METADATA: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None}}  # None: left out
+_METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+}  # None: left out
 
 
 @contextmanager
@@ -32,7 +35,9 @@ def style() -> Iterator[None]:
     """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
     import matplotlib
 
-    settings: Json = dict(matplotlib.rc_params_from_file(Path(__file__).with_name("figures.mplstyle")))
+    settings: Json = dict(
+        matplotlib.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"))
+    )
     del settings["backend"]  # the user's
     with matplotlib.rc_context(settings):
         yield
@@ -48,7 +53,9 @@ def panel(draw: Callable[[Axes], None], height: float = HEIGHT) -> Figure:
     return figure
 
 
-def group_panels(draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base") -> Figure:
+def group_panels(
+    draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base"
+) -> Figure:
     """A figure with one panel for each group of bases, from top to bottom: `draw(axes, evaluation, group, unit)`, each with its own scale."""
     from matplotlib.figure import Figure
 
@@ -66,7 +73,9 @@ def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("nothing to draw: give metrics, evaluation, samples with real windows, or finetune")
+        raise ValueError(
+            "nothing to draw: give metrics, evaluation, samples with real windows, or finetune"
+        )
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     with style():
@@ -85,7 +94,9 @@ def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Pa
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
-        raise ValueError(f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without a suffix'}")
+        raise ValueError(
+            f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without a suffix'}"
+        )
     content = rendered(figure, kind, pixels)
     with atomic_write(path, overwrite=True) as file:
         file.write(content)
@@ -96,7 +107,9 @@ def rendered(figure: Figure, kind: str, pixels: int = 1200) -> bytes:
     """The bytes of a picture, `png` (`pixels` wide) or `svg`."""
     buffer = io.BytesIO()
     with style():
-        figure.savefig(buffer, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind])
+        figure.savefig(
+            buffer, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind]
+        )
     return buffer.getvalue()
 
 
@@ -108,5 +121,10 @@ def inline_svg(figure: Figure, name: str) -> str:
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)
+    text = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"',
+        r"\1",
+        re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1),
+        count=1,
+    )
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()

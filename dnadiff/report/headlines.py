@@ -40,16 +40,43 @@ class Headline(NamedTuple):
 def headlines(results: RunResults) -> list[Headline]:
     """A row for each result: held-out bits, differences to Markov models, samples, downstream accuracies."""
     rows: list[Headline] = []
-    evaluation, composition, finetune, unit = results.evaluation, results.composition, results.finetune, results.unit
+    evaluation, composition, finetune, unit = (
+        results.evaluation,
+        results.composition,
+        results.finetune,
+        results.unit,
+    )
     if evaluation:
-        rows += [_bits(evaluation, group, unit, results.uniform_bits) for group in shown_groups(evaluation)]
+        rows += [
+            _bits(evaluation, group, unit, results.uniform_bits)
+            for group in shown_groups(evaluation)
+        ]
         rows += [_markov(markov, unit) for markov in markov_models(evaluation)]
     if composition:
-        rows.append(_distance(f"{composition.k}-mers, distance from the genome", composition.kmer_distance, "{:.4f}", 1, _KMERS))
-        rows.append(_distance("GC content, distance from the genome", composition.gc_distance, "{:.2f} points", 100, _GC))
+        rows.append(
+            _distance(
+                f"{composition.k}-mers, distance from the genome",
+                composition.kmer_distance,
+                "{:.4f}",
+                1,
+                _KMERS,
+            )
+        )
+        rows.append(
+            _distance(
+                "GC content, distance from the genome",
+                composition.gc_distance,
+                "{:.2f} points",
+                100,
+                _GC,
+            )
+        )
     if finetune:
         rows += [_accuracy(name, result, finetune) for name, result in finetune["models"].items()]
-        rows += [_difference(difference, metric_of(finetune)) for difference in finetune.get("differences") or ()]
+        rows += [
+            _difference(difference, metric_of(finetune))
+            for difference in finetune.get("differences") or ()
+        ]
     return rows
 
 
@@ -57,11 +84,15 @@ def sentences(results: RunResults) -> list[str]:
     """The verdicts in words, one sentence for each part."""
     said = []
     if results.evaluation and (parts := _markov_verdicts(results.evaluation)):
-        said.append(f"Compared with Markov models, on all held-out {results.unit}s, the model is {'; '.join(parts)}.")
+        said.append(
+            f"Compared with Markov models, on all held-out {results.unit}s, the model is {'; '.join(parts)}."
+        )
     if results.composition:
         said.append(_composition_sentence(results.composition))
     if results.finetune and (parts := _accuracy_verdicts(results.finetune)):
-        said.append(f"On {(results.finetune.get('task') or {}).get('name', 'the downstream task')}, {'; '.join(parts)}.")
+        said.append(
+            f"On {(results.finetune.get('task') or {}).get('name', 'the downstream task')}, {'; '.join(parts)}."
+        )
     return said
 
 
@@ -72,46 +103,81 @@ def number(value: Json, form: str = "{:.4f}") -> str:
 
 def interval(low: Json, high: Json, form: str = "{:.4f}") -> str:
     """An interval in a table."""
-    return f"{number(low, form)} to {number(high, form)}" if is_number(low) and is_number(high) else "—"
+    return (
+        f"{number(low, form)} to {number(high, form)}"
+        if is_number(low) and is_number(high)
+        else "—"
+    )
 
 
 def listed(items: Sequence[Json]) -> str:
     """1, 2 and 3."""
     words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    return (
+        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    )
 
 
 def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None) -> Headline:
     values = evaluation["groups"][group]
-    uniform = "." if uniform_bits is None else f"; uniform guessing gives {uniform_bits:g}. Lower is better."
+    uniform = (
+        "."
+        if uniform_bits is None
+        else f"; uniform guessing gives {uniform_bits:g}. Lower is better."
+    )
     reading = {
         "all": f"Mean bits per held-out {unit}{uniform}",
         "novel": f"Only {unit}s that are in no 24-mer of the training part, on either strand: they cannot be copied.",
         "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
     }.get(group, "")
     labels = {"se_mc": "Monte Carlo", "se_total": "total"}
-    errors = [f"{label} {values[key] / BIT:.4f}" for key, label in labels.items() if is_number(values.get(key))]
-    reading += f" Perplexity {values['perplexity']:.3f}." if is_number(values.get("perplexity")) else ""
+    errors = [
+        f"{label} {values[key] / BIT:.4f}"
+        for key, label in labels.items()
+        if is_number(values.get(key))
+    ]
+    reading += (
+        f" Perplexity {values['perplexity']:.3f}." if is_number(values.get("perplexity")) else ""
+    )
     reading += f" Standard error: {', '.join(errors)}." if errors else ""
     name = f"Bits per {unit}, {GROUPS.get(group, group).lower()}"
-    return Headline(name, number(values["bits"]), interval(values.get("bits_low"), values.get("bits_high")), reading.strip())
+    return Headline(
+        name,
+        number(values["bits"]),
+        interval(values.get("bits_low"), values.get("bits_high")),
+        reading.strip(),
+    )
 
 
 def _markov(markov: Results, unit: str) -> Headline:
     values, order, form = markov["groups"]["all"], markov["order"], "{:+.4f}"
     low, high = values.get("low"), values.get("high")
-    said = verdict(low, high, "The model is worse than", "The model is better than", "Not distinguishable from")
+    said = verdict(
+        low, high, "The model is worse than", "The model is better than", "Not distinguishable from"
+    )
     said = f"{said} order {order}" if said != UNDECIDED else f"{said[0].upper()}{said[1:]}"
     reading = f"{said}. Order {order} itself: {number(values.get('bits'))}."
     name = f"Model minus Markov order {order}, bits per {unit}"
-    return Headline(name, number(values.get("difference_bits"), form), interval(low, high, form), reading)
+    return Headline(
+        name, number(values.get("difference_bits"), form), interval(low, high, form), reading
+    )
 
 
 def _markov_verdicts(evaluation: Results) -> list[str]:
-    orders: dict[str, list[int]] = {"better than": [], "not distinguishable from": [], "worse than": []}
+    orders: dict[str, list[int]] = {
+        "better than": [],
+        "not distinguishable from": [],
+        "worse than": [],
+    }
     for markov in markov_models(evaluation):
         values = markov["groups"]["all"]
-        said = verdict(values.get("low"), values.get("high"), "worse than", "better than", "not distinguishable from")
+        said = verdict(
+            values.get("low"),
+            values.get("high"),
+            "worse than",
+            "better than",
+            "not distinguishable from",
+        )
         orders.setdefault(said, []).append(markov["order"])
     orders.pop(UNDECIDED, None)
     return [f"{said} order {listed(found)}" for said, found in orders.items() if found]
@@ -124,12 +190,20 @@ def _distance(name: str, distance: Distance, form: str, scale: float, meaning: s
         f"{said} from the genome than real windows are. {meaning} Baseline (real windows compared with real windows): "
         f"{number(scale * distance.baseline, form)}; the interval is the baseline's range."
     )
-    return Headline(name, number(scale * distance.samples, form), interval(low, high, form.split()[0]), reading)
+    return Headline(
+        name, number(scale * distance.samples, form), interval(low, high, form.split()[0]), reading
+    )
 
 
 def _composition_sentence(composition: Composition) -> str:
-    parts = ((f"{composition.k}-mers", composition.kmer_distance), ("GC content", composition.gc_distance))
-    above, within = ([name for name, distance in parts if distance.above_baseline is side] for side in (True, False))
+    parts = (
+        (f"{composition.k}-mers", composition.kmer_distance),
+        ("GC content", composition.gc_distance),
+    )
+    above, within = (
+        [name for name, distance in parts if distance.above_baseline is side]
+        for side in (True, False)
+    )
     said = [f"differ from real windows in {listed(above)}"] if above else []
     said += [f"cannot be distinguished from real windows by {listed(within)}"] if within else []
     return f"The samples {' but '.join(said)} (sets of {composition.num_compared} sequences)."
@@ -139,14 +213,33 @@ def _accuracy(name: str, result: Results, finetune: Results) -> Headline:
     chance, low, high = chance_level(finetune), result.get("low"), result.get("high")
     seeds = [seed for seed in result.get("per_seed") or () if is_number(seed)]
     metric = metric_of(finetune)
-    reading = (f"{metric.title} on the test windows" if not metric.unit else "Test windows classified correctly, in %") + (
-        f", over {len(seeds)} seeds." if len(seeds) > 1 else "."
-    )
-    if chance is not None and low is not None and high is not None and is_number(low) and is_number(high):
-        said = verdict(low - chance, high - chance, "Above chance", "Below chance", "Not distinguishable from chance")
+    reading = (
+        f"{metric.title} on the test windows"
+        if not metric.unit
+        else "Test windows classified correctly, in %"
+    ) + (f", over {len(seeds)} seeds." if len(seeds) > 1 else ".")
+    if (
+        chance is not None
+        and low is not None
+        and high is not None
+        and is_number(low)
+        and is_number(high)
+    ):
+        said = verdict(
+            low - chance,
+            high - chance,
+            "Above chance",
+            "Below chance",
+            "Not distinguishable from chance",
+        )
         reading += f" {said} ({100 * chance:.3g})."
     value, low, high = (metric.scaled(each) for each in (result[metric.name], low, high))
-    return Headline(f"{metric.title}, {name}", number(value, metric.form), interval(low, high, metric.form), reading)
+    return Headline(
+        f"{metric.title}, {name}",
+        number(value, metric.form),
+        interval(low, high, metric.form),
+        reading,
+    )
 
 
 def _difference(difference: Results, metric: ReportedMetric) -> Headline:
@@ -164,5 +257,16 @@ def _difference(difference: Results, metric: ReportedMetric) -> Headline:
 
 def _accuracy_verdicts(finetune: Results) -> list[str]:
     differences = finetune.get("differences") or ()
-    said = [verdict(d.get("low"), d.get("high"), "is better than", "is worse than", "is not distinguishable from") for d in differences]
-    return [f"{d['a']} {words} {d['b']}" for d, words in zip(differences, said) if words != UNDECIDED]
+    said = [
+        verdict(
+            d.get("low"),
+            d.get("high"),
+            "is better than",
+            "is worse than",
+            "is not distinguishable from",
+        )
+        for d in differences
+    ]
+    return [
+        f"{d['a']} {words} {d['b']}" for d, words in zip(differences, said) if words != UNDECIDED
+    ]

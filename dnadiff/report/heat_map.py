@@ -110,7 +110,9 @@ def heat_map(saturated: Saturated) -> Figure:
     limit = max(float(np.percentile(finite, 99)), 1e-3) if len(finite) else 1.0
     with figures.style():
         figure = Figure(figsize=(10.5, 1.9 * lines + 0.3), layout="constrained")
-        grid = figure.subplots(2 * lines, 1, squeeze=False, gridspec_kw={"height_ratios": [1, 1.4] * lines})[:, 0]
+        grid = figure.subplots(
+            2 * lines, 1, squeeze=False, gridspec_kw={"height_ratios": [1, 1.4] * lines}
+        )[:, 0]
         for line in range(lines):
             part = slice(line * LINE, min((line + 1) * LINE, size))
             _letters(grid[2 * line], saturated, part)
@@ -128,11 +130,17 @@ def _letters(axes: Axes, saturated: Saturated, part: slice) -> None:
 def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
     rows = len(ROWS) if np.isfinite(saturated.llr[:, -1]).any() else len(ROWS) - 1
     values = saturated.llr[part, :rows].T
-    image = axes.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    image = axes.imshow(
+        values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
+    )
     first = saturated.region.start + part.start + 1
     places = [i for i in range(values.shape[1]) if (first + i) % 10 == 0]
     axes.set(
-        xlim=(-0.5, LINE - 0.5), yticks=range(rows), yticklabels=ROWS[:rows], xticks=places, xticklabels=[f"{first + i:,}" for i in places]
+        xlim=(-0.5, LINE - 0.5),
+        yticks=range(rows),
+        yticklabels=ROWS[:rows],
+        xticks=places,
+        xticklabels=[f"{first + i:,}" for i in places],
     )
     own = [(i, ROWS.index(base)) for i, base in enumerate(saturated.bases[part]) if base in ROWS]
     axes.plot([i for i, _ in own], [row for _, row in own], ".", color="#3D3D3D", ms=2.5)
@@ -140,9 +148,14 @@ def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
     return image
 
 
-def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, object]) -> list[Path]:
+def write_heat_maps(
+    page: Path, found: Sequence[Saturated], about: Mapping[str, object]
+) -> list[Path]:
     """A PNG for each region next to the page, named after it, and the page with all of them; returns the files written."""
-    written, sections = [], [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"]
+    written, sections = (
+        [],
+        [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"],
+    )
     for number, each in enumerate(found, start=1):
         figure = heat_map(each)
         written.append(figures.save(figure, picture_of(page, number), pixels=1600))
@@ -150,12 +163,21 @@ def write_heat_maps(page: Path, found: Sequence[Saturated], about: Mapping[str, 
             f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the base) to that of the genome (dots): red is less "
             f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"
         )
-        sections.append(section(each.name, picture(figure, f"region{number}", f"heat map of {each.name}", caption)))
+        sections.append(
+            section(
+                each.name, picture(figure, f"region{number}", f"heat map of {each.name}", caption)
+            )
+        )
     write(page, "Saturation mutagenesis", sections)
     return [*written, page]
 
 
-def draw_regions(page: Path, regions: Sequence[Region], read: Callable[[], Iterable[Result]], about: Mapping[str, object]) -> None:
+def draw_regions(
+    page: Path,
+    regions: Sequence[Region],
+    read: Callable[[], Iterable[Result]],
+    about: Mapping[str, object],
+) -> None:
     """Write the page with the heat maps of the first regions that are not too long; `read` returns the alleles of the output file."""
     chosen = drawn(regions)
     if left_out := len(regions) - len(chosen):
@@ -163,9 +185,15 @@ def draw_regions(page: Path, regions: Sequence[Region], read: Callable[[], Itera
         about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
         log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
     if chosen:
-        print(f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(read(), chosen), about)))}")
+        print(
+            f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(read(), chosen), about)))}"
+        )
 
 
 def _mean(saturated: Saturated) -> str:
     known = saturated.information[np.isfinite(saturated.information)]
-    return f"Mean information {float(known.mean()):.3f} bits." if len(known) and math.isfinite(known.mean()) else ""
+    return (
+        f"Mean information {float(known.mean()):.3f} bits."
+        if len(known) and math.isfinite(known.mean())
+        else ""
+    )

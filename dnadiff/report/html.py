@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
-_LABELS = {"n_policy": "N policy", "num_draws": "Draws", "path": "File", "scan": "Scan kernel", "step": "Steps"}
+_LABELS = {
+    "n_policy": "N policy",
+    "num_draws": "Draws",
+    "path": "File",
+    "scan": "Scan kernel",
+    "step": "Steps",
+}
 
 
 def _document(title: str, body: str) -> str:
@@ -51,16 +57,28 @@ def section(heading: str, content: str) -> str:
 
 def pair(*columns: str) -> str:
     """Columns next to each other; on a narrow screen one below the other."""
-    return f'<div class="pair">{"".join(f"<div>{column}</div>" for column in columns)}</div>' if columns else ""
+    return (
+        f'<div class="pair">{"".join(f"<div>{column}</div>" for column in columns)}</div>'
+        if columns
+        else ""
+    )
 
 
 def picture(figure: Figure, name: str, label: str, caption: str) -> str:
     """A figure as inline SVG; `name` is unique on the page, `label` is the text for screen readers."""
-    svg = figures.inline_svg(figure, name).replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+    svg = figures.inline_svg(figure, name).replace(
+        "<svg", f'<svg role="img" aria-label="{escape(label)}"', 1
+    )
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), caption: str = "", kind: str = "") -> str:
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[int] = (),
+    caption: str = "",
+    kind: str = "",
+) -> str:
     """A table with row headers in its first column; the columns `numbers` are right-aligned."""
     mark = ['class="number"' if column in numbers else "" for column in range(len(head))]
     top = "".join(f'<th scope="col" {m}>{escape(text)}</th>' for text, m in zip(head, mark))
@@ -85,14 +103,20 @@ def facts(heading: str, values: Mapping[str, object]) -> str:
         return ""
     names = [_LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ") for key in values]
     shown = [_shown(value, key) for key, value in values.items()]
-    rows = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in zip(names, shown))
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in zip(names, shown)
+    )
     return f'<h3>{escape(heading)}</h3><table class="facts"><tbody>{rows}</tbody></table>'
 
 
 def _shown(value: object, key: str = "") -> str:
     """A value as text; absolute paths are cut to their last parts, so that a shared page does not show the folders of its author."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_shown(each, key if key in _PATHS else str(name))}" for name, each in value.items())
+        return ", ".join(
+            f"{name} {_shown(each, key if key in _PATHS else str(name))}"
+            for name, each in value.items()
+        )
     if isinstance(value, list | tuple):
         return ", ".join(_shown(each, key) for each in value)
     if isinstance(value, bool) or value is None:
@@ -102,7 +126,10 @@ def _shown(value: object, key: str = "") -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if key in _PATHS:  # several are joined
-        return ", ".join(str(Path(*Path(one).parts[-_PATHS[key] :])) if os.path.isabs(one) else one for one in str(value).split(", "))
+        return ", ".join(
+            str(Path(*Path(one).parts[-_PATHS[key] :])) if os.path.isabs(one) else one
+            for one in str(value).split(", ")
+        )
     return str(value)
 
 

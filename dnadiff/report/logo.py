@@ -30,10 +30,17 @@ def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
         for height, base in sorted(zip(of_position, COLORS)):
             if height >= _SMALLEST * top:
                 box = shapes[base].get_extents()
-                fit = Affine2D().translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height).translate(place - 0.45, bottom)
+                fit = (
+                    Affine2D()
+                    .translate(-box.x0, -box.y0)
+                    .scale(0.9 / box.width, height / box.height)
+                    .translate(place - 0.45, bottom)
+                )
                 axes.add_patch(PathPatch(shapes[base].transformed(fit), color=COLORS[base], lw=0))
                 bottom += height
-    axes.set(xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits")
+    axes.set(
+        xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits"
+    )
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(False)
 

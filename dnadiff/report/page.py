@@ -35,9 +35,16 @@ def write_report(
     Raises:
         ValueError: if there are no results.
     """
-    metrics, evaluation, composition, finetune = results.metrics, results.evaluation, results.composition, results.finetune
+    metrics, evaluation, composition, finetune = (
+        results.metrics,
+        results.evaluation,
+        results.composition,
+        results.finetune,
+    )
     if not (metrics or evaluation or composition or finetune):
-        raise ValueError("nothing to report: give metrics, evaluation, samples with real windows, or finetune")
+        raise ValueError(
+            "nothing to report: give metrics, evaluation, samples with real windows, or finetune"
+        )
     title = title or sections.default_title(evaluation)
     unit = results.unit
     body = [
@@ -46,7 +53,9 @@ def write_report(
         sections.about(evaluation, details),
         sections.training(metrics, unit) if metrics and has_loss(metrics) else "",
         sections.likelihood(evaluation, unit) if evaluation and markov_models(evaluation) else "",
-        sections.context(evaluation, unit, results.uniform_bits) if evaluation and evaluation.get("curve") else "",
+        sections.context(evaluation, unit, results.uniform_bits)
+        if evaluation and evaluation.get("curve")
+        else "",
         sections.samples(composition) if composition else "",
         sections.downstream(finetune) if finetune else "",
         sections.footer(commands),
@@ -60,17 +69,30 @@ def save_overview(path: str | os.PathLike[str], results: RunResults, pixels: int
     Raises:
         ValueError: if there are no results, or the name has another suffix.
     """
-    metrics, evaluation, composition, finetune = results.metrics, results.evaluation, results.composition, results.finetune
+    metrics, evaluation, composition, finetune = (
+        results.metrics,
+        results.evaluation,
+        results.composition,
+        results.finetune,
+    )
     chosen: list[Callable[[Axes], None]] = []
     if metrics and has_loss(metrics):
         chosen.append(partial(panels.loss_curve, metrics=metrics, unit=results.unit))
     if evaluation:
         chosen.append(partial(panels.held_out_bits, evaluation=evaluation, unit=results.unit))
         if evaluation.get("curve"):
-            curve = partial(panels.visibility_curve, evaluation=evaluation, unit=results.unit, uniform_bits=results.uniform_bits)
+            curve = partial(
+                panels.visibility_curve,
+                evaluation=evaluation,
+                unit=results.unit,
+                uniform_bits=results.uniform_bits,
+            )
             chosen.append(curve)
     if composition:
-        chosen += [partial(draw, composition=composition) for draw in (panels.kmer_frequencies, panels.gc_content)]
+        chosen += [
+            partial(draw, composition=composition)
+            for draw in (panels.kmer_frequencies, panels.gc_content)
+        ]
     if finetune:
         chosen.append(partial(panels.accuracies, finetune=finetune))
     return figures.save(figures.overview(chosen), path, pixels)

@@ -12,7 +12,18 @@ from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.metrics.composition import Composition, Distance
 from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
-from dnadiff.report.results import BIT, GROUPS, Columns, Results, chance_level, markov_models, metric_of, progress, short_count, smoothed
+from dnadiff.report.results import (
+    BIT,
+    GROUPS,
+    Columns,
+    Results,
+    chance_level,
+    markov_models,
+    metric_of,
+    progress,
+    short_count,
+    smoothed,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,17 +37,30 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
     x, label = progress(metrics)
     train, shown = _column(metrics, "train_nll"), []
     if train is not None:
-        axes.plot(x[train], metrics["train_nll"][train] / BIT, "-", color=FAINT, lw=0.6, alpha=0.55, label="training")
+        axes.plot(
+            x[train],
+            metrics["train_nll"][train] / BIT,
+            "-",
+            color=FAINT,
+            lw=0.6,
+            alpha=0.55,
+            label="training",
+        )
         smooth = smoothed(metrics["train_nll"][train] / BIT)
         axes.plot(x[train], smooth, color=REAL, lw=1.4, label="training, smoothed")
-        shown += [smooth[len(smooth) // 50 :], np.percentile(metrics["train_nll"][train] / BIT, [10, 90])]
+        shown += [
+            smooth[len(smooth) // 50 :],
+            np.percentile(metrics["train_nll"][train] / BIT, [10, 90]),
+        ]
     for name, color, marker, text in (
         ("valid_nll_live", OTHER, "s--", "validation, raw"),
         ("valid_nll", MODEL, "o-", "validation, averaged"),
     ):
         rows = _column(metrics, name)
         if rows is not None:
-            axes.plot(x[rows], metrics[name][rows] / BIT, marker, color=color, ms=3.5, lw=1.4, label=text)
+            axes.plot(
+                x[rows], metrics[name][rows] / BIT, marker, color=color, ms=3.5, lw=1.4, label=text
+            )
             shown.append(metrics[name][rows] / BIT)
     if shown:
         low, high = min(map(np.min, shown)), max(map(np.max, shown))
@@ -49,36 +73,80 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
 def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
     """Bits per base of the model, with its 95 % interval, and of the Markov models on the same bases."""
     ours = evaluation["groups"][group]
-    markov = [(f"order {m['order']}", m["groups"][group]["bits"]) for m in markov_models(evaluation, group)]
+    markov = [
+        (f"order {m['order']}", m["groups"][group]["bits"])
+        for m in markov_models(evaluation, group)
+    ]
     low, high = ours.get("bits_low"), ours.get("bits_high")
     if is_number(low) and is_number(high):
         axes.axvspan(low, high, color=MODEL, alpha=0.12, lw=0)
         axes.plot([low, high], [0, 0], color=MODEL, lw=2)
     axes.plot(ours["bits"], 0, "o", color=MODEL, ms=6)
-    axes.plot([bits for _, bits in markov], range(1, len(markov) + 1), "s", color=REAL, mfc="white", ms=5)
-    label_rows(axes, ["this model", *(name for name, _ in markov)], [f"{bits:.4f}" for bits in (ours["bits"], *(b for _, b in markov))])
-    axes.set(title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (lower is better)")
+    axes.plot(
+        [bits for _, bits in markov], range(1, len(markov) + 1), "s", color=REAL, mfc="white", ms=5
+    )
+    label_rows(
+        axes,
+        ["this model", *(name for name, _ in markov)],
+        [f"{bits:.4f}" for bits in (ours["bits"], *(b for _, b in markov))],
+    )
+    axes.set(
+        title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (lower is better)"
+    )
 
 
-def paired_differences(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
+def paired_differences(
+    axes: Axes, evaluation: Results, group: str = "all", unit: str = "base"
+) -> None:
     """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is better."""
     markov = markov_models(evaluation, group)
-    rows = [(f"minus order {m['order']}", *(m["groups"][group].get(k) for k in ("difference_bits", "low", "high"))) for m in markov]
+    rows = [
+        (
+            f"minus order {m['order']}",
+            *(m["groups"][group].get(k) for k in ("difference_bits", "low", "high")),
+        )
+        for m in markov
+    ]
     _forest(axes, rows, "{:+.4f}", better=-1)
-    axes.set(title=_group_title(evaluation, group, unit), xlabel=f"difference in bits per {unit} (below 0: model better)")
+    axes.set(
+        title=_group_title(evaluation, group, unit),
+        xlabel=f"difference in bits per {unit} (below 0: model better)",
+    )
 
 
-def visibility_curve(axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0) -> None:
+def visibility_curve(
+    axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0
+) -> None:
     """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over blocks of windows; its mean is the NELBO."""
     curve = {key: np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")}
     mean = evaluation["groups"]["all"]["bits"]
     if uniform_bits is not None:
-        axes.axhline(uniform_bits, color=REAL, lw=1, ls=(0, (1, 1.5)), label=f"uniform guessing, {uniform_bits:g}")
+        axes.axhline(
+            uniform_bits,
+            color=REAL,
+            lw=1,
+            ls=(0, (1, 1.5)),
+            label=f"uniform guessing, {uniform_bits:g}",
+        )
     axes.axhline(mean, color=OTHER, lw=1.2, ls="--", label=f"mean = NELBO, {mean:.4f}")
     axes.errorbar(
-        curve["visible"], curve["bits"], 1.96 * curve["se"], color=MODEL, fmt="o-", ms=4, lw=1.3, elinewidth=1, capsize=2, label="h(n)"
+        curve["visible"],
+        curve["bits"],
+        1.96 * curve["se"],
+        color=MODEL,
+        fmt="o-",
+        ms=4,
+        lw=1.3,
+        elinewidth=1,
+        capsize=2,
+        label="h(n)",
     )
-    axes.set(title="Bits against context", xlabel=f"visible {unit}s n", ylabel=f"bits per masked {unit}", xlim=(0, None))
+    axes.set(
+        title="Bits against context",
+        xlabel=f"visible {unit}s n",
+        ylabel=f"bits per masked {unit}",
+        xlim=(0, None),
+    )
     axes.margins(y=0.12)
     legend_below(axes)
 
@@ -89,12 +157,28 @@ def kmer_frequencies(axes: Axes, composition: Composition) -> None:
     every = 100 * np.concatenate([c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high])
     limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
     axes.plot(limits, limits, color=FAINT, lw=1, zorder=1)
-    axes.vlines(100 * c.real_frequency, 100 * c.kmer_low, 100 * c.kmer_high, color=FAINT, lw=3, label="real windows, 95 %")
-    for rows, color, marker, text in ((~outside, MODEL, "o", "samples, within"), (outside, OTHER, "D", "samples, outside")):
+    axes.vlines(
+        100 * c.real_frequency,
+        100 * c.kmer_low,
+        100 * c.kmer_high,
+        color=FAINT,
+        lw=3,
+        label="real windows, 95 %",
+    )
+    for rows, color, marker, text in (
+        (~outside, MODEL, "o", "samples, within"),
+        (outside, OTHER, "D", "samples, outside"),
+    ):
         if rows.any():
             x, y = 100 * c.real_frequency[rows], 100 * c.sample_frequency[rows]
             axes.plot(x, y, marker, color=color, ms=3.6, label=f"{text} ({rows.sum()})")
-    axes.set(title=f"{c.k}-mers", xlabel="frequency in the genome, %", ylabel="frequency in the samples, %", xlim=limits, ylim=limits)
+    axes.set(
+        title=f"{c.k}-mers",
+        xlabel="frequency in the genome, %",
+        ylabel="frequency in the samples, %",
+        xlim=limits,
+        ylim=limits,
+    )
     _label_outliers(axes, c)
     legend_below(axes)
 
@@ -106,10 +190,26 @@ def gc_content(axes: Axes, composition: Composition) -> None:
     edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
     sets = np.array([_percentages(100 * chosen, edges) for chosen in c.gc_sets])
     low, high = np.quantile(sets, [0.025, 0.975], axis=0)
-    axes.stairs(high, edges, baseline=low, fill=True, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
-    axes.stairs(_percentages(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows")
+    axes.stairs(
+        high,
+        edges,
+        baseline=low,
+        fill=True,
+        color=FAINT,
+        alpha=0.55,
+        lw=0,
+        label="real windows, 95 %",
+    )
+    axes.stairs(
+        _percentages(100 * c.real_gc, edges), edges, color=REAL, lw=1.2, label="real windows"
+    )
     axes.stairs(_percentages(100 * c.sample_gc, edges), edges, color=MODEL, lw=1.8, label="samples")
-    axes.set(title=f"GC content, {c.length} bases", xlabel="GC content, %", ylabel="% of sequences", ylim=(0, None))
+    axes.set(
+        title=f"GC content, {c.length} bases",
+        xlabel="GC content, %",
+        ylabel="% of sequences",
+        ylim=(0, None),
+    )
     legend_below(axes)
 
 
@@ -118,14 +218,25 @@ def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
     divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
 
 
-def divergences(axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples") -> None:
+def divergences(
+    axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
+) -> None:
     """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 % range of independent sets of real windows."""
     samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
     reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
-    axes.fill_between(lengths, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %")
-    axes.errorbar(lengths, samples, reach, color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label=name)
-    axes.set(title="k-mers, distance from real windows", xlabel="k", ylabel="Jensen-Shannon divergence, bits", yscale="log")
+    axes.fill_between(
+        lengths, low, high, color=FAINT, alpha=0.55, lw=0, label="real vs. real, 95 %"
+    )
+    axes.errorbar(
+        lengths, samples, reach, color=MODEL, fmt="o-", ms=4, lw=1.3, capsize=2, label=name
+    )
+    axes.set(
+        title="k-mers, distance from real windows",
+        xlabel="k",
+        ylabel="Jensen-Shannon divergence, bits",
+        yscale="log",
+    )
     axes.yaxis.set_major_formatter("{x:g}")
     legend_below(axes)
 
@@ -149,9 +260,18 @@ def accuracies(axes: Axes, finetune: Results) -> None:
         seeds = [metric.factor * seed for seed in result.get("per_seed") or () if is_number(seed)]
         axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
         if is_number(result.get("low")) and is_number(result.get("high")):
-            axes.plot([metric.factor * result[end] for end in ("low", "high")], [row, row], color=color, lw=2)
+            axes.plot(
+                [metric.factor * result[end] for end in ("low", "high")],
+                [row, row],
+                color=color,
+                lw=2,
+            )
         axes.plot(metric.factor * result[metric.name], row, "o", color=color, ms=6)
-    label_rows(axes, list(models), [metric.form.format(metric.factor * result[metric.name]) for result in models.values()])
+    label_rows(
+        axes,
+        list(models),
+        [metric.form.format(metric.factor * result[metric.name]) for result in models.values()],
+    )
     chance = chance_level(finetune)
     if chance is not None:
         axes.axvline(100 * chance, color=REAL, lw=1, ls=(0, (1, 1.5)))
@@ -162,10 +282,17 @@ def accuracy_differences(axes: Axes, finetune: Results) -> None:
     """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 % intervals."""
     metric = metric_of(finetune)
     rows = [
-        (f"{d['a']}\n− {d['b']}", *(metric.scaled(d.get(key)) for key in ("difference", "low", "high"))) for d in finetune["differences"]
+        (
+            f"{d['a']}\n− {d['b']}",
+            *(metric.scaled(d.get(key)) for key in ("difference", "low", "high")),
+        )
+        for d in finetune["differences"]
     ]
     _forest(axes, rows, metric.signed, better=1)
-    axes.set(title="Paired differences", xlabel=f"{'percentage points' if metric.unit else metric.title} (above 0: first is better)")
+    axes.set(
+        title="Paired differences",
+        xlabel=f"{'percentage points' if metric.unit else metric.title} (above 0: first is better)",
+    )
 
 
 def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
@@ -179,7 +306,9 @@ def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int
             axes.plot([low, high], [y, y], color=color, lw=2)
         if is_number(value):
             axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
-    values = [form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows]
+    values = [
+        form.format(value).replace("-", "−") if is_number(value) else "" for _, value, *_ in rows
+    ]
     label_rows(axes, [name for name, *_ in rows], values)
     axes.margins(x=0.08)
 
@@ -191,7 +320,15 @@ def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: i
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     for y, text in enumerate(values):
-        axes.annotate(text, (1, y), (6, 0), xycoords=axes.get_yaxis_transform(), textcoords="offset points", va="center", fontsize=8.5)
+        axes.annotate(
+            text,
+            (1, y),
+            (6, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+        )
     axes.spines["left"].set_visible(False)
 
 
@@ -204,8 +341,18 @@ def legend_below(axes: Axes) -> None:
     """A legend below the label of the x axis, where it covers nothing."""
     from matplotlib.transforms import ScaledTranslation
 
-    below = axes.transAxes + ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)  # half an inch at any height
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, ncols=2, borderaxespad=0, columnspacing=1, handlelength=1.6)
+    below = axes.transAxes + ScaledTranslation(
+        0, -0.5, axes.figure.dpi_scale_trans
+    )  # half an inch at any height
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=below,
+        ncols=2,
+        borderaxespad=0,
+        columnspacing=1,
+        handlelength=1.6,
+    )
 
 
 def _group_title(evaluation: Results, group: str, unit: str) -> str:
@@ -223,11 +370,21 @@ def _label_outliers(axes: Axes, c: Composition, max_labels: int = 6) -> None:
     labeled: list[float] = []
     room = 0.07 * np.ptp(axes.get_ylim())
     excess = np.where(c.outside_baseline, np.abs(c.sample_frequency - c.real_frequency), 0)
-    for index in np.argsort(-excess, kind="stable")[: min(max_labels, int(c.outside_baseline.sum()))]:
+    for index in np.argsort(-excess, kind="stable")[
+        : min(max_labels, int(c.outside_baseline.sum()))
+    ]:
         x, y = 100 * c.real_frequency[index], 100 * c.sample_frequency[index]
         if all(abs(y - other) > room for other in labeled):
             place, side = ((-6, 3), "right") if y > x else ((6, -3), "left")
-            axes.annotate(c.kmers[index], (x, y), place, textcoords="offset points", ha=side, va="center", fontsize=7.5)
+            axes.annotate(
+                c.kmers[index],
+                (x, y),
+                place,
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                fontsize=7.5,
+            )
             labeled.append(y)
 
 

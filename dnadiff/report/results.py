@@ -55,13 +55,19 @@ class RunResults:
     def __post_init__(self) -> None:
         if (self.samples is None) != (self.real is None):
             given, missing = ("samples", "real") if self.real is None else ("real", "samples")
-            why = "samples are compared with real windows of the same length, so give both or neither"
+            why = (
+                "samples are compared with real windows of the same length, so give both or neither"
+            )
             raise ValueError(f"{given} came without {missing}; {why}")
 
     @cached_property
     def composition(self) -> Composition | None:
         """The samples compared with real windows."""
-        return None if self.samples is None or self.real is None else compare(self.samples, self.real, both_strands=self.both_strands)
+        return (
+            None
+            if self.samples is None or self.real is None
+            else compare(self.samples, self.real, both_strands=self.both_strands)
+        )
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -73,7 +79,15 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     header, rows = read_csv(path)
     if not rows:
         raise ValueError(f"{path} has no rows; has the training logged anything?")
-    return {name: np.array([number_in(row, name, f"{path}, line {number}") for number, row in enumerate(rows, start=2)]) for name in header}
+    return {
+        name: np.array(
+            [
+                number_in(row, name, f"{path}, line {number}")
+                for number, row in enumerate(rows, start=2)
+            ]
+        )
+        for name in header
+    }
 
 
 def has_loss(metrics: Columns) -> bool:
@@ -154,5 +168,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 def short_count(value: float) -> str:
     """1,500,000 as 1.5 M."""
-    size, letter = next(((s, x) for s, x in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if abs(value) >= s), (1, ""))
+    size, letter = next(
+        ((s, x) for s, x in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if abs(value) >= s), (1, "")
+    )
     return f"{value / size:.3g}{letter}"

@@ -47,7 +47,11 @@ _METHODS = (
 
 def default_title(evaluation: Results | None) -> str:
     """A title with the name of the data."""
-    return f"Masked diffusion on {name}" if (name := _data_name(evaluation)) else "A masked diffusion run"
+    return (
+        f"Masked diffusion on {name}"
+        if (name := _data_name(evaluation))
+        else "A masked diffusion run"
+    )
 
 
 def _data_name(evaluation: Results | None) -> str | None:
@@ -60,7 +64,9 @@ def masthead(title: str, results: RunResults) -> str:
     shows = [f"how well it predicts held-out {unit}s"] if evaluation else []
     shows += ["how its samples compare with real windows"] if results.composition else []
     shows += ["how it classifies sequences"] if finetune else []
-    baselines = ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
+    baselines = (
+        ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
+    )
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
     text = f"A model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict {unit}s.{tail}"
     return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {NOTICE}</p></header>"
@@ -73,7 +79,16 @@ def main_results(results: RunResults) -> str:
         return ""
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences(results))
     verdicts = f'<div class="verdict">{said}</div>' if said else ""
-    return section("Results", verdicts + table(("Result", "Value", "95 % interval", "How to read it"), rows, numbers=(1, 2), kind="cards"))
+    return section(
+        "Results",
+        verdicts
+        + table(
+            ("Result", "Value", "95 % interval", "How to read it"),
+            rows,
+            numbers=(1, 2),
+            kind="cards",
+        ),
+    )
 
 
 def about(evaluation: Results | None, details: Results | None) -> str:
@@ -90,7 +105,11 @@ def about(evaluation: Results | None, details: Results | None) -> str:
 def training(metrics: Columns, unit: str) -> str:
     """The loss curve and its first, last and lowest values."""
     x, label = progress(metrics)
-    names = {"train_nll": "Training, smoothed", "valid_nll": "Validation, averaged weights", "valid_nll_live": "Validation, raw weights"}
+    names = {
+        "train_nll": "Training, smoothed",
+        "valid_nll": "Validation, averaged weights",
+        "valid_nll_live": "Validation, raw weights",
+    }
     rows = []
     for key, name in names.items():
         known = np.flatnonzero(np.isfinite(metrics.get(key, np.empty(0))))
@@ -98,8 +117,20 @@ def training(metrics: Columns, unit: str) -> str:
             bits = metrics[key][known] / BIT
             bits = smoothed(bits) if key == "train_nll" else bits
             best = int(np.argmin(bits))
-            rows.append((name, number(bits[0]), number(bits[-1]), f"{number(bits[best])} at {short_count(x[known][best])}"))
-    numbers = table(("Loss", "First", "Last", "Lowest"), rows, numbers=(1, 2, 3), caption=f"Bits per {unit}. Positions are {label}.")
+            rows.append(
+                (
+                    name,
+                    number(bits[0]),
+                    number(bits[-1]),
+                    f"{number(bits[best])} at {short_count(x[known][best])}",
+                )
+            )
+    numbers = table(
+        ("Loss", "First", "Last", "Lowest"),
+        rows,
+        numbers=(1, 2, 3),
+        caption=f"Bits per {unit}. Positions are {label}.",
+    )
     drawn = picture(
         panel(partial(panels.loss_curve, metrics=metrics, unit=unit)),
         "loss",
@@ -127,28 +158,45 @@ def likelihood(evaluation: Results, unit: str) -> str:
         "Both are tested on the same windows, so the interval of the difference is narrower than that of either value. "
         "Filled: the interval excludes 0. Open: it contains 0.",
     )
-    return section("Held-out bits compared with Markov models", pair(bits, differences) + _bits_table(evaluation, unit))
+    return section(
+        "Held-out bits compared with Markov models",
+        pair(bits, differences) + _bits_table(evaluation, unit),
+    )
 
 
 def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
     """The curve h(n)."""
     curve = evaluation["curve"]
     points = zip(curve["visible"], curve["bits"], curve["se"])
-    rows = [(number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se)) for n, bits, se in points]
+    rows = [
+        (number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se))
+        for n, bits, se in points
+    ]
     drawn = picture(
-        panel(partial(panels.visibility_curve, evaluation=evaluation, unit=unit, uniform_bits=uniform_bits)),
+        panel(
+            partial(
+                panels.visibility_curve, evaluation=evaluation, unit=unit, uniform_bits=uniform_bits
+            )
+        ),
         "curve",
         f"Bits per masked {unit} against the number of visible {unit}s; the table gives the numbers.",
         f"Mean bits per masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
         "Bars: 95 % intervals over blocks of neighboring windows, which include the choice of windows and the Monte Carlo error.",
     )
-    return section(f"Bits against visible {unit}s", pair(drawn, table((f"Visible {unit}s n", "Bits", "± 95 %"), rows, numbers=(1, 2))))
+    return section(
+        f"Bits against visible {unit}s",
+        pair(drawn, table((f"Visible {unit}s n", "Bits", "± 95 %"), rows, numbers=(1, 2))),
+    )
 
 
 def samples(c: Composition) -> str:
     """k-mer frequencies and GC content of the samples compared with real windows."""
     baseline = f"Gray: the 95 % range of an independent set of {c.num_compared} real windows."
-    both = " A k-mer and its reverse complement share a point." if any("/" in label for label in c.kmers) else ""
+    both = (
+        " A k-mer and its reverse complement share a point."
+        if any("/" in label for label in c.kmers)
+        else ""
+    )
     kmers = picture(
         panel(partial(panels.kmer_frequencies, composition=c)),
         "kmers",
@@ -161,7 +209,9 @@ def samples(c: Composition) -> str:
         "Distribution of GC content in samples and in real windows; the table gives means and standard deviations.",
         f"Samples and windows have {c.length} bases each. {baseline}",
     )
-    return section("Samples compared with the genome", pair(kmers, gc) + pair(_kmers_table(c), _gc_table(c)))
+    return section(
+        "Samples compared with the genome", pair(kmers, gc) + pair(_kmers_table(c), _gc_table(c))
+    )
 
 
 def downstream(finetune: Results) -> str:
@@ -171,13 +221,25 @@ def downstream(finetune: Results) -> str:
     drawn = panel(partial(panels.accuracies, finetune=finetune), height)
     metric = metric_of(finetune).title
     label = f"{metric} of each model with 95 % intervals; the table of results gives the numbers."
-    pictures = [picture(drawn, "accuracy", label, "Small dots: single seeds. Lines: 95 % intervals.")]
+    pictures = [
+        picture(drawn, "accuracy", label, "Small dots: single seeds. Lines: 95 % intervals.")
+    ]
     if differences:
         drawn = panel(partial(panels.accuracy_differences, finetune=finetune), height)
         label = f"Paired differences of {metric if metric != ACCURACY.title else metric.lower()} with 95 % intervals; the table of results gives the numbers."
-        pictures.append(picture(drawn, "accuracy-differences", label, "Filled: the interval excludes 0. Open: it contains 0."))
+        pictures.append(
+            picture(
+                drawn,
+                "accuracy-differences",
+                label,
+                "Filled: the interval excludes 0. Open: it contains 0.",
+            )
+        )
     notes = facts("Task", task), facts("Notes", finetune.get("notes") or {})
-    return section(f"Downstream task: {task.get('name', 'classification')}", pair(*pictures) + pair(*filter(None, notes)))
+    return section(
+        f"Downstream task: {task.get('name', 'classification')}",
+        pair(*pictures) + pair(*filter(None, notes)),
+    )
 
 
 def footer(commands: Sequence[str]) -> str:
@@ -191,7 +253,11 @@ def footer(commands: Sequence[str]) -> str:
 
 def _responsible_use() -> str:
     package = Path(__file__).resolve().parents[1]
-    found = [f for f in (package / "RESPONSIBLE_USE.md", package.parent / "RESPONSIBLE_USE.md") if f.is_file()]
+    found = [
+        f
+        for f in (package / "RESPONSIBLE_USE.md", package.parent / "RESPONSIBLE_USE.md")
+        if f.is_file()
+    ]
     return found[0].read_text(encoding="utf-8")
 
 
@@ -199,34 +265,75 @@ def _bits_table(evaluation: Results, unit: str) -> str:
     rows = []
     for group in shown_groups(evaluation):
         name, ours = GROUPS.get(group, group), evaluation["groups"][group]
-        rows.append((name, "this model", number(ours["bits"]), number(ours.get("perplexity"), "{:.3f}"), "", "", ""))
+        rows.append(
+            (
+                name,
+                "this model",
+                number(ours["bits"]),
+                number(ours.get("perplexity"), "{:.3f}"),
+                "",
+                "",
+                "",
+            )
+        )
         for markov in markov_models(evaluation, group):
             theirs = markov["groups"][group]
             low, high = theirs.get("low"), theirs.get("high")
             bits = number(theirs["bits"]), number(theirs.get("perplexity"), "{:.3f}")
             said = verdict(low, high, "model worse", "model better", "not distinguishable")
-            difference = number(theirs.get("difference_bits"), _SIGNED), interval(low, high, _SIGNED)
+            difference = (
+                number(theirs.get("difference_bits"), _SIGNED),
+                interval(low, high, _SIGNED),
+            )
             rows.append((name, f"order {markov['order']}", *bits, *difference, said))
-    head = f"{unit.capitalize()}s", "Model", "Bits", "Perplexity", "Difference", "95 % interval", "Verdict"
-    return table(head, rows, numbers=(2, 3, 4, 5), caption="Difference: this model minus the Markov model.")
+    head = (
+        f"{unit.capitalize()}s",
+        "Model",
+        "Bits",
+        "Perplexity",
+        "Difference",
+        "95 % interval",
+        "Verdict",
+    )
+    return table(
+        head, rows, numbers=(2, 3, 4, 5), caption="Difference: this model minus the Markov model."
+    )
 
 
 def _kmers_table(c: Composition, num_rows: int = 6) -> str:
     order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
-    form, scaled = "{:.3f}", [100 * values for values in (c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high)]
+    form, scaled = (
+        "{:.3f}",
+        [
+            100 * values
+            for values in (c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high)
+        ],
+    )
     found = [(c.kmers[i], *(values[i] for values in scaled)) for i in order]
-    rows = [(name, number(ours, form), number(real, form), interval(low, high, form)) for name, ours, real, low, high in found]
+    rows = [
+        (name, number(ours, form), number(real, form), interval(low, high, form))
+        for name, ours, real, low, high in found
+    ]
     head = f"{c.k}-mer", "Samples, %", "Genome, %", "Real windows, 95 %"
-    return table(head, rows, numbers=(1, 2, 3), caption=f"The {len(rows)} {c.k}-mers that differ most.")
+    return table(
+        head, rows, numbers=(1, 2, 3), caption=f"The {len(rows)} {c.k}-mers that differ most."
+    )
 
 
 def _gc_table(c: Composition) -> str:
     rows = [
-        (name, f"{len(gc):,}", number(100 * gc.mean(), "{:.2f}"), number(100 * gc.std(ddof=1), "{:.2f}"))
+        (
+            name,
+            f"{len(gc):,}",
+            number(100 * gc.mean(), "{:.2f}"),
+            number(100 * gc.std(ddof=1), "{:.2f}"),
+        )
         for name, gc in (("Samples", c.sample_gc), ("Real windows", c.real_gc))
     ]
     head = "GC content", "Sequences", "Mean, %", "SD, points"
-    return table(head, rows, numbers=(1, 2, 3), caption="Mean and standard deviation over sequences.")
+    return table(
+        head, rows, numbers=(1, 2, 3), caption="Mean and standard deviation over sequences."
+    )
 
 
 def _version() -> str:

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from dnadiff.checks import is_number
 from dnadiff.downstream.protocol import KFold
-from dnadiff.downstream.published_results import num_training_sequences, published_accuracies, published_model_for, suite_header, suite_rows
+from dnadiff.downstream.published_results import (
+    num_training_sequences,
+    published_accuracies,
+    published_model_for,
+    suite_header,
+    suite_rows,
+)
 from dnadiff.downstream.study import remarks
 from dnadiff.report import classification, panels
 from dnadiff.report.figures import panel
@@ -27,7 +33,12 @@ _PUBLISHED_NOTE = (
 )
 
 
-def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], commands: Sequence[str] = (), title: str | None = None) -> Path:
+def write_suite(
+    path: str | os.PathLike[str],
+    studies: Sequence[Results],
+    commands: Sequence[str] = (),
+    title: str | None = None,
+) -> Path:
     """Write the page of `studies`, results of `dnadiff.downstream.study.study`, and the `commands` that produced them.
 
     Raises:
@@ -38,14 +49,25 @@ def write_suite(path: str | os.PathLike[str], studies: Sequence[Results], comman
     names = [result["task"]["name"] for result in studies]
     title = title or f"{_kind(studies)}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}"
     intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
-    warnings = "".join(f"<p>Warning: {escape(r['task']['name'])}: {escape(r['warning'])}</p>" for r in studies if r.get("warning"))
-    body = [f"<header>{warnings}<h1>{escape(title)}</h1><p>{escape(intro)}</p></header>", section("All results", _table(studies))]
+    warnings = "".join(
+        f"<p>Warning: {escape(r['task']['name'])}: {escape(r['warning'])}</p>"
+        for r in studies
+        if r.get("warning")
+    )
+    body = [
+        f"<header>{warnings}<h1>{escape(title)}</h1><p>{escape(intro)}</p></header>",
+        section("All results", _table(studies)),
+    ]
     body += [_task(result, f"t{number}") for number, result in enumerate(studies)]
     return write(path, title, [*body, footer(commands)])
 
 
 def _kind(studies: Sequence[Results]) -> str:
-    return "Classification" if all(metric_of(result) is ACCURACY for result in studies) else "Downstream tasks"
+    return (
+        "Classification"
+        if all(metric_of(result) is ACCURACY for result in studies)
+        else "Downstream tasks"
+    )
 
 
 def _table(studies: Sequence[Results]) -> str:
@@ -53,7 +75,15 @@ def _table(studies: Sequence[Results]) -> str:
     note = f"<p>{escape(_PUBLISHED_NOTE)}</p>" if any(row[-1] != "-" for row in rows) else ""
     header = suite_header(studies)
     head = [text.capitalize() if text.islower() else text for text in header]
-    return table(head, rows, numbers=(1, 2, 3, 5, *range(7, len(header) - 2), len(header) - 1), kind="wide") + note
+    return (
+        table(
+            head,
+            rows,
+            numbers=(1, 2, 3, 5, *range(7, len(header) - 2), len(header) - 1),
+            kind="wide",
+        )
+        + note
+    )
 
 
 def _task(result: Results, name: str) -> str:
@@ -69,9 +99,19 @@ def _task(result: Results, name: str) -> str:
         + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )
-    first, *others = (*_curves(result, name), *_confusions(result, name), *_scatters(result, name), "")
+    first, *others = (
+        *_curves(result, name),
+        *_confusions(result, name),
+        *_scatters(result, name),
+        "",
+    )
     return section(
-        task["name"], pair(bars, first) + pair(*filter(None, others)) + _differences(result, name) + _remarks(result) + _notes(result)
+        task["name"],
+        pair(bars, first)
+        + pair(*filter(None, others))
+        + _differences(result, name)
+        + _remarks(result)
+        + _notes(result),
     )
 
 
@@ -81,11 +121,17 @@ def _curves(result: Results, name: str) -> list[str]:
         return []
     note = "First seed; all folds together." if task["protocol"] == KFold.name else "First seed."
     label = f"ROC curves on {task['name']}; the table above gives the areas under them."
-    return [picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, note)]
+    return [
+        picture(panel(partial(classification.roc, result=result), 4.6), f"{name}roc", label, note)
+    ]
 
 
 def _confusions(result: Results, name: str) -> list[str]:
-    shown = [model for model in classification.in_order(result) if result["models"][model].get("confusion")][:2]
+    shown = [
+        model
+        for model in classification.in_order(result)
+        if result["models"][model].get("confusion")
+    ][:2]
     return [
         picture(
             panel(partial(classification.confusion, result=result, name=model), 3.4),
@@ -98,7 +144,9 @@ def _confusions(result: Results, name: str) -> list[str]:
 
 
 def _scatters(result: Results, name: str, num_models: int = 3) -> list[str]:
-    shown = [model for model in classification.in_order(result) if result["models"][model].get("scatter")][:num_models]
+    shown = [
+        model for model in classification.in_order(result) if result["models"][model].get("scatter")
+    ][:num_models]
     pairs = [(model, target) for model in shown for target in result["models"][model]["scatter"]]
     return [
         picture(
@@ -116,16 +164,32 @@ def _differences(result: Results, name: str) -> str:
         return ""
     metric, test = metric_of(result), result["task"].get("p_value_test", "sign-flip test")
     drawn = picture(
-        panel(partial(panels.accuracy_differences, finetune=result), 0.9 + 0.55 * len(result["differences"])),
+        panel(
+            partial(panels.accuracy_differences, finetune=result),
+            0.9 + 0.55 * len(result["differences"]),
+        ),
         f"{name}differences",
         f"Paired differences of {metric.axis.removeprefix('test ')} with 95 % intervals; the table gives the numbers.",
         "Both models are tested on the same sequences. Filled: the interval excludes 0. Open: it contains 0.",
     )
     rows = [
-        (f"{d['a']} - {d['b']}", f"{d['difference']:+.3f}", f"{d['low']:+.3f} to {d['high']:+.3f}", f"{d['p_value']:.4f}", d["verdict"])
+        (
+            f"{d['a']} - {d['b']}",
+            f"{d['difference']:+.3f}",
+            f"{d['low']:+.3f} to {d['high']:+.3f}",
+            f"{d['p_value']:.4f}",
+            d["verdict"],
+        )
         for d in result["differences"]
     ]
-    return pair(drawn, table(("Difference", metric.title, "95 % interval", f"p, {test}", "First is"), rows, numbers=(1, 2, 3)))
+    return pair(
+        drawn,
+        table(
+            ("Difference", metric.title, "95 % interval", f"p, {test}", "First is"),
+            rows,
+            numbers=(1, 2, 3),
+        ),
+    )
 
 
 def _remarks(result: Results) -> str:
@@ -135,11 +199,20 @@ def _remarks(result: Results) -> str:
 def _notes(result: Results) -> str:
     task, metric = result["task"], metric_of(result)
     parts = {part: sum(of_class.values()) for part, of_class in task["items"].items()}
-    about = {"sequences": parts, "tested": task["tested"], "protocol": task["protocol"], "stranded": task["stranded"]}
+    about = {
+        "sequences": parts,
+        "tested": task["tested"],
+        "protocol": task["protocol"],
+        "stranded": task["stranded"],
+    }
     about |= {"predicted": task["target"]} if "target" in task else {}
     chosen = {name: found for name, m in result["models"].items() if (found := _chosen(m))}
     subsets = {
-        name: {part: f"{one[metric.name]:.3f} ({one['items']:,})" for part, one in m["subsets"].items() if one["items"]}
+        name: {
+            part: f"{one[metric.name]:.3f} ({one['items']:,})"
+            for part, one in m["subsets"].items()
+            if one["items"]
+        }
         for name, m in result["models"].items()
         if m.get("subsets")
     }
@@ -148,9 +221,14 @@ def _notes(result: Results) -> str:
 
 
 def _chosen(model: Results) -> str:
-    every = [one["chosen"] for of_seed in model.get("found", ()) for one in of_seed if "chosen" in one]
+    every = [
+        one["chosen"] for of_seed in model.get("found", ()) for one in of_seed if "chosen" in one
+    ]
     said = [
-        ", ".join(f"{key} {value:g}" if is_number(value) else f"{key} {value}" for key, value in one.items())
+        ", ".join(
+            f"{key} {value:g}" if is_number(value) else f"{key} {value}"
+            for key, value in one.items()
+        )
         if isinstance(one, Mapping)
         else str(one)
         for one in every

@@ -35,7 +35,9 @@ class GCContent(Reward):
         values = np.zeros(len(sequences))
         for row, sequence in enumerate(sequences):
             values[row], known = _gc(sequence)
-            slopes[row, [base in "ACGT" for base in sequence]] = np.array([0.0, 1.0, 1.0, 0.0]) / max(known, 1)
+            slopes[row, [base in "ACGT" for base in sequence]] = np.array(
+                [0.0, 1.0, 1.0, 0.0]
+            ) / max(known, 1)
         return values, slopes
 
 
@@ -60,5 +62,11 @@ class Homopolymer(Reward):
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
-        longest = [max((len(list(run)) for base, run in itertools.groupby(text) if base in "ACGT"), default=0) for text in sequences]
+        longest = [
+            max(
+                (len(list(run)) for base, run in itertools.groupby(text) if base in "ACGT"),
+                default=0,
+            )
+            for text in sequences
+        ]
         return np.minimum(self.longest - np.array(longest, dtype=np.float64), 0.0)

@@ -53,13 +53,22 @@ class MotifMatch(Reward):
         threshold: checks.Fraction = 0.8,
     ) -> None:
         if (motif is None) == (matrix is None):
-            raise ValueError("reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; set one of them")
+            raise ValueError(
+                "reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; set one of them"
+            )
         self.motif, self.matrix, self.name = motif, matrix, name
-        self.both_strands, self.absent = checks.boolean("reward.both_strands", both_strands), checks.boolean("reward.absent", absent)
+        self.both_strands, self.absent = (
+            checks.boolean("reward.both_strands", both_strands),
+            checks.boolean("reward.absent", absent),
+        )
         self.threshold = checks.fraction("reward.threshold", threshold)
-        self._scores = log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)  # (W, 4)
+        self._scores = (
+            log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)
+        )  # (W, 4)
         if self._scores.max(-1).sum() <= 0:
-            raise ValueError(f"reward.matrix {matrix}: no position of the matrix prefers a base; choose another one")
+            raise ValueError(
+                f"reward.matrix {matrix}: no position of the matrix prefers a base; choose another one"
+            )
 
     @override
     def inputs(self) -> dict[str, str]:
@@ -72,7 +81,9 @@ class MotifMatch(Reward):
 
     def _best(self, sequence: str) -> float:
         highest = self._scores.max(-1).sum()
-        strands = (sequence, str(reverse_complement(sequence))) if self.both_strands else (sequence,)
+        strands = (
+            (sequence, str(reverse_complement(sequence))) if self.both_strands else (sequence,)
+        )
         found = [scores.max() for strand in strands if len(scores := matches(strand, self._scores))]
         return float(max(found, default=self._scores.min(-1).sum()) / highest)
 
@@ -83,7 +94,11 @@ def matches(sequence: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
     table = np.concatenate([scores, scores.min(-1, keepdims=True)], axis=1)  # (W, 5)
     width = len(scores)
     count = len(index) - width + 1
-    return np.sum([table[at, index[at : at + count]] for at in range(width)], axis=0) if count > 0 else np.zeros(0)
+    return (
+        np.sum([table[at, index[at : at + count]] for at in range(width)], axis=0)
+        if count > 0
+        else np.zeros(0)
+    )
 
 
 _INDEX = np.full(256, 4)
@@ -94,7 +109,9 @@ def letter_matches(motif: str) -> NDArray[np.float64]:
     """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every base at N."""
     codes = codes_of(motif, f"reward.motif {motif!r}")
     if (codes == FREE).all():
-        raise ValueError(f"reward.motif {motif!r} allows every sequence; give at least one letter other than N")
+        raise ValueError(
+            f"reward.motif {motif!r} allows every sequence; give at least one letter other than N"
+        )
     return np.where(codes[:, None] == FREE, 0.0, (codes[:, None] >> np.arange(4)) & 1)
 
 
@@ -112,16 +129,27 @@ def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64
         try:
             found = list(motifs.parse(file, "jaspar"))
         except (ValueError, IndexError, AttributeError, KeyError) as error:
-            raise ValueError(f"reward.matrix {shown(path)} cannot be read as JASPAR matrices ({error})") from None
+            raise ValueError(
+                f"reward.matrix {shown(path)} cannot be read as JASPAR matrices ({error})"
+            ) from None
     names = [f"{each.matrix_id} {each.name}" for each in found]
     chosen = [each for each in found if name is None or name in (each.matrix_id, each.name)]
     if len(chosen) != 1:
-        problem = "has no matrix" if not found else f"has {len(chosen)} matrices" + ("" if name is None else f" called {name}")
+        problem = (
+            "has no matrix"
+            if not found
+            else f"has {len(chosen)} matrices" + ("" if name is None else f" called {name}")
+        )
         raise ValueError(
             f"reward.matrix {shown(path)} {problem}; set reward.name to one of {', '.join(names[:8]) or 'those of another file'}"
         )
     counts = np.array([chosen[0].counts[base] for base in _BASES], dtype=np.float64).T
-    if not len(counts) or not np.isfinite(counts).all() or (counts < 0).any() or (counts.sum(-1) <= 0).any():
+    if (
+        not len(counts)
+        or not np.isfinite(counts).all()
+        or (counts < 0).any()
+        or (counts.sum(-1) <= 0).any()
+    ):
         raise ValueError(
             f"reward.matrix {shown(path)}: the matrix {names[found.index(chosen[0])]} has counts that are not positive numbers"
         )
@@ -147,11 +175,17 @@ class RestrictionSites(Reward):
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
         both = [{site, str(reverse_complement(site))} for site in self._sites]
-        return [re.compile("(?=(?:" + "|".join(sorted(_regex(site) for site in sites)) + "))") for sites in both]
+        return [
+            re.compile("(?=(?:" + "|".join(sorted(_regex(site) for site in sites)) + "))")
+            for sites in both
+        ]
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
-        return -np.array([sum(len(pattern.findall(text)) for pattern in self._patterns) for text in sequences], dtype=np.float64)
+        return -np.array(
+            [sum(len(pattern.findall(text)) for pattern in self._patterns) for text in sequences],
+            dtype=np.float64,
+        )
 
 
 def site_of(enzyme: str) -> str:
@@ -169,4 +203,7 @@ def site_of(enzyme: str) -> str:
 
 def _regex(site: str) -> str:
     allowed = codes_of(site, f"site {site}")
-    return "".join("[" + "".join(base for bit, base in enumerate(_BASES) if code >> bit & 1) + "]" for code in allowed.tolist())
+    return "".join(
+        "[" + "".join(base for bit, base in enumerate(_BASES) if code >> bit & 1) + "]"
+        for code in allowed.tolist()
+    )

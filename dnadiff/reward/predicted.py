@@ -39,9 +39,20 @@ class PredictedReward(Reward):
     """
 
     def __init__(
-        self, checkpoint: str, output: str | None = None, batch_size: int | None = None, device: str = "cpu", trust: Sequence[str] = ()
+        self,
+        checkpoint: str,
+        output: str | None = None,
+        batch_size: int | None = None,
+        device: str = "cpu",
+        trust: Sequence[str] = (),
     ) -> None:
-        self.checkpoint, self.output, self.batch_size, self.device, self.trust = checkpoint, output, batch_size, device, trust
+        self.checkpoint, self.output, self.batch_size, self.device, self.trust = (
+            checkpoint,
+            output,
+            batch_size,
+            device,
+            trust,
+        )
         self._model, self._is_length_logged = saved.load(checkpoint, trust, device), False
         try:
             self._number = self._model.number_of(output)
@@ -53,7 +64,9 @@ class PredictedReward(Reward):
         limits, got = self._model.limits, f"and designs have {length:,}"
         if limits.fixed is not None and length != limits.fixed:
             takes = f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; set length={limits.fixed}"
-            raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length")
+            raise ValueError(
+                f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length"
+            )
         if limits.maximum is not None and length > limits.maximum:
             takes = f"its network takes at most {limits.maximum:,} bases, {got}; set length={limits.maximum} or less"
             raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}")
@@ -72,7 +85,11 @@ class PredictedReward(Reward):
     def __call__(self, sequences: Sequence[str]) -> Values:
         self._check(sequences)
         each_seed = self._model.predict(sequences, self.batch_size).each_seed
-        return self._model.target.contrast(torch.from_numpy(each_seed).double())[..., self._number].mean(0).numpy()
+        return (
+            self._model.target.contrast(torch.from_numpy(each_seed).double())[..., self._number]
+            .mean(0)
+            .numpy()
+        )
 
     @property
     @override
@@ -82,11 +99,17 @@ class PredictedReward(Reward):
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         self._check(sequences)
-        ids = torch.from_numpy(np.stack([self._model.encode("sequence", text) for text in sequences]).astype(np.int64)).to(self.device)
-        bases = torch.from_numpy(self._model.tokenizer.ids_from_bases(range(4)).astype(np.int64)).to(self.device)
+        ids = torch.from_numpy(
+            np.stack([self._model.encode("sequence", text) for text in sequences]).astype(np.int64)
+        ).to(self.device)
+        bases = torch.from_numpy(
+            self._model.tokenizer.ids_from_bases(range(4)).astype(np.int64)
+        ).to(self.device)
         size, values, slopes = self.batch_size or self._model.batch_size, [], []
         for part in ids.split(size):
-            found = [self._of_seed(member.classifier, part, bases) for member in self._model.members]
+            found = [
+                self._of_seed(member.classifier, part, bases) for member in self._model.members
+            ]
             values.append(torch.stack([value for value, _ in found]).mean(0))
             slopes.append(torch.stack([slope for _, slope in found]).mean(0))
         return torch.cat(values).double().cpu().numpy(), torch.cat(slopes).double().cpu().numpy()
@@ -134,18 +157,28 @@ class _Embeddings(TorchFunctionMode):
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
         super().__init__()
         complement = torch.tensor(vocab.complement, device=ids.device)
-        self.ids, self.identity, self.complement = ids, torch.arange(vocab.size, device=ids.device), complement
+        self.ids, self.identity, self.complement = (
+            ids,
+            torch.arange(vocab.size, device=ids.device),
+            complement,
+        )
         self.read: list[_Read] = []
 
     @override
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         found = func(*args, **(kwargs or {}))
         number = len(self.ids)
-        if func is functional.embedding and args[0].shape[1:] == self.ids.shape[1:] and len(args[0]) % number == 0:
+        if (
+            func is functional.embedding
+            and args[0].shape[1:] == self.ids.shape[1:]
+            and len(args[0]) % number == 0
+        ):
             embedded = found.detach().requires_grad_()
             for start in range(0, len(args[0]), number):
                 rows = slice(start, start + number)
-                self.read.append(_Read(embedded, rows, args[1].detach(), *self._strand(args[0][rows])))
+                self.read.append(
+                    _Read(embedded, rows, args[1].detach(), *self._strand(args[0][rows]))
+                )
             return embedded
         return found
 
@@ -155,7 +188,9 @@ class _Embeddings(TorchFunctionMode):
             for tokens in (self.identity, self.complement):
                 if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
                     return reverse, tokens
-        raise ValueError("this network reads the sequence in an order whose gradient is not known; set method.gradient=false")
+        raise ValueError(
+            "this network reads the sequence in an order whose gradient is not known; set method.gradient=false"
+        )
 
     def gradient(self, value: Tensor, bases: Tensor) -> Tensor:
         """The gradient (B, L, 4) of a value with respect to the one-hot bases."""

@@ -22,12 +22,24 @@ class WeightedSum(Reward):
         ValueError: if there is no term, or a weight without a term.
     """
 
-    def __init__(self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None) -> None:
-        self.terms, self.weights = dict(terms), {name: checks.number(f"reward.weights.{name}", w) for name, w in (weights or {}).items()}
+    def __init__(
+        self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None
+    ) -> None:
+        self.terms, self.weights = (
+            dict(terms),
+            {
+                name: checks.number(f"reward.weights.{name}", w)
+                for name, w in (weights or {}).items()
+            },
+        )
         if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
-            raise ValueError("reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at least one")
+            raise ValueError(
+                "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at least one"
+            )
         if unknown := [name for name in self.weights if name not in self.terms]:
-            raise ValueError(f"reward.weights.{unknown[0]} has no term; the terms are {', '.join(self.terms)}")
+            raise ValueError(
+                f"reward.weights.{unknown[0]} has no term; the terms are {', '.join(self.terms)}"
+            )
 
     def _weighted(self) -> list[tuple[Reward, float]]:
         return [(term, self.weights.get(name, 1.0)) for name, term in self.terms.items()]
@@ -39,7 +51,9 @@ class WeightedSum(Reward):
 
     @override
     def inputs(self) -> dict[str, str]:
-        return {path: digest for term in self.terms.values() for path, digest in term.inputs().items()}
+        return {
+            path: digest for term in self.terms.values() for path, digest in term.inputs().items()
+        }
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -53,4 +67,6 @@ class WeightedSum(Reward):
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         found = [(weight, *term.gradient(sequences)) for term, weight in self._weighted()]
-        return np.sum([w * value for w, value, _ in found], axis=0), np.sum([w * slope for w, _, slope in found], axis=0)
+        return np.sum([w * value for w, value, _ in found], axis=0), np.sum(
+            [w * slope for w, _, slope in found], axis=0
+        )

@@ -72,7 +72,14 @@ class AdaptiveSampler(Sampler):
         """
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         length, total = x.shape[1], masked.sum(-1, keepdim=True)
         num_steps = self.num_steps_for(length)
         tie = draws.uniform("tie", length).argsort(-1).to(x.device)
@@ -81,12 +88,25 @@ class AdaptiveSampler(Sampler):
                 break
             log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
-            tokens = self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)]) if self.tokens_first else None
+            tokens = (
+                self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)])
+                if self.tokens_first
+                else None
+            )
             score = in_chunks(self.score, log_probs, tokens)
-            values = torch.full(x.shape, -torch.inf, dtype=score.dtype, device=x.device).masked_scatter(masked, score)
-            now = self.choose(_ranks(values, tie), values, total - masked.sum(-1, keepdim=True), total) & masked
+            values = torch.full(
+                x.shape, -torch.inf, dtype=score.dtype, device=x.device
+            ).masked_scatter(masked, score)
+            now = (
+                self.choose(
+                    _ranks(values, tie), values, total - masked.sum(-1, keepdim=True), total
+                )
+                & masked
+            )
             if tokens is None:  # only the chosen positions need a draw
-                tokens = self.unmask(i, num_steps, log_probs[now[masked]], uniform[now.to(uniform.device)])
+                tokens = self.unmask(
+                    i, num_steps, log_probs[now[masked]], uniform[now.to(uniform.device)]
+                )
             else:
                 tokens = tokens[now[masked]]
             x[now] = tokens.to(x)
@@ -122,7 +142,9 @@ class StepsSampler(AdaptiveSampler):
     @override
     def check_length(self, length: int) -> None:
         if self.num_steps is not None and self.num_steps > length:  # each step unmasks something
-            raise ValueError(f"num_steps {self.num_steps} is larger than the length {length}; set sampler.num_steps to at most {length}")
+            raise ValueError(
+                f"num_steps {self.num_steps} is larger than the length {length}; set sampler.num_steps to at most {length}"
+            )
 
     @override
     def num_steps_for(self, length: int) -> int:

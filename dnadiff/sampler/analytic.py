@@ -30,7 +30,14 @@ class Analytic(Ancestral):
     has_weights = True
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         if calls.denoiser.normalized:
             return super().fill(x, masked, calls, process, draws)
         length, timed = x.shape[1], calls.denoiser.time_conditioning
@@ -40,7 +47,9 @@ class Analytic(Ancestral):
         time = [time_left(left / still[0], x, masked, process, calls.valid) for left in still]
         sigma = [process.noise.sigma(t.to(uniform))[:, None] for t in time]
         stale = torch.ones(len(x), dtype=torch.bool, device=x.device)
-        log_ratio = torch.zeros(x.shape, dtype=uniform.dtype, device=uniform.device)  # summed over tokens, without the factor of the time
+        log_ratio = torch.zeros(
+            x.shape, dtype=uniform.dtype, device=uniform.device
+        )  # summed over tokens, without the factor of the time
         token = x.clone()
         for i in range(self.num_steps):
             if self.leaves_masks(i) or not masked.any():
@@ -49,14 +58,32 @@ class Analytic(Ancestral):
             if requested.any():
                 log_score = calls.log_score(x, time[i], requested).masked_fill(banned, -torch.inf)
                 where = requested.to(uniform.device)
-                log_ratio[where] = log_score.logsumexp(-1).to(log_ratio) + log_expm1(sigma[i]).expand(x.shape)[where]
+                log_ratio[where] = (
+                    log_score.logsumexp(-1).to(log_ratio)
+                    + log_expm1(sigma[i]).expand(x.shape)[where]
+                )
                 log_probs = torch.log_softmax(log_score, -1)
             # (e^(sigma_t - sigma_s) - 1) times the sum of the ratios of all tokens
-            probability = (log_expm1(sigma[i] - sigma[i + 1]) + (log_ratio - log_expm1(sigma[i]))).exp().clamp(max=1.0)
+            probability = (
+                (log_expm1(sigma[i] - sigma[i + 1]) + (log_ratio - log_expm1(sigma[i])))
+                .exp()
+                .clamp(max=1.0)
+            )
             last = i == self.num_steps - 1
-            now = masked if last else masked & (draws.at(i).uniform("reveal", length) < probability).to(x.device)
-            drawn = requested & now if timed else requested  # without time, tokens for later steps are drawn now
+            now = (
+                masked
+                if last
+                else masked & (draws.at(i).uniform("reveal", length) < probability).to(x.device)
+            )
+            drawn = (
+                requested & now if timed else requested
+            )  # without time, tokens for later steps are drawn now
             if drawn.any():
-                token[drawn] = self.unmask(i, self.num_steps, log_probs[drawn[requested]], uniform[drawn.to(uniform.device)]).to(x)
+                token[drawn] = self.unmask(
+                    i,
+                    self.num_steps,
+                    log_probs[drawn[requested]],
+                    uniform[drawn.to(uniform.device)],
+                ).to(x)
             x, masked, stale = torch.where(now, token, x), masked & ~now, now.any(-1)
         return x

@@ -32,10 +32,14 @@ class Ancestral(GridSampler, PlannedSampler):
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         time = self.times(u.device)
-        still = (1 - process.noise.alpha(time)) / (1 - process.noise.alpha(time[:1]))  # 1 ... 0, probability of being masked after step i
+        still = (1 - process.noise.alpha(time)) / (
+            1 - process.noise.alpha(time[:1])
+        )  # 1 ... 0, probability of being masked after step i
         # Unmasked in the first step i with still_i <= u: count the later grid points that are above u.
         step = torch.searchsorted(still[1:].flip(0).contiguous(), u, right=True)
         step = (self.num_steps - step).clamp(0, self.num_steps - 1)
         if self.leaves_masks(self.num_steps - 1):
             step = step.masked_fill(step == self.num_steps - 1, -1)
-        return Plan(step.to(masked.device), still[:-1].float().expand(len(masked), -1).to(masked.device))
+        return Plan(
+            step.to(masked.device), still[:-1].float().expand(len(masked), -1).to(masked.device)
+        )

@@ -33,7 +33,14 @@ class Autoregressive(Sampler):
     has_weights = True
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         if not masked.any():
             return x
         length, ends = x.shape[1], calls.ends(masked)
@@ -46,7 +53,11 @@ class Autoregressive(Sampler):
         for at in range(last):
             if state is not None and at in finish:
                 unfinished = ends[active] > at
-                active, token, state = active[unfinished], token[unfinished], state.select(unfinished)
+                active, token, state = (
+                    active[unfinished],
+                    token[unfinished],
+                    state.select(unfinished),
+                )
             log_probs, state = calls.step(token, state, active, at)
             drawn = self.unmask(at, length, log_probs, uniform[active.to(uniform.device), at])
             token = torch.where(masked[active, at], drawn, x[active, at])

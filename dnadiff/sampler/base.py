@@ -19,7 +19,13 @@ from typing_extensions import override
 
 from dnadiff import categorical, checks
 from dnadiff.config import Json
-from dnadiff.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, BlockBackbone, CausalBackbone
+from dnadiff.denoiser import (
+    Backbone,
+    BaseDenoiser,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+)
 from dnadiff.draws import Draws, float64_device
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.counted import CountedDenoiser
@@ -31,7 +37,10 @@ _CUDA_CHUNK = 1 << 26  # larger, for few kernel launches: half a gigabyte for ea
 
 # What a model that reads in this way is called, and which sampler fits it.
 _MODELS: dict[type[Backbone], tuple[str, str]] = {
-    BidirectionalBackbone: ("a model that unmasks in any order", "set sampler=grouped or another sampler"),
+    BidirectionalBackbone: (
+        "a model that unmasks in any order",
+        "set sampler=grouped or another sampler",
+    ),
     CausalBackbone: ("an autoregressive model", "set sampler=ar"),
     BlockBackbone: ("a model that was trained in blocks", "set sampler=block"),
 }
@@ -54,7 +63,9 @@ class Samples(NamedTuple):
 class Configurable:
     """A class that a configuration can build, and that knows its settings."""
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     def settings(self) -> dict[str, Json]:
         """Every constructor argument with its value; nested samplers and remasking strategies are dicts with their class name.
@@ -62,14 +73,24 @@ class Configurable:
         Each argument must be stored in an attribute of its name.
         """
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names = [name for name, parameter in inspect.signature(type(self)).parameters.items() if parameter.kind not in kinds]
+        names = [
+            name
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+            if parameter.kind not in kinds
+        ]
         if missing := [name for name in names if name not in vars(self)]:
-            raise ValueError(f"{type(self).__name__} does not store its argument {missing[0]}; set self.{missing[0]} in the constructor")
+            raise ValueError(
+                f"{type(self).__name__} does not store its argument {missing[0]}; set self.{missing[0]} in the constructor"
+            )
         return {name: _plain(vars(self)[name]) for name in names}
 
 
 def _plain(value: Json) -> Json:
-    return {"class": type(value).__name__, **value.settings()} if isinstance(value, Configurable) else value
+    return (
+        {"class": type(value).__name__, **value.settings()}
+        if isinstance(value, Configurable)
+        else value
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,7 +129,9 @@ class Sampler(Configurable, ABC):
         checks.number("sampler.temperature", self.temperature)
         checks.number("sampler.nucleus", self.nucleus)
         self.top_k = checks.optional_integer("sampler.top_k", self.top_k)
-        categorical.adjust(torch.zeros(1, 2), self.temperature, self.top_k, self.nucleus)  # refuses impossible values
+        categorical.adjust(
+            torch.zeros(1, 2), self.temperature, self.top_k, self.nucleus
+        )  # refuses impossible values
 
     def adjust(self, log_probs: Tensor) -> Tensor:
         """Temperature and truncation: (M, V) -> (M, V)."""
@@ -120,7 +143,9 @@ class Sampler(Configurable, ABC):
 
     def supports_weights(self, length: int) -> bool:
         """Whether samples of `length` tokens or fewer have importance weights: `has_weights`, temperature 1 and no truncation."""
-        return self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
+        return (
+            self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
+        )
 
     def draws_one_by_one(self, length: int) -> bool:
         """Whether every network call draws at most one position of a sequence of `length` tokens."""
@@ -133,7 +158,9 @@ class Sampler(Configurable, ABC):
         """Raise a ValueError for a model of another kind; it names the samplers that fit."""
         if self.reads is not denoiser.reads:
             (needed, _), (given, remedy) = _MODELS[self.reads], _MODELS[denoiser.reads]
-            raise ValueError(f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}")
+            raise ValueError(
+                f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}"
+            )
 
     def fitted(self, denoiser: BaseDenoiser) -> Sampler:
         """The sampler with what it takes from the model, such as its longest window; raises ValueError if its settings do not fit."""
@@ -147,7 +174,9 @@ class Sampler(Configurable, ABC):
         """Steps for a sequence of `length` masks: the upper limit of its network calls. By default one for each position."""
         return length
 
-    def positions(self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None) -> Tensor:
+    def positions(
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
+    ) -> Tensor:
         """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
         return (x == process.vocab.mask_id) & ~frozen
 
@@ -179,12 +208,26 @@ class Sampler(Configurable, ABC):
         self.check_model(denoiser)
         fitted = self.fitted(denoiser)
         fitted.check_length(x_init.shape[1])
-        masked = fitted.positions(x_init, process, torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen, valid)
+        masked = fitted.positions(
+            x_init,
+            process,
+            torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen,
+            valid,
+        )
         calls = CountedDenoiser(denoiser, cond, valid)
-        return Samples(fitted.fill(x_init.clone(), masked, calls, process, draws), calls.nfe, calls.rows)
+        return Samples(
+            fitted.fill(x_init.clone(), masked, calls, process, draws), calls.nfe, calls.rows
+        )
 
     @abstractmethod
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         """Draw tokens for the positions to fill.
 
         Args:
@@ -204,13 +247,19 @@ def rows_at_once(device: torch.device, num_tokens: int) -> int:
     return max(1, (_CUDA_CHUNK if device.type == "cuda" else _CHUNK) // num_tokens)
 
 
-def in_chunks(function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None) -> Tensor:
+def in_chunks(
+    function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None
+) -> Tensor:
     """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in chunks of rows."""
     parts = log_probs.split(size := rows_at_once(log_probs.device, log_probs.shape[-1]))
-    return torch.cat([function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))])
+    return torch.cat(
+        [function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))]
+    )
 
 
-def draw_in_chunks(log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def draw_in_chunks(
+    log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see `dnadiff.categorical.draw`."""
     local = log_probs.to(float64_device(log_probs.device))
 
@@ -226,7 +275,9 @@ def check_inner(sampler: Sampler, example: str) -> None:
     usable = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
     if not usable or sampler.moves_window or sampler.has_blocks:
         name = type(sampler).__name__
-        raise ValueError(f"sampler.sampler {name} does not fill the masks of a block in any order; choose {example} or another one")
+        raise ValueError(
+            f"sampler.sampler {name} does not fill the masks of a block in any order; choose {example} or another one"
+        )
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
@@ -234,10 +285,18 @@ def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -
     return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
 
 
-def time_left(left: Tensor | float, x: Tensor, masked: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+def time_left(
+    left: Tensor | float,
+    x: Tensor,
+    masked: Tensor,
+    process: AbsorbingProcess,
+    valid: Tensor | None = None,
+) -> Tensor:
     """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still masked, and so are frozen masks of `x`."""
     count = masked.sum(-1)
-    return _time_with((x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid)
+    return _time_with(
+        (x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid
+    )
 
 
 def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None) -> Tensor:
@@ -265,13 +324,26 @@ class PlannedSampler(Sampler):
         """When each position of `masked (B, L)` bool is unmasked."""
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         step, left = self.plan(masked, process, draws)
-        uniform = draws.uniform("token", x.shape[1])  # each position is drawn once, so it needs one number
+        uniform = draws.uniform(
+            "token", x.shape[1]
+        )  # each position is drawn once, so it needs one number
         template, num_steps = x.clone(), self.num_steps_for(x.shape[1])
         for i in step[masked & (step >= 0)].unique().tolist():
             now = masked & (step == i)
-            t = time_of(x, process, calls.valid) if left is None else time_left(left[:, i], template, masked, process, calls.valid)
+            t = (
+                time_of(x, process, calls.valid)
+                if left is None
+                else time_left(left[:, i], template, masked, process, calls.valid)
+            )
             log_probs = calls.log_probs(x, t, now)
             # Row-major over the batch, like the positions of the active rows.
             x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)

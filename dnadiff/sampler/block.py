@@ -39,7 +39,9 @@ class Blockwise(Sampler):
 
     def __init__(self, sampler: Sampler, block_size: int | None = None) -> None:
         check_inner(sampler, "grouped")
-        super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
+        super().__init__(
+            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
+        )
         self.block_size = checks.optional_integer("sampler.block_size", block_size)
         self.sampler, self.exact = sampler, sampler.exact
 
@@ -75,10 +77,19 @@ class Blockwise(Sampler):
         return self.sampler.supports_weights(self.size_for(length))
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         size, state = self.size_for(x.shape[1]), None
         ends = calls.ends(masked)
-        active = ends.nonzero()[:, 0]  # sequences with a mask, or a token to score, in this block or a later one
+        active = ends.nonzero()[
+            :, 0
+        ]  # sequences with a mask, or a token to score, in this block or a later one
         for number, start in enumerate(range(0, x.shape[1], size)):
             if not len(active):
                 break
@@ -88,7 +99,9 @@ class Blockwise(Sampler):
                 seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
                 noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
                 inner = calls.for_block(active, part, state)
-                x[active, part] = self.sampler.fill(x[active, part], masked[active, part], inner, process, noise)
+                x[active, part] = self.sampler.fill(
+                    x[active, part], masked[active, part], inner, process, noise
+                )
                 calls.add(inner)
             unfinished = ends[active] > part.stop
             active, state = active[unfinished], None if state is None else state.select(unfinished)

@@ -35,7 +35,9 @@ class Confidence(StepsSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.order, str) or self.order not in ORDERS:
-            raise ValueError(f"sampler.order {self.order!r} is not known; choose {', '.join(ORDERS)}")
+            raise ValueError(
+                f"sampler.order {self.order!r} is not known; choose {', '.join(ORDERS)}"
+            )
 
     @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

@@ -70,13 +70,18 @@ class FastDLLM(Sampler):
 
     def __init__(self, sampler: Sampler, block_size: int = 32, cache: Cache | None = None) -> None:
         check_inner(sampler, "threshold")
-        super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
+        super().__init__(
+            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
+        )
         self.sampler, self.block_size = sampler, checks.integer("sampler.block_size", block_size)
         self.cache = DualCache() if cache is None else cache
 
     def blocks(self, length: int) -> list[slice]:
         """The blocks of a sequence of `length` tokens."""
-        return [slice(start, min(start + self.block_size, length)) for start in range(0, length, self.block_size)]
+        return [
+            slice(start, min(start + self.block_size, length))
+            for start in range(0, length, self.block_size)
+        ]
 
     @override
     def check_model(self, denoiser: BaseDenoiser) -> None:
@@ -92,11 +97,20 @@ class FastDLLM(Sampler):
         steps = 0
         for block in self.blocks(length):
             read = self.cache.read(block, length)
-            steps += self.sampler.num_steps_for(block.stop - block.start) + (read != slice(0, length))
+            steps += self.sampler.num_steps_for(block.stop - block.start) + (
+                read != slice(0, length)
+            )
         return steps
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         for number, block in enumerate(self.blocks(x.shape[1])):
             active = masked[:, block].any(-1).nonzero()[:, 0]
             if not len(active):
@@ -104,6 +118,8 @@ class FastDLLM(Sampler):
             seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
             noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
             inner = calls.in_context(x, active, self.cache.read(block, x.shape[1]), block)
-            x[active, block] = self.sampler.fill(x[active, block], masked[active, block], inner, process, noise)
+            x[active, block] = self.sampler.fill(
+                x[active, block], masked[active, block], inner, process, noise
+            )
             calls.add(inner)
         return x

@@ -33,6 +33,8 @@ class FirstHitting(PlannedSampler):
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         u = u.masked_fill(~masked.to(u.device), -1.0)
-        ordered, order = u.sort(dim=-1, descending=True)  # the latest times come first, visible positions last
+        ordered, order = u.sort(
+            dim=-1, descending=True
+        )  # the latest times come first, visible positions last
         step = order.argsort(-1)
         return Plan(step.to(masked.device), ordered.clamp(min=0).float().to(masked.device))

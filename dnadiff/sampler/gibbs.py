@@ -46,7 +46,9 @@ class Gibbs(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_sweeps = checks.integer("sampler.num_sweeps", self.num_sweeps)
-        self._grouped = Grouped(self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus)
+        self._grouped = Grouped(
+            self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus
+        )
         self.num_groups = self._grouped.num_groups
 
     @override
@@ -62,13 +64,24 @@ class Gibbs(Sampler):
         return (1 + self.num_sweeps) * self._grouped.num_steps_for(length)
 
     @override
-    def positions(self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None) -> Tensor:
+    def positions(
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
+    ) -> Tensor:
         masked = super().positions(x, process, frozen, valid)
         tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
-        return torch.where(masked.any(-1, keepdim=True), masked, tokens if valid is None else tokens & valid)
+        return torch.where(
+            masked.any(-1, keepdim=True), masked, tokens if valid is None else tokens & valid
+        )
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         mask_id, length = process.vocab.mask_id, x.shape[1]
         num_groups = self._grouped.num_steps_for(length)
         x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
@@ -77,10 +90,15 @@ class Gibbs(Sampler):
         calls.without_recording()
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
-            step, uniform = self._grouped.plan(masked, process, noise).step, noise.uniform("token", length)
+            step, uniform = (
+                self._grouped.plan(masked, process, noise).step,
+                noise.uniform("token", length),
+            )
             for i in step[masked].unique().tolist():
                 now = masked & (step == i)
                 xt = x.masked_fill(now, mask_id)
                 log_probs = calls.log_probs(xt, time_of(xt, process, calls.valid), now)
-                x[now] = self.unmask(i, num_groups, log_probs, uniform[now.to(uniform.device)]).to(x)
+                x[now] = self.unmask(i, num_groups, log_probs, uniform[now.to(uniform.device)]).to(
+                    x
+                )
         return x

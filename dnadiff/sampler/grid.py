@@ -36,7 +36,9 @@ class GridSampler(Sampler):
         self.num_steps = checks.integer("sampler.num_steps", self.num_steps)
         super().__post_init__()
         if self.noise_removal not in tuple(NOISE_REMOVAL):
-            raise ValueError(f"sampler.noise_removal {self.noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}")
+            raise ValueError(
+                f"sampler.noise_removal {self.noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}"
+            )
         self._argmax, self._leave = NOISE_REMOVAL[self.noise_removal]
 
     @override
@@ -45,7 +47,9 @@ class GridSampler(Sampler):
 
     @override
     def supports_weights(self, length: int) -> bool:
-        return super().supports_weights(length) and not self._argmax  # the most probable token is not a draw
+        return (
+            super().supports_weights(length) and not self._argmax
+        )  # the most probable token is not a draw
 
     def times(self, device: torch.device | str = "cpu") -> Tensor:
         """The grid, (T + 1,) float64 from 1 to 0."""

@@ -38,7 +38,9 @@ class Grouped(PlannedSampler):
 
     num_groups: checks.PositiveInt | None = None
     _: KW_ONLY
-    sizes: Annotated[Sequence[int] | None, str] = None  # the command line replaces the word `optimal`
+    sizes: Annotated[Sequence[int] | None, str] = (
+        None  # the command line replaces the word `optimal`
+    )
 
     exact = True
     has_weights = True
@@ -54,17 +56,25 @@ class Grouped(PlannedSampler):
             or len(self.sizes) == 0
             or not all(checks.is_integer(size, 1) for size in self.sizes)
         ):
-            raise ValueError(f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for equal groups")
+            raise ValueError(
+                f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for equal groups"
+            )
         if self.num_groups not in (None, len(self.sizes)):
-            raise ValueError(f"sampler.num_groups {self.num_groups} is not the number of sizes, {len(self.sizes)}; leave one of them out")
+            raise ValueError(
+                f"sampler.num_groups {self.num_groups} is not the number of sizes, {len(self.sizes)}; leave one of them out"
+            )
         self.num_groups, self.sizes = len(self.sizes), [int(size) for size in self.sizes]
 
     @override
     def check_length(self, length: int) -> None:
         if self.sizes is not None and sum(self.sizes) != length:
-            raise ValueError(f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes for this length")
+            raise ValueError(
+                f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes for this length"
+            )
         if self.num_groups is not None and self.num_groups > length:
-            raise ValueError(f"num_groups {self.num_groups} is larger than the length {length}; set sampler.num_groups to at most {length}")
+            raise ValueError(
+                f"num_groups {self.num_groups} is larger than the length {length}; set sampler.num_groups to at most {length}"
+            )
 
     @override
     def draws_one_by_one(self, length: int) -> bool:
@@ -78,11 +88,15 @@ class Grouped(PlannedSampler):
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         local = masked.to(u.device)
-        rank = u.masked_fill(~local, 2.0).argsort(-1).argsort(-1)  # masked positions hold 0 .. count-1
+        rank = (
+            u.masked_fill(~local, 2.0).argsort(-1).argsort(-1)
+        )  # masked positions hold 0 .. count-1
         count = local.sum(-1, keepdim=True)
         if self.sizes is not None:  # ranks continue after the tokens that are visible already
             ends = torch.tensor(self.sizes, device=rank.device).cumsum(0)
-            step = torch.searchsorted(ends, rank + rank.shape[1] - count, right=True).clamp(max=len(ends) - 1)
+            step = torch.searchsorted(ends, rank + rank.shape[1] - count, right=True).clamp(
+                max=len(ends) - 1
+            )
         else:
             groups = count.clamp(min=1, max=self.num_steps_for(rank.shape[1]))
             step = rank * groups // count.clamp(min=1)

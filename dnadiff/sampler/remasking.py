@@ -83,7 +83,9 @@ class Confident(Remasking):
 
     @override
     def per_position(self, probability: Tensor, confidence: Tensor) -> Tensor:
-        return probability * torch.softmax(-confidence, dim=-1).nan_to_num(0.0)  # 0 where nothing can be remasked
+        return probability * torch.softmax(-confidence, dim=-1).nan_to_num(
+            0.0
+        )  # 0 where nothing can be remasked
 
 
 @dataclass(eq=False)
@@ -101,9 +103,14 @@ class Loop(Remasking):
     def __post_init__(self) -> None:
         checks.fraction("sampler.remasking.eta", self.eta)
         checks.fraction("sampler.remasking.alpha_on", self.alpha_on, inclusive=False)
-        t_on, t_off = checks.number("sampler.remasking.t_on", self.t_on), checks.number("sampler.remasking.t_off", self.t_off)
+        t_on, t_off = (
+            checks.number("sampler.remasking.t_on", self.t_on),
+            checks.number("sampler.remasking.t_off", self.t_off),
+        )
         if not 1 > t_on > t_off > 0:
-            raise ValueError(f"sampler.remasking.t_on {t_on} and t_off {t_off} must satisfy 1 > t_on > t_off > 0")
+            raise ValueError(
+                f"sampler.remasking.t_on {t_on} and t_off {t_off} must satisfy 1 > t_on > t_off > 0"
+            )
 
     @override
     def alpha(self, noise: NoiseSchedule, time: Tensor) -> Tensor:
@@ -113,7 +120,9 @@ class Loop(Remasking):
 
     @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
-        return torch.where(alpha_t == alpha_s, largest.clamp(max=self.eta), 0.0)  # only on the plateau
+        return torch.where(
+            alpha_t == alpha_s, largest.clamp(max=self.eta), 0.0
+        )  # only on the plateau
 
 
 class Forward(Remasking):
@@ -121,7 +130,9 @@ class Forward(Remasking):
 
     @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
-        return torch.minimum((alpha_s - alpha_t) / alpha_t.clamp(min=torch.finfo(alpha_t.dtype).tiny), largest)
+        return torch.minimum(
+            (alpha_s - alpha_t) / alpha_t.clamp(min=torch.finfo(alpha_t.dtype).tiny), largest
+        )
 
 
 class RemaskingSampler(GridSampler):
@@ -134,7 +145,14 @@ class RemaskingSampler(GridSampler):
     remasking: Remasking
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         template, mask_id, length = x.clone(), process.vocab.mask_id, x.shape[1]
         confidence = torch.full(x.shape, torch.inf, device=x.device)
         alpha = self.remasking.alpha(process.noise, self.times())
@@ -144,15 +162,27 @@ class RemaskingSampler(GridSampler):
                 break
             last, hidden = i == self.num_steps - 1, masked & (x == mask_id)
             largest = ((1 - alpha[i + 1]) / alpha[i].clamp(min=1e-300)).clamp(max=1.0)
-            r = self.remasking.per_position(self.remasking.probability(alpha[i], alpha[i + 1], largest).to(confidence), confidence)
+            r = self.remasking.per_position(
+                self.remasking.probability(alpha[i], alpha[i + 1], largest).to(confidence),
+                confidence,
+            )
             u = draws.at(i).uniform("move", length)
             remasked = (u < r.to(u)).to(x.device) & masked & ~hidden & (not last)
-            moves = (u < unmask_probability(alpha[i].to(u), alpha[i + 1].to(u), r.to(u))).to(x.device)
+            moves = (u < unmask_probability(alpha[i].to(u), alpha[i + 1].to(u), r.to(u))).to(
+                x.device
+            )
             now = hidden if last else hidden & moves
             after = torch.where(remasked, mask_id, x)
             if now.any():
-                log_probs = calls.log_probs(x, time_left(left[i], template, masked, process, calls.valid), now)
-                tokens = self.unmask(i, self.num_steps, log_probs, draws.at(i).uniform("token", length)[now.to(u.device)])
+                log_probs = calls.log_probs(
+                    x, time_left(left[i], template, masked, process, calls.valid), now
+                )
+                tokens = self.unmask(
+                    i,
+                    self.num_steps,
+                    log_probs,
+                    draws.at(i).uniform("token", length)[now.to(u.device)],
+                )
                 after[now] = tokens.to(x)
                 confidence[now] = log_probs.gather(-1, tokens[:, None])[:, 0].exp().to(confidence)
             confidence[remasked] = torch.inf

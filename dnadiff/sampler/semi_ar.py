@@ -38,13 +38,19 @@ class SemiAR(Sampler):
     moves_window = True
     has_weights = True  # those of the other sampler
 
-    def __init__(self, sampler: Sampler, window: int | None = None, stride: int | None = None) -> None:
-        super().__init__(temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus)
+    def __init__(
+        self, sampler: Sampler, window: int | None = None, stride: int | None = None
+    ) -> None:
+        super().__init__(
+            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
+        )
         self.sampler = sampler
         self.window = checks.optional_integer("sampler.window", window)
         self.stride = checks.optional_integer("sampler.stride", stride)
         if self.window is not None and self.stride is not None and self.stride > self.window:
-            raise ValueError(f"stride {self.stride} is larger than the window {self.window}; set sampler.stride to at most {self.window}")
+            raise ValueError(
+                f"stride {self.stride} is larger than the window {self.window}; set sampler.stride to at most {self.window}"
+            )
         if sampler.reads is not BidirectionalBackbone:
             raise ValueError(
                 f"semi_ar is for samplers that unmask in any order; {type(sampler).__name__} samples any length without windows"
@@ -62,7 +68,11 @@ class SemiAR(Sampler):
             raise ValueError(
                 f"window {self.window} is more than the {max_length} tokens that this network takes; set sampler.window to that or less"
             )
-        return self if self.window is not None or max_length is None else SemiAR(self.sampler, max_length, self.stride)
+        return (
+            self
+            if self.window is not None or max_length is None
+            else SemiAR(self.sampler, max_length, self.stride)
+        )
 
     @override
     def check_length(self, length: int) -> None:
@@ -87,11 +97,20 @@ class SemiAR(Sampler):
         return [*range(0, length - window, stride), length - window]
 
     @override
-    def fill(self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: AbsorbingProcess, draws: Draws) -> Tensor:
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
         window = self.window_for(x.shape[1])
         for number, start in enumerate(self.starts(x.shape[1], window)):
             part = slice(start, start + window)
-            noise = draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
+            noise = (
+                draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
+            )
             inner = calls.for_columns(part)
             hidden = masked[:, part] & (x[:, part] == process.vocab.mask_id)
             x[:, part] = self.sampler.fill(x[:, part].clone(), hidden, inner, process, noise)

@@ -66,7 +66,9 @@ class Merging(Assignment):
     def settings(self, stream: str, found: Mapping[str, Json]) -> Json:
         """Those of the shards; a ValueError if the weights or inputs have changed since. The device may be another one."""
         was = self.manifest.streams[stream].settings
-        if (differs := first_difference(without_device(was), without_device(plain(found)))) is not None:
+        if (
+            differs := first_difference(without_device(was), without_device(plain(found)))
+        ) is not None:
             key, before, now = differs
             raise ValueError(
                 f"{self.folder.path} holds shards with {key}={before}, and it is {now} now; merge with the files of the shards"
@@ -102,20 +104,35 @@ class OneShard(Assignment):
         folder = ShardFolder.of(output)
         manifest = folder.join(self.command, self.shard, self.overrides, tasks)
         if not folder.is_complete(self.shard, manifest.fingerprint):
-            streams = {name: self._stream(folder, manifest, name, task.work) for name, task in tasks.items()}
+            streams = {
+                name: self._stream(folder, manifest, name, task.work)
+                for name, task in tasks.items()
+            }
             folder.complete(self.shard, manifest.fingerprint, streams)
-            print(f"shard {self.shard}: {streams[next(iter(streams))].done:,} items are in {folder.path}")
+            print(
+                f"shard {self.shard}: {streams[next(iter(streams))].done:,} items are in {folder.path}"
+            )
         else:
             print(f"shard {self.shard} is complete already in {folder.path}")
         for path in (folder.manifest_path, *(folder.part(self.shard, name) for name in tasks)):
             discard(path)  # what a killed process left
         return folder.path
 
-    def _stream(self, folder: ShardFolder, manifest: Manifest, name: str, work: Work) -> ResumableOutput:
+    def _stream(
+        self, folder: ShardFolder, manifest: Manifest, name: str, work: Work
+    ) -> ResumableOutput:
         items, path = manifest.streams[name].items, folder.part(self.shard, name)
-        start, total = items[self.shard.number - 1], items[self.shard.number] - items[self.shard.number - 1]
+        start, total = (
+            items[self.shard.number - 1],
+            items[self.shard.number] - items[self.shard.number - 1],
+        )
         has_journal = path.with_name(f".{path.name}.journal").is_file()
-        stream = ResumableOutput(path, {"fingerprint": manifest.fingerprint, "shard": str(self.shard)}, True, overwrite=not has_journal)
+        stream = ResumableOutput(
+            path,
+            {"fingerprint": manifest.fingerprint, "shard": str(self.shard)},
+            True,
+            overwrite=not has_journal,
+        )
         work.check(start, start + total)
         if stream.done:
             log.info(f"shard {self.shard}: resuming after {stream.done:,} of {total:,} items")

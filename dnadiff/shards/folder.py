@@ -33,7 +33,9 @@ class ShardFolder:
         """The folder next to an output."""
         return cls(output.with_name(f"{output.name}.shards"))
 
-    def join(self, command: str, shard: Shard, overrides: list[str], tasks: Mapping[str, Task]) -> Manifest:
+    def join(
+        self, command: str, shard: Shard, overrides: list[str], tasks: Mapping[str, Task]
+    ) -> Manifest:
         """The manifest, written now if this is the first shard.
 
         Raises:
@@ -49,7 +51,9 @@ class ShardFolder:
     def read(self) -> Manifest:
         """The manifest; a FileNotFoundError if there are no shards."""
         if not self.manifest_path.exists():
-            raise FileNotFoundError(f"{self.path} does not exist or has no shards; compute them first: shard=1/N, ..., shard=N/N")
+            raise FileNotFoundError(
+                f"{self.path} does not exist or has no shards; compute them first: shard=1/N, ..., shard=N/N"
+            )
         return Manifest.read(self.manifest_path)
 
     def part(self, shard: Shard, stream: str) -> Path:
@@ -71,23 +75,39 @@ class ShardFolder:
         """Whether a shard of this configuration is complete."""
         return self.entry(shard).exists() and self._entry(shard)["fingerprint"] == fingerprint
 
-    def complete(self, shard: Shard, fingerprint: str, streams: Mapping[str, ResumableOutput]) -> None:
+    def complete(
+        self, shard: Shard, fingerprint: str, streams: Mapping[str, ResumableOutput]
+    ) -> None:
         """Write the entry of a shard whose parts have their names."""
-        parts = {name: {"items": stream.done, "bytes": stream.bytes, "crc": stream.crc} for name, stream in streams.items()}
-        content = {"shard": str(shard), "fingerprint": fingerprint, "parts": parts, "environment": environment()}
+        parts = {
+            name: {"items": stream.done, "bytes": stream.bytes, "crc": stream.crc}
+            for name, stream in streams.items()
+        }
+        content = {
+            "shard": str(shard),
+            "fingerprint": fingerprint,
+            "parts": parts,
+            "environment": environment(),
+        }
         write_json(self.entry(shard), content | {"check": _check_of(content)})
 
     def missing(self, manifest: Manifest) -> list[int]:
         """The numbers of the shards that are not complete, or of another configuration."""
         shards = (Shard(number, manifest.count) for number in range(1, manifest.count + 1))
-        return [shard.number for shard in shards if not self.is_complete(shard, manifest.fingerprint)]
+        return [
+            shard.number for shard in shards if not self.is_complete(shard, manifest.fingerprint)
+        ]
 
     def check_complete(self) -> Manifest:
         """The manifest; a ValueError that lists the shards that are not complete."""
         manifest = self.read()
         if missing := self.missing(manifest):
-            shown = ", ".join(map(str, missing[:_LISTED])) + (", ..." if len(missing) > _LISTED else "")
-            raise ValueError(f"{self.path} lacks {len(missing):,} of {manifest.count:,} shards: {shown}; compute them, then merge again")
+            shown = ", ".join(map(str, missing[:_LISTED])) + (
+                ", ..." if len(missing) > _LISTED else ""
+            )
+            raise ValueError(
+                f"{self.path} lacks {len(missing):,} of {manifest.count:,} shards: {shown}; compute them, then merge again"
+            )
         return manifest
 
     def results(self, manifest: Manifest, stream: str, skip: int = 0) -> Iterator[Result]:
@@ -100,7 +120,9 @@ class ShardFolder:
         for number in range(1, manifest.count + 1):
             if items[number] <= skip:
                 continue
-            self._check_part(Shard(number, manifest.count), stream, items[number] - items[number - 1])
+            self._check_part(
+                Shard(number, manifest.count), stream, items[number] - items[number - 1]
+            )
             done = items[number - 1]
             for result in unpacked(self.part(Shard(number, manifest.count), stream)):
                 done += result.items
@@ -112,13 +134,26 @@ class ShardFolder:
         remedy = f"remove {self.entry(shard)} and compute shard={shard} again"
         if not path.is_file():
             raise ValueError(f"{path}, the part of shard {shard}, is missing; {remedy}")
-        if about["items"] != items or path.stat().st_size != about["bytes"] or crc_of(path, about["bytes"]) != about["crc"]:
-            raise ValueError(f"{path}, the part of shard {shard}, was changed or cut short; {remedy}")
+        if (
+            about["items"] != items
+            or path.stat().st_size != about["bytes"]
+            or crc_of(path, about["bytes"]) != about["crc"]
+        ):
+            raise ValueError(
+                f"{path}, the part of shard {shard}, was changed or cut short; {remedy}"
+            )
 
     def environments(self, manifest: Manifest) -> list[str]:
         """The different environments in which shards were computed, as text."""
         shards = (Shard(number, manifest.count) for number in range(1, manifest.count + 1))
-        return sorted({", ".join(f"{key} {value}" for key, value in self._entry(shard)["environment"].items()) for shard in shards})
+        return sorted(
+            {
+                ", ".join(
+                    f"{key} {value}" for key, value in self._entry(shard)["environment"].items()
+                )
+                for shard in shards
+            }
+        )
 
     def _entry(self, shard: Shard) -> dict[str, Json]:
         path, remedy = self.entry(shard), f"remove it and compute shard={shard} again"
@@ -134,7 +169,12 @@ def environment() -> dict[str, Json]:
 
     from dnadiff import __version__
 
-    return {"dnadiff": __version__, "torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    return {
+        "dnadiff": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+    }
 
 
 def _check_of(content: Mapping[str, Json]) -> int:

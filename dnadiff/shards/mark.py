@@ -26,12 +26,18 @@ class MergeMark:
     @property
     def has_output(self) -> bool:
         """Whether a merge that has begun has written its output; what is written after it may be missing."""
-        return self.path.exists() and self.output.exists() and self.path.read_text(encoding="utf-8") != self._identity()
+        return (
+            self.path.exists()
+            and self.output.exists()
+            and self.path.read_text(encoding="utf-8") != self._identity()
+        )
 
     @property
     def is_under_way(self) -> bool:
         """Whether a merge that has begun has written its output, or a part of it."""
-        return self.has_output or (self.path.exists() and temporary_path(self.output, "journal").exists())
+        return self.has_output or (
+            self.path.exists() and temporary_path(self.output, "journal").exists()
+        )
 
     def _identity(self) -> str:
         """What distinguishes the file from others that had its name; empty if there is none."""

@@ -30,7 +30,9 @@ def unpacked(path: Path) -> Iterator[Result]:
                 count, of_about, of_content = _HEAD.unpack(head)
                 about, content = json.loads(file.read(of_about)), file.read(of_content)
             except (struct.error, ValueError) as error:
-                raise ValueError(f"{path} is damaged ({error}); remove it and compute its shard again") from error
+                raise ValueError(
+                    f"{path} is damaged ({error}); remove it and compute its shard again"
+                ) from error
             if len(content) != of_content:
                 raise ValueError(f"{path} is cut short; remove it and compute its shard again")
             yield Result(count, content, about)

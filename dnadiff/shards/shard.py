@@ -29,7 +29,9 @@ class Shard:
             raise ValueError(f"shard {text!r} must be i/n, as in shard=3/200: part 3 of 200")
         shard = cls(int(found[1]), int(found[2]))
         if not 1 <= shard.number <= shard.count:
-            raise ValueError(f"shard {text}: the first number must be from 1 to the second one, which says how many shards there are")
+            raise ValueError(
+                f"shard {text}: the first number must be from 1 to the second one, which says how many shards there are"
+            )
         return shard
 
     def units(self, total: int) -> range:
@@ -42,7 +44,11 @@ class Shard:
 
 def without(overrides: Sequence[str], keys: Collection[str]) -> list[str]:
     """The arguments of a command line that do not set one of these keys, or something in them."""
-    return [each for each in overrides if each.lstrip("+~").partition("=")[0].partition(".")[0] not in keys]
+    return [
+        each
+        for each in overrides
+        if each.lstrip("+~").partition("=")[0].partition(".")[0] not in keys
+    ]
 
 
 def bounds(total: int, count: int) -> list[int]:

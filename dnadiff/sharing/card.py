@@ -11,7 +11,10 @@ from dnadiff.config import Config, Json, config_dir
 from dnadiff.data.splits import MAX_HELD_OUT
 from dnadiff.sharing.record import bits_text
 
-LIBRARY, UNKNOWN = "dnadiff", "unknown"  # `unknown` is what the Hub calls a license that is not stated
+LIBRARY, UNKNOWN = (
+    "dnadiff",
+    "unknown",
+)  # `unknown` is what the Hub calls a license that is not stated
 _SHOWN = 8  # held-out records named in the table
 _POINTS = 8  # of h(n)
 _GUIDE = "RESPONSIBLE_USE.md"
@@ -43,8 +46,19 @@ def model_card(name: str, about: Config) -> str:
 def metadata(about: Config) -> str:
     """The YAML between the first two lines of dashes."""
     kind = "genomics" if is_dna(about) else "text"
-    tags = [*(["dna"] if is_dna(about) else []), kind, "masked-diffusion", "language-model", about["network"].lower()]
-    content = {"library_name": LIBRARY, "license": about["license"] or UNKNOWN, "tags": tags, "pipeline_tag": "fill-mask"}
+    tags = [
+        *(["dna"] if is_dna(about) else []),
+        kind,
+        "masked-diffusion",
+        "language-model",
+        about["network"].lower(),
+    ]
+    content = {
+        "library_name": LIBRARY,
+        "license": about["license"] or UNKNOWN,
+        "tags": tags,
+        "pipeline_tag": "fill-mask",
+    }
     return yaml.safe_dump(content, sort_keys=False)
 
 
@@ -55,7 +69,11 @@ def is_dna(about: Config) -> bool:
 
 def rows(pairs: Config) -> str:
     """A table of two columns in Markdown; what is None or empty is left out."""
-    lines = [f"| {key} | {_cell(value)} |" for key, value in pairs.items() if value not in (None, "", [], {})]
+    lines = [
+        f"| {key} | {_cell(value)} |"
+        for key, value in pairs.items()
+        if value not in (None, "", [], {})
+    ]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
@@ -90,7 +108,11 @@ def weights_in_file(about: Config) -> str | None:
     """The type of rounded weights; None if they were not rounded."""
     if about.get("dtype") is None:
         return None
-    return f"{about['dtype']}; the likelihood below was measured with them" if about["likelihood"] else str(about["dtype"])
+    return (
+        f"{about['dtype']}; the likelihood below was measured with them"
+        if about["likelihood"]
+        else str(about["dtype"])
+    )
 
 
 def data(about: Config) -> str:
@@ -116,7 +138,9 @@ def split(about: Config) -> str:
 def named(records: Sequence[str]) -> str:
     """The first records, and how many more there are; a run stores at most `MAX_HELD_OUT` names."""
     least = "at least " if len(records) == MAX_HELD_OUT else ""
-    return ", ".join(records[:_SHOWN]) + (f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else "")
+    return ", ".join(records[:_SHOWN]) + (
+        f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else ""
+    )
 
 
 def likelihood(found: Config | None, curve: Config | None = None) -> str:
@@ -125,7 +149,12 @@ def likelihood(found: Config | None, curve: Config | None = None) -> str:
         return "Not measured. `python -m dnadiff.evaluate` measures it and compares it with Markov models of the same training part."
     header = ["tokens counted", "bits per token", "95 % interval", "number"]
     table = [
-        [name, bits_text(g["bits"]), f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}", f"{g['tokens']:,}"]
+        [
+            name,
+            bits_text(g["bits"]),
+            f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}",
+            f"{g['tokens']:,}",
+        ]
         for name, g in found["groups"].items()
     ]
     text = [
@@ -146,13 +175,18 @@ def likelihood(found: Config | None, curve: Config | None = None) -> str:
         ]
         text += [
             "Back-off Markov models fitted on the training part of the same data; a negative difference means that this model is better.",
-            _markdown(["baseline", "bits per token", "this model minus it", "95 % interval"], baselines),
+            _markdown(
+                ["baseline", "bits per token", "this model minus it", "95 % interval"], baselines
+            ),
         ]
     if curve:
         last = len(curve["visible"]) - 1
         shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)})
         points = [[f"{curve['visible'][i]:,.0f}", bits_text(curve["bits"][i])] for i in shown]
-        text += ["Bits of one token with n others of the window visible, h(n):", _markdown(["n", "h(n)"], points)]
+        text += [
+            "Bits of one token with n others of the window visible, h(n):",
+            _markdown(["n", "h(n)"], points),
+        ]
     return "\n\n".join(text)
 
 
@@ -162,7 +196,10 @@ def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def licenses(about: Config) -> str:
     """Of the weights and of the data."""
-    weights, of_data = about["license"] or "not stated", about["data_license"] or "not recorded; state it here before you share this model"
+    weights, of_data = (
+        about["license"] or "not stated",
+        about["data_license"] or "not recorded; state it here before you share this model",
+    )
     return rows({"weights": weights, "training data": of_data})
 
 
@@ -170,9 +207,7 @@ def intended(about: Config) -> str:
     """What it can be used for, and what not."""
     text = f"For research: {about['purpose']}."
     if is_dna(about):
-        text += (
-            " Not for clinical, diagnostic or therapeutic use. Likelihoods are no evidence of function without a validation of their own."
-        )
+        text += " Not for clinical, diagnostic or therapeutic use. Likelihoods are no evidence of function without a validation of their own."
     return text
 
 
@@ -195,7 +230,9 @@ def loading(about: Config) -> str:
     if about["network"].startswith("Caduceus"):
         layout = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code"
         once = f"{layout}, except that tied projections are stored once. For that code, export them again with `duplicate_tied=true`."
-        published = f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
+        published = (
+            f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
+        )
         if about["labels"]:
             published += " There the model is the one without a label; the tensors of labels are reported as unused."
     return (

@@ -34,14 +34,22 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     """
     target = expand_user(path)
     if not target.name or target.name == "..":
-        raise ValueError(f"output {str(path)!r} is not the name of a new folder; give one, such as output=my_model")
+        raise ValueError(
+            f"output {str(path)!r} is not the name of a new folder; give one, such as output=my_model"
+        )
     if target.parent.is_dir():
         _restore(target)
     if target.is_dir() and not target.is_symlink():
         if not overwrite:
-            raise FileExistsError(f"{path} exists; set overwrite=true to replace it, or choose another name")
-        if others := sorted(entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}):  # of macOS
-            raise ValueError(f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; choose another folder")
+            raise FileExistsError(
+                f"{path} exists; set overwrite=true to replace it, or choose another name"
+            )
+        if others := sorted(
+            entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}
+        ):  # of macOS
+            raise ValueError(
+                f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; choose another folder"
+            )
     elif target.exists() or target.is_symlink():
         raise ValueError(f"output {path} is a file or a link; name a folder")
     check_output(target.with_name(f".{target.name}.part"), overwrite=True)
@@ -80,7 +88,9 @@ def _exchange(part: Path, target: Path) -> bool:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):  # of Linux alone
         return False
-    return bool(renameat2(_FROM_HERE, os.fsencode(part), _FROM_HERE, os.fsencode(target), _EXCHANGE) == 0)
+    return bool(
+        renameat2(_FROM_HERE, os.fsencode(part), _FROM_HERE, os.fsencode(target), _EXCHANGE) == 0
+    )
 
 
 def _replace(part: Path, target: Path) -> None:
@@ -146,7 +156,9 @@ def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
     found: list[Path] = []
     with suppress(OSError):  # a folder that may be written and not listed
-        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()]
+        found = [
+            path for path in target.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()
+        ]
     for left in found:
         try:
             lock = os.open(left, os.O_RDONLY)

@@ -41,7 +41,10 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
             raise ValueError("it was measured on the training part")
         if not content["own_data"] and loaded.config.get("data"):
             raise ValueError("it was measured on different data from those of the training")
-        if content["own_data"] and loaded.origin.split_hash not in (None, content["data"]["split_hash"]):
+        if content["own_data"] and loaded.origin.split_hash not in (
+            None,
+            content["data"]["split_hash"],
+        ):
             raise ValueError("the data changed between the training and the evaluation")
         likelihood_of(content)
     except _DAMAGED as error:
@@ -53,7 +56,10 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
 def likelihood_of(evaluation: Config) -> Config:
     """The held-out likelihood and its Markov baselines in an `evaluate.json`, as a `HeldOutLikelihood`."""
     data = evaluation["data"]
-    of_data = {"data": data["name"], **{key: data[key] for key in ("window", "split", "split_hash")}}
+    of_data = {
+        "data": data["name"],
+        **{key: data[key] for key in ("window", "split", "split_hash")},
+    }
     return held_out_likelihood(evaluation | of_data)
 
 
@@ -75,7 +81,9 @@ def training_seconds(loaded: Loaded) -> float | None:
         return None
 
 
-def origin_of(loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False) -> Origin:
+def origin_of(
+    loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False
+) -> Origin:
     """What the source records, completed by an evaluation next to the model and, with `reads_data`, by the training data themselves."""
     origin = loaded.origin
     if evaluation is not None:
@@ -107,7 +115,9 @@ def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
-        log.info(f"the training data are described by their configuration alone, because they cannot be read here: {error}")
+        log.info(
+            f"the training data are described by their configuration alone, because they cannot be read here: {error}"
+        )
         return origin
 
 
@@ -122,7 +132,11 @@ def configured_split(data: Config) -> str | None:
 
 def without_paths(description: Config | None) -> Config | None:
     """A description of data for other machines."""
-    return None if description is None else portable({key: value for key, value in description.items() if key != "path"})
+    return (
+        None
+        if description is None
+        else portable({key: value for key, value in description.items() if key != "path"})
+    )
 
 
 def data_license(data: Config | None) -> str | None:
@@ -155,7 +169,18 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "held_out_records": known.get("held_out_records"),
         "split_tokens": known.get("split_tokens"),
         "step": loaded.step or None,
-        **{key: vars(origin)[key] for key in ("tokens", "seconds", "likelihood", "curve", "license", "data_license", "note")},
+        **{
+            key: vars(origin)[key]
+            for key in (
+                "tokens",
+                "seconds",
+                "likelihood",
+                "curve",
+                "license",
+                "data_license",
+                "note",
+            )
+        },
         "purpose": purpose(loaded),
         "remark": remark(loaded),
         "fingerprint": fingerprint(denoiser),
@@ -168,7 +193,11 @@ def purpose(loaded: Loaded) -> str:
         return "exact likelihoods, sampling from left to right, embeddings"
     if loaded.denoiser.reads is BlockBackbone:
         return "likelihood bounds, sampling of any length in blocks from left to right, embeddings"
-    classify = "embeddings" if loaded.tokenizer.vocab.complement is None else "embeddings, fine-tuning as a classifier"
+    classify = (
+        "embeddings"
+        if loaded.tokenizer.vocab.complement is None
+        else "embeddings, fine-tuning as a classifier"
+    )
     if loaded.objective.trains_bound:
         return f"likelihood bounds, sampling in any order, infilling, {classify}"
     return f"{classify}; likelihood bounds and samples only for comparison"

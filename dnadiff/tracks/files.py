@@ -49,7 +49,9 @@ class TrackFormat(ABC):
         """The bytes of values (n,) of the bases from `start` on; bases with NaN are left out."""
         known = np.concatenate([[False], ~np.isnan(values), [False]])
         edges = np.flatnonzero(known[1:] != known[:-1]).reshape(-1, 2)
-        return b"".join(self.encode(record, start + low, values[low:high]) for low, high in edges.tolist())
+        return b"".join(
+            self.encode(record, start + low, values[low:high]) for low, high in edges.tolist()
+        )
 
 
 class BedGraph(TrackFormat):
@@ -58,7 +60,9 @@ class BedGraph(TrackFormat):
     @override
     def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
         name = self.records[record][0]
-        return "".join(f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in enumerate(values.tolist(), start)).encode()
+        return "".join(
+            f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in enumerate(values.tolist(), start)
+        ).encode()
 
     @staticmethod
     @override
@@ -73,7 +77,9 @@ class BigWig(TrackFormat):
         super().__init__(records)
         self.library = library()
         if wrong := next((name for name, _ in records if len(name.encode()) > 255), None):
-            raise ValueError(f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit bigWig; write a .bedgraph")
+            raise ValueError(
+                f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit bigWig; write a .bedgraph"
+            )
 
     @override
     def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
@@ -87,7 +93,9 @@ class BigWig(TrackFormat):
     @override
     def finish(self, stream: ResumableOutput, output: Path) -> None:
         stream.finish()
-        made = output.with_name(f".{output.name}.{uuid.uuid4().hex}.part")  # a name that `discard` removes if this process is killed
+        made = output.with_name(
+            f".{output.name}.{uuid.uuid4().hex}.part"
+        )  # a name that `discard` removes if this process is killed
         try:
             with stream.output.open("rb") as values:
                 self._write(made, values)
@@ -105,11 +113,15 @@ class BigWig(TrackFormat):
     def _write(self, path: Path, values: BinaryIO) -> None:
         target = self.library.open(str(path), "w")
         if target is None:
-            raise OSError(f"{path} could not be written by pyBigWig; choose a folder that you may write to")
+            raise OSError(
+                f"{path} could not be written by pyBigWig; choose a folder that you may write to"
+            )
         try:
             target.addHeader(self.records)
             for record, start, run in _runs(values):
-                target.addEntries(self.records[record][0], start, values=run.tolist(), span=1, step=1)
+                target.addEntries(
+                    self.records[record][0], start, values=run.tolist(), span=1, step=1
+                )
         finally:
             target.close()
 
@@ -160,7 +172,9 @@ def format_of(path: str | Path) -> type[TrackFormat]:
     name = Path(path).name.lower()
     found = next((kind for end, kind in FORMATS.items() if name.endswith(end)), None)
     if found is None:
-        raise ValueError(f"per_base {path} has an unknown extension; known are {', '.join(FORMATS)}")
+        raise ValueError(
+            f"per_base {path} has an unknown extension; known are {', '.join(FORMATS)}"
+        )
     if found is BigWig:
         library()
     return found

@@ -23,7 +23,13 @@ class TrackWork(Work):
 
     unit = "lists of up to 64 windows"
 
-    def __init__(self, information: Information, source: SequenceInput, sites: Sequence[Piece], track: TrackFormat) -> None:
+    def __init__(
+        self,
+        information: Information,
+        source: SequenceInput,
+        sites: Sequence[Piece],
+        track: TrackFormat,
+    ) -> None:
         self.information, self.source, self.sites, self.track = information, source, sites, track
         self.calls = information.spacing * (1 if information.stranded else 2)  # for each window
 
@@ -35,7 +41,9 @@ class TrackWork(Work):
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for group in self.information.along(self.source, self.sites, start + skip):
-            content = b"".join(self.track.pieces(tile.window.record, tile.low, values) for tile, values in group)
+            content = b"".join(
+                self.track.pieces(tile.window.record, tile.low, values) for tile, values in group
+            )
             bases = sum(tile.high - tile.low for tile, _ in group)
             self.report(len(group), bases * 2 * self.calls)
             yield Result(len(group), content, {"bases": bases})

@@ -47,7 +47,9 @@ class EMA(WeightAveraging):
     def average(self, averaged: list[Tensor], current: list[Tensor], num_averaged: Tensor) -> None:
         """Move the average towards the current parameters, in place."""
         n = int(num_averaged)
-        torch._foreach_lerp_(local_parts(averaged), local_parts(current), 1 - min(self.decay, (1 + n) / (10 + n)))
+        torch._foreach_lerp_(
+            local_parts(averaged), local_parts(current), 1 - min(self.decay, (1 + n) / (10 + n))
+        )
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,15 +60,27 @@ class EMA(WeightAveraging):
 
     @override
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if self._average_model is None:
             return
         self._swap_models(pl_module)
-        with trainer.precision_plugin.val_step_context():  # which Lightning enters for validation_step alone
-            result = _diffusion(pl_module).valid_loss(batch, batch_idx)  # the live weights, with the same masks
+        with (
+            trainer.precision_plugin.val_step_context()
+        ):  # which Lightning enters for validation_step alone
+            result = _diffusion(pl_module).valid_loss(
+                batch, batch_idx
+            )  # the live weights, with the same masks
         self._swap_models(pl_module)
-        pl_module.log("valid/nll_live", result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True)
+        pl_module.log(
+            "valid/nll_live", result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True
+        )
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,19 +96,29 @@ class Checkpoints(Callback):
     stops at once and keeps the last saved file. The command line sets `folder`.
     """
 
-    def __init__(self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints") -> None:
+    def __init__(
+        self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints"
+    ) -> None:
         self.every_n_steps, self.folder = every_n_steps, Path(folder)
         self.best = float("inf")
-        self.validation_due: bool | None = False  # at the step of the checkpoint; None: an older version wrote it
+        self.validation_due: bool | None = (
+            False  # at the step of the checkpoint; None: an older version wrote it
+        )
         self.signals = StopSignals()
         self.valid_windows: int | None = None  # None: not known
         self._saved_step = self._validated_step = self._step = -1
         self._stopped: Stopped | None = None
-        self._limits: tuple[int, int | None, int | None] | None = None  # max_steps, max_epochs and min_epochs
+        self._limits: tuple[int, int | None, int | None] | None = (
+            None  # max_steps, max_epochs and min_epochs
+        )
 
     @override
     def state_dict(self) -> Config:
-        return {"best": self.best, "validation_due": self.validation_due, "valid_windows": self.valid_windows}
+        return {
+            "best": self.best,
+            "validation_due": self.validation_due,
+            "valid_windows": self.valid_windows,
+        }
 
     @override
     def load_state_dict(self, state_dict: Config) -> None:
@@ -103,11 +127,15 @@ class Checkpoints(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.validation_due is not False:  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
+        if (
+            self.validation_due is not False
+        ):  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
             loop = trainer.fit_loop
             self._limits = loop.max_steps, loop.max_epochs, loop.min_epochs
             loop.epoch_loop.max_steps = loop.max_epochs = -1
-            loop.min_epochs = sys.maxsize  # `max_time`, if it is over, sets `should_stop` after this hook
+            loop.min_epochs = (
+                sys.maxsize
+            )  # `max_time`, if it is over, sets `should_stop` after this hook
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,7 +159,9 @@ class Checkpoints(Callback):
 
     def _compare_windows(self, trainer: Trainer) -> None:
         loader = trainer.val_dataloaders
-        if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):  # without validation
+        if not isinstance(loader, DataLoader) or not isinstance(
+            loader.dataset, Sized
+        ):  # without validation
             return
         number = len(loader.dataset)
         if self.valid_windows not in (None, number):
@@ -152,34 +182,60 @@ class Checkpoints(Callback):
     def _signal(self, trainer: Trainer) -> int | None:
         """The signal that was received by this process or another one of the run."""
         number = self.signals.received
-        if trainer.world_size > 1:  # processes receive it in different steps; one that stops alone leaves the others waiting forever
+        if (
+            trainer.world_size > 1
+        ):  # processes receive it in different steps; one that stops alone leaves the others waiting forever
             several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
             return (number or signal.SIGTERM) if several else None
         return number
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         if self._stopped is not None:  # only now are the metrics of the last step written
             raise self._stopped
         # The step under which Lightning logs. A checkpoint saved after a validation restores a number that is too small by 1.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
         # Runs after the averaging, because checkpoints are the last callback.
         step = trainer.global_step
         if step == self._step:
             return  # in the middle of an accumulation, whose gradients no checkpoint holds
         self._step, number = step, self._signal(trainer)
         every = trainer.val_check_batch
-        self.validation_due = trainer.enable_validation and every is not None and (trainer.fit_loop.total_batch_idx + 1) % every == 0
-        due = step % self.every_n_steps == 0 or number is not None or self.validation_due or step == trainer.max_steps
+        self.validation_due = (
+            trainer.enable_validation
+            and every is not None
+            and (trainer.fit_loop.total_batch_idx + 1) % every == 0
+        )
+        due = (
+            step % self.every_n_steps == 0
+            or number is not None
+            or self.validation_due
+            or step == trainer.max_steps
+        )
         if due and step > self._saved_step:
             # Lightning logs a step after this hook. A run killed in between would resume after the step and never log it.
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the logger connector
-            if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero and step % every == 0:
+            if (
+                isinstance(trainer.logger, MetricsFile)
+                and trainer.is_global_zero
+                and step % every == 0
+            ):
                 found = trainer.callback_metrics
-                trainer.logger.log_metrics({name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1)
+                trainer.logger.log_metrics(
+                    {name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1
+                )
             self._save(trainer)
         if number is not None:
             self._stopped = Stopped(number)
@@ -204,16 +260,25 @@ class Checkpoints(Callback):
             raise self._stopped
         # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of an accumulation.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
-        if 0 <= self._saved_step < trainer.global_step:  # Lightning validates because `should_stop` was set, such as by `max_time`
+        if (
+            0 <= self._saved_step < trainer.global_step
+        ):  # Lightning validates because `should_stop` was set, such as by `max_time`
             self.validation_due = True
             self._save(trainer)
 
     @override
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         number = self._signal(trainer)
-        if number is not None and self._saved_step == trainer.global_step:  # the resumed run repeats the validation
+        if (
+            number is not None and self._saved_step == trainer.global_step
+        ):  # the resumed run repeats the validation
             raise Stopped(number)
 
     @override
@@ -228,7 +293,9 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self.signals.restore()
 
     @override
@@ -251,12 +318,23 @@ class ProgressBar(Callback):
             self.bar = Progress(total, "train", initial=self._step)
 
     @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+    ) -> None:
         if self.bar is None or trainer.global_step <= self._step:
             return
         metrics, tokens = trainer.callback_metrics, _diffusion(pl_module).tokens_seen
         due = trainer.global_step % 10 == 0 or self._step == 0
-        notes = {"loss": f"{float(metrics['train/loss']):.4f}"} if due and "train/loss" in metrics else {}
+        notes = (
+            {"loss": f"{float(metrics['train/loss']):.4f}"}
+            if due and "train/loss" in metrics
+            else {}
+        )
         self.bar.update(trainer.global_step - self._step, tokens - self._tokens, **notes)
         self._step, self._tokens = trainer.global_step, tokens
 
@@ -271,7 +349,9 @@ class ProgressBar(Callback):
             self.bar.close()
 
     @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         if self.bar is not None:
             self.bar.close()
 

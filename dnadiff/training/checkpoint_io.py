@@ -24,14 +24,19 @@ class AtomicCheckpoints(TorchCheckpointIO):
     """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the new one. Damaged files are refused."""
 
     @override
-    def save_checkpoint(self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
         with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
             torch.save(checkpoint, file)
         shards.remove(Path(path))  # of a run with another strategy
 
     @override
     def load_checkpoint(  # type: ignore[override]  # tensors arrive on the CPU, and no code in the file runs, whatever is asked
-        self, path: str | os.PathLike[str], map_location: object = None, weights_only: bool | None = None
+        self,
+        path: str | os.PathLike[str],
+        map_location: object = None,
+        weights_only: bool | None = None,
     ) -> Config:
         return with_current_state(shards.read(Path(path)))
 

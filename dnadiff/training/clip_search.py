@@ -48,7 +48,12 @@ class ClipSearch(Callback):
         max_batches: validation batches that are used; 100 is published.
     """
 
-    def __init__(self, widths: Sequence[Width] = WIDTHS, step: checks.Positive = 0.05, max_batches: checks.PositiveInt = 100) -> None:
+    def __init__(
+        self,
+        widths: Sequence[Width] = WIDTHS,
+        step: checks.Positive = 0.05,
+        max_batches: checks.PositiveInt = 100,
+    ) -> None:
         if not widths:
             raise ValueError("callbacks.clip_search.widths is empty; give at least one width")
         for width in widths:
@@ -106,7 +111,13 @@ class ClipSearch(Callback):
 
     @override
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if batch_idx >= self.max_batches:
             return
@@ -114,7 +125,12 @@ class ClipSearch(Callback):
         objective = pl_module.valid_objective
         assert isinstance(objective, MaskedObjective)
         with trainer.precision_plugin.val_step_context():
-            found = sums_by_count(objective, pl_module.for_windows, batch, pl_module.draws("clip", len(batch["ids"]), batch_idx))
+            found = sums_by_count(
+                objective,
+                pl_module.for_windows,
+                batch,
+                pl_module.draws("clip", len(batch["ids"]), batch_idx),
+            )
         reshard(pl_module)
         self._sums = found if self._sums is None else self._sums + found
 
@@ -125,10 +141,16 @@ class ClipSearch(Callback):
         assert isinstance(pl_module, DiffusionModule)
         masking = self.masking_of(pl_module.objective)
         several = trainer.world_size > 1
-        sums = trainer.strategy.reduce(self._sums.to(pl_module.device), reduce_op="sum").cpu() if several else self._sums
+        sums = (
+            trainer.strategy.reduce(self._sums.to(pl_module.device), reduce_op="sum").cpu()
+            if several
+            else self._sums
+        )
         best = least_variance(sums, self.candidates)
         if best is None:
-            log.warning(f"callbacks.clip_search: no block to measure; the mask rates stay between {masking.low:g} and {masking.high:g}")
+            log.warning(
+                f"callbacks.clip_search: no block to measure; the mask rates stay between {masking.low:g} and {masking.high:g}"
+            )
         else:
             masking.low, masking.high = self.interval = (best.low, best.high)
         pl_module.log_dict({"clip/low": masking.low, "clip/high": masking.high}, sync_dist=True)
@@ -143,25 +165,41 @@ def check_search(callbacks: Config, objective: Objective) -> None:
 
 def candidates(widths: Sequence[float], step: float) -> list[Clipped]:
     """The intervals of each width that begin at a multiple of `step`, the wide ones first: of equal variance the least biased is chosen."""
-    found = [(i * step, i * step + width) for width in sorted(widths, reverse=True) for i in range(int((1 - width) / step + 1e-6) + 1)]
+    found = [
+        (i * step, i * step + width)
+        for width in sorted(widths, reverse=True)
+        for i in range(int((1 - width) / step + 1e-6) + 1)
+    ]
     return [Clipped(max(LOWEST, round(low, 10)), min(1.0, round(high, 10))) for low, high in found]
 
 
-def sums_by_count(objective: MaskedObjective, denoiser: BaseDenoiser, batch: Batch, draws: Draws) -> Tensor:
+def sums_by_count(
+    objective: MaskedObjective, denoiser: BaseDenoiser, batch: Batch, draws: Draws
+) -> Tensor:
     """Sums over the blocks of a batch that have k masks, and are counted as a whole: (3, b) float64 on the CPU, k = 1..b.
 
     Their number, and the sums of the cost of their masks, nats, and of its square.
     """
     x0, weight = batch["ids"].long(), batch["weight"].float()
     masked, positions = objective.masked_positions(x0, weight, draws)
-    nll = objective.token_nll(denoiser, x0, masked, positions, batch.get("cond"), None if objective.masks_padding else batch.get("valid"))
+    nll = objective.token_nll(
+        denoiser,
+        x0,
+        masked,
+        positions,
+        batch.get("cond"),
+        None if objective.masks_padding else batch.get("valid"),
+    )
     cost = torch.zeros_like(weight).masked_scatter(positions, nll.float() * weight[positions])
     whole = objective.rows(weight > 0).all(1)
-    count, total = objective.rows(positions)[whole].sum(1).cpu(), objective.rows(cost)[whole].sum(1).cpu().double()
+    count, total = (
+        objective.rows(positions)[whole].sum(1).cpu(),
+        objective.rows(cost)[whole].sum(1).cpu().double(),
+    )
     length = objective.rows(weight).shape[1]
-    return torch.zeros(3, length + 1, dtype=torch.float64).index_add_(1, count, torch.stack([torch.ones_like(total), total, total**2]))[
-        :, 1:
-    ]
+    return torch.zeros(3, length + 1, dtype=torch.float64).index_add_(
+        1, count, torch.stack([torch.ones_like(total), total, total**2])
+    )[:, 1:]
 
 
 def least_variance(sums: Tensor, intervals: Sequence[Clipped]) -> Clipped | None:

@@ -38,10 +38,14 @@ class TrainingData(lightning.LightningDataModule):
 
         # After Ctrl-C the current batch has left the loader, but the model is not trained on it.
         def progress() -> tuple[int, float]:
-            return trainer.fit_loop.epoch_loop.batch_progress.current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
+            current = trainer.fit_loop.epoch_loop.batch_progress.current
+            return current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
 
         self.data.process = ProcessRank(
-            trainer.global_rank // pieces, trainer.world_size // pieces, progress, trainer.accumulate_grad_batches
+            trainer.global_rank // pieces,
+            trainer.world_size // pieces,
+            progress,
+            trainer.accumulate_grad_batches,
         )
         return self.data.train_dataloader()
 
@@ -61,11 +65,20 @@ class TrainingData(lightning.LightningDataModule):
 
 def with_current_state(checkpoint: Config) -> Config:
     """The contents of a checkpoint with the state of `TrainingData`, which older versions saved under the name of the data's class."""
-    found = next((value for value in checkpoint.values() if isinstance(value, dict) and "train_loader" in value), None)
+    found = next(
+        (
+            value
+            for value in checkpoint.values()
+            if isinstance(value, dict) and "train_loader" in value
+        ),
+        None,
+    )
     return checkpoint if found is None else {TrainingData.__qualname__: found, **checkpoint}
 
 
 def saved_position(checkpoint: Config) -> LoaderState | None:
     """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has no state of `TrainingData`."""
-    state: dict[str, LoaderState] = with_current_state(checkpoint).get(TrainingData.__qualname__, {})
+    state: dict[str, LoaderState] = with_current_state(checkpoint).get(
+        TrainingData.__qualname__, {}
+    )
     return state.get("train_loader")

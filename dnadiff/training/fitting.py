@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from dnadiff.training.module import DiffusionModule
 
 
-def fit(trainer: Trainer, module: DiffusionModule, data: TrainingData, start_from: Path | None) -> int:
+def fit(
+    trainer: Trainer, module: DiffusionModule, data: TrainingData, start_from: Path | None
+) -> int:
     """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
 
     Raises:
@@ -32,11 +34,12 @@ def fit(trainer: Trainer, module: DiffusionModule, data: TrainingData, start_fro
     except SIGTERMException:  # of Lightning, with status 0: SIGTERM arrived before `Checkpoints` handled it, or there is no such callback
         return 128 + signal.SIGTERM
     except (RuntimeError, ConnectionError, EOFError) as error:
-        step, remedy = trainer.global_step, f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint"
+        step, remedy = (
+            trainer.global_step,
+            f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint",
+        )
         if (reason := worker_loss(error, data.data.num_workers)) is not None:
-            text = (
-                f"a process that loads data ended at step {step}: {reason}; often memory was short: set data.num_workers lower and {remedy}"
-            )
+            text = f"a process that loads data ended at step {step}: {reason}; often memory was short: set data.num_workers lower and {remedy}"
         elif (reason := lost_process(error, trainer)) is not None:
             text = f"another process of this run ended at step {step} ({reason}); its own message says why; {remedy}"
         else:

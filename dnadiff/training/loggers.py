@@ -14,7 +14,9 @@ from dnadiff.training.metrics_file import MetricsFile
 from dnadiff.training.module import DiffusionModule
 
 
-def build_loggers(config: Mapping[str, Json], run_dir: Path, resumed: bool, writes: bool = True) -> list[Logger]:
+def build_loggers(
+    config: Mapping[str, Json], run_dir: Path, resumed: bool, writes: bool = True
+) -> list[Logger]:
     """The loggers of a run, `MetricsFile` first: resuming and the final table read it, so that every run has it.
 
     Args:
@@ -32,9 +34,13 @@ def build_loggers(config: Mapping[str, Json], run_dir: Path, resumed: bool, writ
         if not entry or locate(entry["_target_"], None) is MetricsFile:
             continue
         own = str(entry["_target_"]).startswith(f"{__name__}.")
-        logger = build(entry, **({"folder": run_dir, "resumed": resumed} if own else {}), trust=None)
+        logger = build(
+            entry, **({"folder": run_dir, "resumed": resumed} if own else {}), trust=None
+        )
         if not isinstance(logger, Logger):
-            raise ValueError(f"logger.{name} is a {type(logger).__name__}; name a class of lightning.pytorch.loggers or one of your own")
+            raise ValueError(
+                f"logger.{name} is a {type(logger).__name__}; name a class of lightning.pytorch.loggers or one of your own"
+            )
         found.append(logger)
     return found
 
@@ -42,7 +48,9 @@ def build_loggers(config: Mapping[str, Json], run_dir: Path, resumed: bool, writ
 def begin(trainer: Trainer, config: Config, module: DiffusionModule, step: int) -> None:
     """Start the record of each logger, or continue it after `step`."""
     metrics_file(trainer).begin(module, step)
-    for logger in trainer.loggers[1:] if not step else ():  # MLflow refuses to change a parameter, such as trainer.max_steps
+    for logger in (
+        trainer.loggers[1:] if not step else ()
+    ):  # MLflow refuses to change a parameter, such as trainer.max_steps
         logger.log_hyperparams(config)
 
 
@@ -53,7 +61,9 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
 
 def _missing(name: str, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())
-    return ValueError(f"logger={name} needs a package that is not installed ({reason}): pip install -e '.[{name}]' in the checkout")
+    return ValueError(
+        f"logger={name} needs a package that is not installed ({reason}): pip install -e '.[{name}]' in the checkout"
+    )
 
 
 class TensorBoard(loggers.TensorBoardLogger):
@@ -115,7 +125,9 @@ class WandB(loggers.WandbLogger):
     @staticmethod
     def run_id(folder: Path) -> str | None:
         """The id of the last run that was logged in a folder; W&B writes it at the end of the name of its files."""
-        files = sorted((folder / "wandb").glob("*run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
+        files = sorted(
+            (folder / "wandb").glob("*run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime
+        )
         return files[-1].stem.removeprefix("run-") if files else None
 
 
@@ -141,9 +153,15 @@ class MLflow(loggers.MLFlowLogger):
         run_name: str | None = None,
     ) -> None:
         path = Path(folder).absolute()
-        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{path / 'mlflow.db'}"
+        uri = (
+            tracking_uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{path / 'mlflow.db'}"
+        )
         try:
-            super().__init__(experiment_name, run_name or path.name, uri, tags={self.TAG: self.tag_of(path)})
+            super().__init__(
+                experiment_name, run_name or path.name, uri, tags={self.TAG: self.tag_of(path)}
+            )
         except ModuleNotFoundError as error:
             raise _missing("mlflow", error) from None
         if resumed:
@@ -161,5 +179,7 @@ class MLflow(loggers.MLFlowLogger):
         experiment = self._mlflow_client.get_experiment_by_name(self._experiment_name)
         if experiment is None:
             return None
-        runs = self._mlflow_client.search_runs([experiment.experiment_id], f"tags.`{self.TAG}` = '{folder}'", max_results=1)
+        runs = self._mlflow_client.search_runs(
+            [experiment.experiment_id], f"tags.`{self.TAG}` = '{folder}'", max_results=1
+        )
         return runs[0].info.run_id if runs else None

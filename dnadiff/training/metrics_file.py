@@ -16,7 +16,18 @@ from dnadiff.data.csv_file import read_log
 from dnadiff.data.files import append, atomic_write
 from dnadiff.training.module import DiffusionModule
 
-COLUMNS = ("step", "tokens", "seconds", "train_loss", "train_nll", "lr", "valid_nll", "valid_nll_live", "clip_low", "clip_high")
+COLUMNS = (
+    "step",
+    "tokens",
+    "seconds",
+    "train_loss",
+    "train_nll",
+    "lr",
+    "valid_nll",
+    "valid_nll_live",
+    "clip_low",
+    "clip_high",
+)
 
 
 class MetricsFile(Logger):
@@ -53,7 +64,11 @@ class MetricsFile(Logger):
     def begin(self, module: DiffusionModule, step: int) -> None:
         """Start the file; on resume, drop the rows after the step of the checkpoint."""
         self.module, self.start = module, time.monotonic()
-        rows = [row for row in self.rows() if float(row["step"]) <= step] if step and self.path.is_file() else []
+        rows = (
+            [row for row in self.rows() if float(row["step"]) <= step]
+            if step and self.path.is_file()
+            else []
+        )
         self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
         self._write(rows)
 
@@ -67,7 +82,9 @@ class MetricsFile(Logger):
 
     def remove_validation(self, step: int) -> None:
         """Drop the validation at a step, which a resumed run repeats."""
-        self._write([row for row in self.rows() if int(row["step"]) != step or not row["valid_nll"]])
+        self._write(
+            [row for row in self.rows() if int(row["step"]) != step or not row["valid_nll"]]
+        )
 
     def rows(self) -> list[dict[str, str]]:
         """The rows written so far, without a last one that was cut.
@@ -85,14 +102,22 @@ class MetricsFile(Logger):
     @override
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         names = {name: name.replace("/", "_") for name in metrics}
-        row = {column: f"{float(metrics[name]):.6g}" for name, column in names.items() if column in COLUMNS}
+        row = {
+            column: f"{float(metrics[name]):.6g}"
+            for name, column in names.items()
+            if column in COLUMNS
+        }
         if not row or self.module is None:
             return
         if "train_loss" in row:
             if step == self._logged_step:
                 return
             self._logged_step = -1 if step is None else step
-        row |= {"step": str((step or 0) + 1), "tokens": str(self.module.tokens_seen), "seconds": f"{self.seconds:.1f}"}
+        row |= {
+            "step": str((step or 0) + 1),
+            "tokens": str(self.module.tokens_seen),
+            "seconds": f"{self.seconds:.1f}",
+        }
         text = io.StringIO(newline="")
         csv.DictWriter(text, COLUMNS).writerow(row)
         append(self.path, text.getvalue().encode())

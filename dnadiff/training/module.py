@@ -23,10 +23,14 @@ from dnadiff.training.optim import parameter_groups
 from dnadiff.training.parallel import spread
 from dnadiff.training.sharded import reshard
 
-Batch = dict[str, Tensor]  # ids (B, L) and weight (B, L) as bytes; optionally cond (B, C) and valid (B, L)
+Batch = dict[
+    str, Tensor
+]  # ids (B, L) and weight (B, L) as bytes; optionally cond (B, C) and valid (B, L)
 
 # Lightning asks which of both was meant when only the module has the hook. The module: it counts tokens, and data modules need no hook.
-warnings.filterwarnings("ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`")
+warnings.filterwarnings(
+    "ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`"
+)
 
 
 class DiffusionModule(lightning.LightningModule):
@@ -58,9 +62,15 @@ class DiffusionModule(lightning.LightningModule):
         super().__init__()
         self.denoiser = denoiser
         self.objective, self.valid_objective = objective, objective.evaluation()
-        self.make_optimizer, self.make_scheduler, self.weight_decay = optimizer, lr_scheduler, weight_decay
+        self.make_optimizer, self.make_scheduler, self.weight_decay = (
+            optimizer,
+            lr_scheduler,
+            weight_decay,
+        )
         self.seed = seed
-        self.save_hyperparameters(hyper_parameters or {}, logger=False)  # train.py gives loggers the configuration
+        self.save_hyperparameters(
+            hyper_parameters or {}, logger=False
+        )  # train.py gives loggers the configuration
         self.tokens_seen = 0  # in complete optimizer steps; of the current step:
         self._tokens_of_step = 0
         self.context_parallel = context_parallel
@@ -71,20 +81,29 @@ class DiffusionModule(lightning.LightningModule):
         if self.context_parallel > 1:
             self.peers = spread(self.denoiser, self.context_parallel)
 
-    def draws(self, purpose: str, batch_size: int, step: int, micro: int = 0, accumulated: int = 1) -> Draws:
+    def draws(
+        self, purpose: str, batch_size: int, step: int, micro: int = 0, accumulated: int = 1
+    ) -> Draws:
         """The noise of one micro-batch.
 
         Its rows are spread evenly over the global batch, so that every device and every accumulation step sees all strata of time.
         """
-        world, rank = self.trainer.world_size // self.context_parallel, self.trainer.global_rank // self.context_parallel
+        world, rank = (
+            self.trainer.world_size // self.context_parallel,
+            self.trainer.global_rank // self.context_parallel,
+        )
         rows = (torch.arange(batch_size, device=self.device) * world + rank) * accumulated + micro
         return Draws(hash64(self.seed, purpose), rows, batch_size * accumulated * world, step)
 
     @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if self.trainer.training:  # counted before the batch is on a GPU, for which reading the number would wait
+        if (
+            self.trainer.training
+        ):  # counted before the batch is on a GPU, for which reading the number would wait
             groups = self.trainer.world_size // self.context_parallel
-            self._tokens_of_step += int((batch["weight"] > 0).sum()) * groups  # read, not predicted: mlm predicts 15 %
+            self._tokens_of_step += (
+                int((batch["weight"] > 0).sum()) * groups
+            )  # read, not predicted: mlm predicts 15 %
         return batch
 
     @override
@@ -95,20 +114,33 @@ class DiffusionModule(lightning.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches
         micro = batch_idx % accumulated
-        torch.manual_seed(hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63)
-        result = self.loss(batch, self.objective, self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated))
+        torch.manual_seed(
+            hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63
+        )
+        result = self.loss(
+            batch,
+            self.objective,
+            self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated),
+        )
         if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
             raise ValueError(
                 f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; lower optimizer.lr, or set trainer.gradient_clip_val"
             )
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         share = self.share(result)
-        share_of_nll = share if result.num_averaged is None else self.share(result._replace(num_averaged=None))
-        losses = {"train/loss": share * result.loss.detach(), "train/nll": share_of_nll * result.nll}
+        share_of_nll = (
+            share if result.num_averaged is None else self.share(result._replace(num_averaged=None))
+        )
+        losses = {
+            "train/loss": share * result.loss.detach(),
+            "train/nll": share_of_nll * result.nll,
+        }
         # Their means over all processes. The size would be a weight in the means of epochs, which are not logged.
         self.log_dict(losses, batch_size=len(batch["ids"]), on_step=True, sync_dist=True)
         self.log("lr", rate, on_step=True)
-        return result.loss * (share * self.context_parallel)  # strategies average over all processes, and gradients of pieces add up
+        return result.loss * (
+            share * self.context_parallel
+        )  # strategies average over all processes, and gradients of pieces add up
 
     def share(self, result: Loss) -> float:
         """The factor for this process's mean loss that makes the average over processes the mean over all tokens."""
@@ -125,30 +157,55 @@ class DiffusionModule(lightning.LightningModule):
 
     def loss(self, batch: Batch, objective: Objective, draws: Draws) -> Loss:
         """The loss of a batch under an objective."""
-        return objective(self.for_windows, batch["ids"].long(), batch["weight"].float(), draws, batch.get("cond"), batch.get("valid"))
+        return objective(
+            self.for_windows,
+            batch["ids"].long(),
+            batch["weight"].float(),
+            draws,
+            batch.get("cond"),
+            batch.get("valid"),
+        )
 
     def valid_loss(self, batch: Batch, batch_idx: int) -> Loss:
         """The low-variance form of the objective, with the same masks at every validation."""
-        result = self.loss(batch, self.valid_objective, self.draws("valid", len(batch["ids"]), batch_idx))
+        result = self.loss(
+            batch, self.valid_objective, self.draws("valid", len(batch["ids"]), batch_idx)
+        )
         reshard(self)  # the weights may be exchanged before the next pass
         return result
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        result = self.valid_loss(batch, batch_idx)  # of the averaged weights, if training averages them
-        self.log("valid/nll", result.nll, batch_size=max(int(result.num_tokens), 1), prog_bar=False, sync_dist=True)
+        result = self.valid_loss(
+            batch, batch_idx
+        )  # of the averaged weights, if training averages them
+        self.log(
+            "valid/nll",
+            result.nll,
+            batch_size=max(int(result.num_tokens), 1),
+            prog_bar=False,
+            sync_dist=True,
+        )
 
     @override
     def configure_optimizers(self, num_steps: int | None = None) -> OptimizerLRSchedulerConfig:
         """The configured optimizer and its schedule over `num_steps`, by default those of the Trainer."""
         optimizer = self.make_optimizer(parameter_groups(self.denoiser, self.weight_decay))
         steps = int(self.trainer.estimated_stepping_batches) if num_steps is None else num_steps
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.make_scheduler(optimizer, steps), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": self.make_scheduler(optimizer, steps),
+                "interval": "step",
+            },
+        }
 
     @override
     def on_save_checkpoint(self, checkpoint: Config) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen  # for the progress display of a resumed run
-        checkpoint["groups"] = self.trainer.world_size // self.context_parallel  # that have different windows
+        checkpoint["groups"] = (
+            self.trainer.world_size // self.context_parallel
+        )  # that have different windows
 
     @override
     def on_load_checkpoint(self, checkpoint: Config) -> None:
@@ -161,9 +218,15 @@ class DiffusionModule(lightning.LightningModule):
         accumulated = self.trainer.accumulate_grad_batches
         epoch, batch = position["epoch"], position["batch"] // accumulated * accumulated
         begun = epoch + (batch > 0)
-        done = checkpoint["global_step"] * accumulated  # validations are due at multiples of a number of batches
+        done = (
+            checkpoint["global_step"] * accumulated
+        )  # validations are due at multiples of a number of batches
         epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
         loop = checkpoint["loops"]["fit_loop"]
         loop["epoch_progress"] |= {"current": epochs, "total": dict(epochs)}
         current, total = (dict.fromkeys(epochs, number) for number in (batch, done))
-        loop["epoch_loop.batch_progress"] |= {"current": current, "total": total, "is_last_batch": False}
+        loop["epoch_loop.batch_progress"] |= {
+            "current": current,
+            "total": total,
+            "is_last_batch": False,
+        }

@@ -11,7 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from dnadiff.checks import Fraction, Natural
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, list[nn.Parameter] | float]]:
+def parameter_groups(
+    module: nn.Module, weight_decay: float
+) -> list[dict[str, list[nn.Parameter] | float]]:
     """Two parameter groups: matrices, with weight decay, and everything else without.
 
     Norms, biases and the parameters of state spaces are not decayed (`without_weight_decay`).
@@ -19,7 +21,10 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, l
     excluded = without_weight_decay(module)
     decayed = [p for p in module.parameters() if id(p) not in excluded]
     free = [p for p in module.parameters() if id(p) in excluded]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]
 
 
 def without_weight_decay(module: nn.Module) -> set[int]:
@@ -27,11 +32,17 @@ def without_weight_decay(module: nn.Module) -> set[int]:
 
     The names belong to the class of the submodule: an attribute of a parameter would be lost in a copy of the module.
     """
-    named = (part.get_parameter(name) for part in module.modules() for name in getattr(part, "no_weight_decay", ()))
+    named = (
+        part.get_parameter(name)
+        for part in module.modules()
+        for name in getattr(part, "no_weight_decay", ())
+    )
     return {id(p) for p in module.parameters() if p.ndim < 2} | {id(p) for p in named}
 
 
-def warmup_cosine(optimizer: Optimizer, num_steps: int, warmup: Fraction = 0.05, final: Fraction = 0.0) -> LambdaLR:
+def warmup_cosine(
+    optimizer: Optimizer, num_steps: int, warmup: Fraction = 0.05, final: Fraction = 0.0
+) -> LambdaLR:
     """Linear warm-up over the first `warmup` fraction of `num_steps`, then half a cosine down to `final` times the peak rate."""
     first = max(1, round(warmup * num_steps))
 

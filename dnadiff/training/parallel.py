@@ -28,7 +28,10 @@ _REFUSED = {
     "ddp_notebook": "it is for notebooks; set trainer.strategy=ddp",
 }
 # How the libraries of torch.distributed say that another process has ended.
-_LOST = re.compile(r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|Timed out waiting|process group", re.IGNORECASE)
+_LOST = re.compile(
+    r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|Timed out waiting|process group",
+    re.IGNORECASE,
+)
 
 
 def check_strategy(word: Json) -> None:
@@ -38,8 +41,12 @@ def check_strategy(word: Json) -> None:
     for refused, reason in _REFUSED.items():
         if str(word) == refused or (str(word).startswith(f"{refused}_") and refused != "ddp"):
             raise ValueError(f"trainer.strategy {word} is not supported: {reason}")
-    if word not in ("auto", "fsdp2") and not re.fullmatch(r"ddp(_find_unused_parameters_(true|false))?", str(word)):
-        raise ValueError(f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2")
+    if word not in ("auto", "fsdp2") and not re.fullmatch(
+        r"ddp(_find_unused_parameters_(true|false))?", str(word)
+    ):
+        raise ValueError(
+            f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2"
+        )
 
 
 def strategies(word: Json) -> dict[str, Strategy]:
@@ -55,7 +62,9 @@ def cluster() -> list[SLURMEnvironment]:
     """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its signal, and the job is requeued by its script."""
     from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
-    started_by_srun = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()  # torchrun also works inside a job
+    started_by_srun = (
+        SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    )  # torchrun also works inside a job
     return [SLURMEnvironment(auto_requeue=False)] if started_by_srun else []
 
 
@@ -84,7 +93,10 @@ def check_processes(trainer: Trainer, per_window: int) -> None:
 
 def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
     """Let consecutive processes read pieces of the same windows; called once in all processes. Returns those of this process."""
-    groups = [list(range(first, first + per_window)) for first in range(0, dist.get_world_size(), per_window)]
+    groups = [
+        list(range(first, first + per_window))
+        for first in range(0, dist.get_world_size(), per_window)
+    ]
     own, _ = dist.new_subgroups_by_enumeration(groups)
     peers = ProcessGroupPeers(own)
     denoiser.backbone.spread(peers)
@@ -93,6 +105,8 @@ def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
 
 def lost_process(error: Exception, trainer: Trainer) -> str | None:
     """How an error says that another process of the run ended; None if it does not."""
-    if trainer.world_size == 1 or not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+    if trainer.world_size == 1 or not (
+        isinstance(error, dist.DistError) or _LOST.search(str(error))
+    ):
         return None
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -26,7 +26,13 @@ START = ("resume", "overwrite", "trust", "logger")
 # Keys of a backbone about how it is computed, not which network it is.
 COMPUTED = ("scan", "activation_checkpointing", "compile")
 # Keys about the processes of a run, which together have the same windows in a batch.
-PROCESSES = ("context_parallel", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy")
+PROCESSES = (
+    "context_parallel",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+)
 # Keys that a resumed run may change: its length, how often it reports, and the hardware it uses.
 MAY_CHANGE = (
     *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.max_epochs", "trainer.max_time"),
@@ -90,17 +96,23 @@ def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[Non
     while True:
         with locked(path, wait=False) as held:
             if held is None:
-                log.warning(f"{run_dir} is on a file system without locks; do not start two processes that train there")
+                log.warning(
+                    f"{run_dir} is on a file system without locks; do not start two processes that train there"
+                )
             if held is not False:
                 try:
                     if saved_files(run_dir) != before:
-                        raise ValueError(f"another process has trained in {run_dir} since this command started; start it again")
+                        raise ValueError(
+                            f"another process has trained in {run_dir} since this command started; start it again"
+                        )
                     yield
                 finally:
                     path.unlink(missing_ok=True)  # while it is locked
                 return
         if time.monotonic() > end:
-            raise ValueError(f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir")
+            raise ValueError(
+                f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir"
+            )
         time.sleep(0.2)
 
 
@@ -113,7 +125,10 @@ def saved_files(run_dir: Path) -> list[tuple[str, int]]:
 def names_run_dir(arguments: Sequence[str]) -> bool:
     """Whether the user named a run folder. Lightning names that of the first process to those that it starts, with a name of the job."""
     pairs = zip(arguments, [*arguments[1:], ""])
-    return any(a.startswith("hydra.run.dir=") and not after.startswith("hydra.job.name=train_ddp_process_") for a, after in pairs)
+    return any(
+        a.startswith("hydra.run.dir=") and not after.startswith("hydra.job.name=train_ddp_process_")
+        for a, after in pairs
+    )
 
 
 def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None:
@@ -131,13 +146,19 @@ def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None
     if not search:
         log.info(f"resume=true: {run_dir} has no checkpoint; starting a new run there")
         return None
-    candidates = sorted(run_dir.parent.glob("*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime, reverse=True)
+    candidates = sorted(
+        run_dir.parent.glob("*/checkpoints/last.ckpt"),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
     for path in candidates:
         folder = path.parent.parent
         if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
             continue
         if not differences(
-            config, read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"), (*START, *PROCESSES)
+            config,
+            read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"),
+            (*START, *PROCESSES),
         ):
             return path
     log.info("resume=true: found no unfinished run of the same configuration; starting a new one")
@@ -151,7 +172,11 @@ def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[s
     """
     ours, theirs = (dict(leaves(shown_addresses(with_current_names(c)))) for c in (config, other))
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
-    return [k for k in keys if not any(k == i or k.startswith(i + ".") for i in (*ignored, *WITHOUT_EFFECT))]
+    return [
+        k
+        for k in keys
+        if not any(k == i or k.startswith(i + ".") for i in (*ignored, *WITHOUT_EFFECT))
+    ]
 
 
 def resume_step(start_from: Path, config: Config, data: SequenceDataModule, groups: int = 1) -> int:
@@ -171,7 +196,9 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
         )
     check_batch(start_from, content, config, groups)
     if saved["tokenizer"] != data.tokenizer.config():
-        raise ValueError(f"{start_from} was trained with a different alphabet from that of {data.name} now; has the file changed?")
+        raise ValueError(
+            f"{start_from} was trained with a different alphabet from that of {data.name} now; has the file changed?"
+        )
     if saved.get("split_hash") != data.describe()["split_hash"]:
         raise ValueError(
             f"{start_from} was trained on different records or a different split from those of {data.name} now; has a file changed?"
@@ -186,7 +213,9 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
         )
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step > steps or (step == steps and is_complete(start_from.parent.parent, step)):
-        raise ValueError(f"{start_from} is at step {step} already; set trainer.max_steps above that to continue")
+        raise ValueError(
+            f"{start_from} is at step {step} already; set trainer.max_steps above that to continue"
+        )
     check_epochs(start_from, content, config["trainer"].get("max_epochs"))
     return step
 
@@ -199,20 +228,30 @@ def check_epochs(start_from: Path, content: Config, limit: int | None) -> None:
     if position is None or limit is None or limit < 0:
         return
     epoch, batch = position["epoch"], position["batch"]
-    is_last = epoch == limit and (batch > 0 or is_complete(start_from.parent.parent, int(content["global_step"])))
+    is_last = epoch == limit and (
+        batch > 0 or is_complete(start_from.parent.parent, int(content["global_step"]))
+    )
     if epoch > limit or is_last:
         more = f" and {batch} batches of the next one" if batch else ""
-        raise ValueError(f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above {epoch} to continue")
+        raise ValueError(
+            f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above {epoch} to continue"
+        )
 
 
 def check_batch(start_from: Path, content: Config, config: Config, groups: int) -> None:
     """Raise ValueError if a batch of all processes has another number of windows than in the run that is resumed."""
     saved = content["hyper_parameters"]["config"]
     devices = saved["trainer"].get("devices", 1)
-    before = content.get("groups", devices if isinstance(devices, int) else groups)  # an older version did not write it
+    before = content.get(
+        "groups", devices if isinstance(devices, int) else groups
+    )  # an older version did not write it
     ours, theirs = config["data"]["batch_size"] * groups, saved["data"]["batch_size"] * before
     if ours != theirs:
-        remedy = f"set data.batch_size={theirs // groups}" if theirs % groups == 0 else "start another number of processes"
+        remedy = (
+            f"set data.batch_size={theirs // groups}"
+            if theirs % groups == 0
+            else "start another number of processes"
+        )
         raise ValueError(
             f"data.batch_size {config['data']['batch_size']} in {groups} processes with different windows makes batches of {ours} windows, and "
             f"{start_from} was trained with {theirs}; {remedy}, so that the data keep their order"
@@ -222,7 +261,9 @@ def check_batch(start_from: Path, content: Config, config: Config, groups: int) 
 def is_complete(run_dir: Path, step: int) -> bool:
     """Whether a run ended at this step; one that was killed at its last step lacks its last validation or `metrics.json`."""
     try:
-        return bool(json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))["step"] == step)
+        return bool(
+            json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))["step"] == step
+        )
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
@@ -251,13 +292,29 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
     named = [(o, o.lstrip("+").partition("=")[0]) for o in overrides]
     computed = {f"backbone.{key}": key for key in COMPUTED}
     network = ("backbone", "time_conditioning")
-    asked = {o: key for o, key in named if key not in computed and (key in network or key.startswith(("backbone.", "backbone/")))}
-    if asked and (different := describe_difference(config, initial, [key.removeprefix("backbone.") for key in asked.values()])):
-        raise ValueError(f"init_from uses the network of the checkpoint ({different}); leave out {' '.join(asked)}")
+    asked = {
+        o: key
+        for o, key in named
+        if key not in computed and (key in network or key.startswith(("backbone.", "backbone/")))
+    }
+    if asked and (
+        different := describe_difference(
+            config, initial, [key.removeprefix("backbone.") for key in asked.values()]
+        )
+    ):
+        raise ValueError(
+            f"init_from uses the network of the checkpoint ({different}); leave out {' '.join(asked)}"
+        )
     check_time(config, initial)
     backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
-    wanted = {computed[key] for _, key in named if key in computed} | (initial["backbone"].keys() & set(COMPUTED))
-    backbone |= {key: config["backbone"][key] for key in COMPUTED if key in wanted and key in config["backbone"]}
+    wanted = {computed[key] for _, key in named if key in computed} | (
+        initial["backbone"].keys() & set(COMPUTED)
+    )
+    backbone |= {
+        key: config["backbone"][key]
+        for key in COMPUTED
+        if key in wanted and key in config["backbone"]
+    }
     return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}
 
 
@@ -266,9 +323,17 @@ def check_time(config: Config, initial: Config) -> None:
     from dnadiff.objective.base import Objective
 
     objective = locate(config["objective"]["_target_"], None)
-    own = {"time_conditioning": initial["time_conditioning"], "backbone.time_conditioning": initial["backbone"].get("time_conditioning")}
+    own = {
+        "time_conditioning": initial["time_conditioning"],
+        "backbone.time_conditioning": initial["backbone"].get("time_conditioning"),
+    }
     keys = ", ".join(f"{key}=true" for key, on in own.items() if on)
-    if keys and isinstance(objective, type) and issubclass(objective, Objective) and not objective.takes_time:
+    if (
+        keys
+        and isinstance(objective, type)
+        and issubclass(objective, Objective)
+        and not objective.takes_time
+    ):
         raise ValueError(
             f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
             f"and objective {objective.__name__} does not use one time per sequence; name a run that was trained with false, "
@@ -278,7 +343,10 @@ def check_time(config: Config, initial: Config) -> None:
 
 def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> str:
     """How two networks differ, in words, among the keys that both have or that were asked for; empty if they do not."""
-    ours, theirs = (with_current_names({**c["backbone"], "time_conditioning": c["time_conditioning"]}) for c in (config, other))
+    ours, theirs = (
+        with_current_names({**c["backbone"], "time_conditioning": c["time_conditioning"]})
+        for c in (config, other)
+    )
     if ours["time_conditioning"] is None:  # the objective's default: any value will do
         del ours["time_conditioning"]
     compared = ours.keys() & (theirs.keys() | set(asked)) - set(COMPUTED)

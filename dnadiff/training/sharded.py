@@ -71,13 +71,19 @@ class ShardedStrategy(ModelParallelStrategy):
         return ParallelStrategy.optimizer_state(self, optimizer)
 
     @override
-    def save_checkpoint(self, checkpoint: Config, filepath: str | os.PathLike[str], storage_options: object = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Config, filepath: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
         path, token = self.broadcast((filepath, secrets.token_hex(4)))
         content, parts = shards.split(checkpoint, _local)
-        shards.write(Path(path), content, parts, self.global_rank, self.world_size, token, self.barrier)
+        shards.write(
+            Path(path), content, parts, self.global_rank, self.world_size, token, self.barrier
+        )
 
     @override
-    def load_checkpoint(self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None) -> Config:
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
+    ) -> Config:
         return ParallelStrategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
 
     @override
@@ -117,7 +123,9 @@ def with_shards(content: Config, optimizer: Optimizer) -> Config:
     numbers = [number for group in content["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
-        number: {name: cut(value, parameter) for name, value in content["state"].get(number, {}).items()}
+        number: {
+            name: cut(value, parameter) for name, value in content["state"].get(number, {}).items()
+        }
         for number, parameter in zip(numbers, parameters, strict=True)
         if number in content["state"]
     }
@@ -126,14 +134,22 @@ def with_shards(content: Config, optimizer: Optimizer) -> Config:
 
 def cut(value: Json, parameter: Tensor) -> Json:
     """A whole tensor of the shape of `parameter`, cut as it is; any other value as it is."""
-    if not isinstance(value, Tensor) or not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+    if (
+        not isinstance(value, Tensor)
+        or not isinstance(parameter, DTensor)
+        or value.shape != parameter.shape
+    ):
         return value
     mesh, rank = parameter.device_mesh, parameter.device_mesh.get_local_rank()
     if parameter.placements != (Shard(0),):
-        raise ValueError(f"a parameter is distributed as {parameter.placements}, expected shards along its first axis")
+        raise ValueError(
+            f"a parameter is distributed as {parameter.placements}, expected shards along its first axis"
+        )
     chunks = value.chunk(mesh.size())
     local = (chunks[rank] if rank < len(chunks) else value[:0]).to(parameter.device, copy=True)
-    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def _local(value: Json) -> Tensor | None:

@@ -49,7 +49,10 @@ class StopSignals:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
-        if self.received not in (None, signal.SIGUSR1):  # SIGUSR1 is an early notice, which SIGTERM may follow
+        if self.received not in (
+            None,
+            signal.SIGUSR1,
+        ):  # SIGUSR1 is an early notice, which SIGTERM may follow
             self.restore()
             raise SystemExit(128 + number)
         if self.received is None:

@@ -41,16 +41,24 @@ def checked(config: Config) -> Config:
     trainer = dict(config["trainer"])
     for key, remedy in INSTEAD.items():
         if key in trainer:
-            raise ValueError(f"trainer.{key} would have no effect, because training sets it itself; {remedy}")
+            raise ValueError(
+                f"trainer.{key} would have no effect, because training sets it itself; {remedy}"
+            )
     if "weight_decay" in config["optimizer"]:
-        raise ValueError("optimizer.weight_decay would have no effect, because only matrices are decayed; set weight_decay")
+        raise ValueError(
+            "optimizer.weight_decay would have no effect, because only matrices are decayed; set weight_decay"
+        )
     for key in INTEGERS:
         trainer[key] = checks.integer(f"trainer.{key}", trainer[key], 1)
     accumulated = trainer["accumulate_grad_batches"]
     for key in ("limit_train_batches", "overfit_batches"):
         limit = trainer.get(key)
         is_all = limit is None or (isinstance(limit, float) and limit in (0.0, 1.0))
-        if accumulated > 1 and not is_all and not (checks.is_integer(limit, 0) and limit % accumulated == 0):
+        if (
+            accumulated > 1
+            and not is_all
+            and not (checks.is_integer(limit, 0) and limit % accumulated == 0)
+        ):
             raise ValueError(
                 f"trainer.{key} {limit} would end an epoch in the middle of an optimizer step of {accumulated} batches; set a multiple of "
                 "trainer.accumulate_grad_batches"

@@ -11,7 +11,9 @@ import numpy as np
 from dnadiff.variant_effect.network import NUM_BASES
 from dnadiff.variant_effect.site_windows import Floats
 
-AUDITED = 64  # sites that share a window and are also predicted alone: until this many have been compared
+AUDITED = (
+    64  # sites that share a window and are also predicted alone: until this many have been compared
+)
 
 
 @dataclass

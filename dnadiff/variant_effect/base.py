@@ -27,7 +27,9 @@ class VariantMethod(ABC):
     for_left_to_right: ClassVar[bool] = False
 
     @abstractmethod
-    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
         """log p(alt) - log p(ref) in nats of n variants on each of the K strands, and the variance of these estimates: (K, n) both.
 
         The variance is NaN for a method without a Monte Carlo error, and 0 for an exact result.
@@ -39,8 +41,14 @@ class VariantMethod(ABC):
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         """The method for a model; raises ValueError if there is none, or a setting that the model needs is not valid."""
         if self.for_left_to_right != denoiser.left_to_right:
-            model, other = ("a left-to-right", "log_prob") if denoiser.left_to_right else ("a masked diffusion", "masked, block or window")
-            raise ValueError(f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out")
+            model, other = (
+                ("a left-to-right", "log_prob")
+                if denoiser.left_to_right
+                else ("a masked diffusion", "masked, block or window")
+            )
+            raise ValueError(
+                f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out"
+            )
         return self
 
     def check(self, edit: Edit) -> None:
@@ -60,18 +68,27 @@ class PairMethod(VariantMethod):
     """A method that compares the windows of both alleles, one variant at a time."""
 
     @override
-    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
-        found = [[self.difference(network, network.pair(edit, reverse), edit, reverse) for edit in edits] for reverse in network.strands]
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
+        found = [
+            [self.difference(network, network.pair(edit, reverse), edit, reverse) for edit in edits]
+            for reverse in network.strands
+        ]
         values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
         return values[..., 0], values[..., 1]
 
     @abstractmethod
-    def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, pair: Pair, edit: Edit, reverse: bool
+    ) -> tuple[float, float]:
         """log p(alt) - log p(ref) on one strand, and its variance."""
 
 
 def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
     """`for_model` of a method; raises ValueError if it is not a method."""
     if not isinstance(method, VariantMethod):
-        raise ValueError(f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob")
+        raise ValueError(
+            f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob"
+        )
     return method.for_model(denoiser)

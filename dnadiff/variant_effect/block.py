@@ -32,11 +32,18 @@ class Block(PairMethod):
         num_orders: orders per variant and strand; about `block` network calls each for a single base, twice as many for an indel.
     """
 
-    def __init__(self, block: PositiveInt | None = None, num_orders: Annotated[int, Range(2)] = 4) -> None:
-        self.block, self.num_orders = optional_integer("block", block), integer("num_orders", num_orders, 2)
+    def __init__(
+        self, block: PositiveInt | None = None, num_orders: Annotated[int, Range(2)] = 4
+    ) -> None:
+        self.block, self.num_orders = (
+            optional_integer("block", block),
+            integer("num_orders", num_orders, 2),
+        )
 
     @override
-    def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, pair: Pair, edit: Edit, reverse: bool
+    ) -> tuple[float, float]:
         size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
         places = pair.aligned(-(-size // 2))
         if places is None:

@@ -29,7 +29,9 @@ class _Steps(NamedTuple):
         return self.order[self.first :]
 
 
-def log_ratio(network: Network, pair: Pair, places: tuple[Places, Places], orders: Orders) -> Floats:
+def log_ratio(
+    network: Network, pair: Pair, places: tuple[Places, Places], orders: Orders
+) -> Floats:
     """Sum over the steps of log p(alt base | visible) - log p(ref base | visible), for each order: (R,).
 
     At step s of an order the places order[0..s-1] are visible and order[s] is predicted. All other bases of the window are visible. For
@@ -45,8 +47,13 @@ def log_ratio(network: Network, pair: Pair, places: tuple[Places, Places], order
     steps = []
     for number, order in enumerate(orders):
         first = int(np.argmax(differs[order])) if pair.equal else 0
-        steps += [_Steps(number, order, 0, first), _Steps(number, order, 1, first + 1 if pair.equal else 0)]
-    masked = chain.from_iterable(_hidden(each, places[each.allele], len(pair.ref)) for each in steps)  # together they can be large
+        steps += [
+            _Steps(number, order, 0, first),
+            _Steps(number, order, 1, first + 1 if pair.equal else 0),
+        ]
+    masked = chain.from_iterable(
+        _hidden(each, places[each.allele], len(pair.ref)) for each in steps
+    )  # together they can be large
     allele = [each.allele for each in steps for _ in each.chosen]
     asked = [int(places[each.allele][i]) for each in steps for i in each.chosen]
     found = network.at_places((pair.ref, pair.alt), allele, masked, asked)
@@ -54,7 +61,9 @@ def log_ratio(network: Network, pair: Pair, places: tuple[Places, Places], order
     for each in steps:
         here = found[row : row + len(each.chosen)]
         sign = 1 if each.allele else -1
-        ratios[each.number] += sign * here[np.arange(len(here)), tokens[each.allele][each.chosen]].sum()
+        ratios[each.number] += (
+            sign * here[np.arange(len(here)), tokens[each.allele][each.chosen]].sum()
+        )
         if pair.equal and not each.allele:  # the shared first step
             ratios[each.number] += here[0, tokens[1][each.chosen[0]]]
         row += len(here)

@@ -33,8 +33,13 @@ def dependency(network: Network, edit: Edit, span: int) -> Dependency:
     """
     strands = [_of_strand(network, edit, span, reverse) for reverse in network.strands]
     positions = sorted(set.intersection(*(set(found) for found in strands)))
-    change = np.array([np.mean([found[position] for found in strands], 0) for position in positions]).reshape(-1, 4)
-    bases = "".join(TOKENIZER.decode(network.reference.window(edit.record, position, position + 1)) for position in positions)
+    change = np.array(
+        [np.mean([found[position] for found in strands], 0) for position in positions]
+    ).reshape(-1, 4)
+    bases = "".join(
+        TOKENIZER.decode(network.reference.window(edit.record, position, position + 1))
+        for position in positions
+    )
     return Dependency(positions, bases, change)
 
 
@@ -49,7 +54,9 @@ def _of_strand(network: Network, edit: Edit, span: int, reverse: bool) -> dict[i
     for which in (0, 1):
         masked = np.zeros((int(known.sum()), len(pair.ref)), bool)
         masked[np.arange(len(masked)), both[which]] = True
-        rows = network.at_places((pair.ref, pair.alt), [which] * len(masked), masked, both[which].tolist())
+        rows = network.at_places(
+            (pair.ref, pair.alt), [which] * len(masked), masked, both[which].tolist()
+        )
         found.append(rows[:, list(network.process.vocab.emitted)])
     change = found[1] - found[0]
     if not reverse:

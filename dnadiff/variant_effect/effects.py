@@ -139,9 +139,16 @@ class Scorer(RowScorer):
 
     network: Network
 
-    def __init__(self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False) -> None:
+    def __init__(
+        self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
+    ) -> None:
         super().__init__()
-        self.network, self.method, self.alleles, self.embeddings = network, method, alleles, embeddings
+        self.network, self.method, self.alleles, self.embeddings = (
+            network,
+            method,
+            alleles,
+            embeddings,
+        )
         self.method_name = method.name
 
     @override
@@ -160,11 +167,17 @@ class Scorer(RowScorer):
     @override
     def alleles_together(self) -> int:
         several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
-        return max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD)) if several else CHUNK
+        return (
+            max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD))
+            if several
+            else CHUNK
+        )
 
     def _chunks_of(self, block: Sequence[Row], done: int) -> Iterator[list[Scored]]:
         edits = [self.alleles.edits(row)[0] for row in block]
-        predictions = self._predictions([each for found in edits for each in found if isinstance(each, Edit)])
+        predictions = self._predictions(
+            [each for found in edits for each in found if isinstance(each, Edit)]
+        )
         if predictions is not None and not done:
             self._compare(predictions)
         for chunk in divided(block, CHUNK):
@@ -174,21 +187,39 @@ class Scorer(RowScorer):
             done = max(done - len(chunk), 0)
 
     def _predictions(self, edits: Sequence[Edit]) -> SitePredictions | None:
-        return None if self.network.denoiser.left_to_right else self.network.site_predictions(map(site_of, edits))
+        return (
+            None
+            if self.network.denoiser.left_to_right
+            else self.network.site_predictions(map(site_of, edits))
+        )
 
     def _compare(self, predictions: SitePredictions) -> None:
         """Predict some of the sites that share a window alone."""
         self.audit.shared += len(predictions.shared)
         if predictions.shared and self.audited + self.audit.sites < AUDITED:
-            places = np.unique(np.linspace(0, len(predictions.shared) - 1, AUDITED).round().astype(int))
+            places = np.unique(
+                np.linspace(0, len(predictions.shared) - 1, AUDITED).round().astype(int)
+            )
             sites = [predictions.shared[i] for i in places]
             self.audit.add(predictions.at(sites), self.network.at_sites(sites, 1))
 
-    def _score(self, rows: Sequence[Row], edits: Sequence[Sequence[Edit | Skipped]], predictions: SitePredictions | None) -> list[Scored]:
+    def _score(
+        self,
+        rows: Sequence[Row],
+        edits: Sequence[Sequence[Edit | Skipped]],
+        predictions: SitePredictions | None,
+    ) -> list[Scored]:
         """The effects of some rows."""
-        effects = iter(self._effects([each for found in edits for each in found if isinstance(each, Edit)], predictions))
+        effects = iter(
+            self._effects(
+                [each for found in edits for each in found if isinstance(each, Edit)], predictions
+            )
+        )
         return [
-            Scored(row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)) for row, found in zip(rows, edits)
+            Scored(
+                row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)
+            )
+            for row, found in zip(rows, edits)
         ]
 
     def _effects(self, edits: Sequence[Edit], predictions: SitePredictions | None) -> list[Effect]:
@@ -204,14 +235,23 @@ class Scorer(RowScorer):
         distance = self._distances(edits) if self.embeddings else np.full(len(edits), NAN)
         reverse = llr[1] if strands > 1 else np.full(len(edits), NAN)
         columns = (llr.mean(0), se, llr[0], reverse, entropy, 2 - entropy / math.log(2), distance)
-        self.num_scored, self.num_missing = self.num_scored + len(edits), self.num_missing + int(np.isnan(columns[0]).sum())
-        return [Effect._make([*map(float, values), edit.differs]) for edit, *values in zip(edits, *columns)]
+        self.num_scored, self.num_missing = (
+            self.num_scored + len(edits),
+            self.num_missing + int(np.isnan(columns[0]).sum()),
+        )
+        return [
+            Effect._make([*map(float, values), edit.differs])
+            for edit, *values in zip(edits, *columns)
+        ]
 
     def _distances(self, edits: Sequence[Edit]) -> Floats:
         found = []
         for reverse in self.network.strands:
             pairs = [self.network.pair(edit, reverse) for edit in edits]
-            ref, alt = self.network.mean_features([p.ref for p in pairs]), self.network.mean_features([p.alt for p in pairs])
+            ref, alt = (
+                self.network.mean_features([p.ref for p in pairs]),
+                self.network.mean_features([p.alt for p in pairs]),
+            )
             found.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
         return np.mean(found, 0)
 
@@ -225,7 +265,9 @@ def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
     """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
     part: list[Row] = []
     counted, rows = tee(rows)
-    for row, is_last in zip(rows, _ends(((len(row.alts), len(row.text)) for row in counted), alleles)):
+    for row, is_last in zip(
+        rows, _ends(((len(row.alts), len(row.text)) for row in counted), alleles)
+    ):
         part.append(row)
         if is_last:
             yield part

@@ -52,14 +52,19 @@ class ExtraOutputs:
                 f"dependency writes the matrix of a single variant, and there are {self.summary.alleles:,} alleles; give one variant"
             )
         if self.network.denoiser.left_to_right:
-            raise ValueError("dependency masks bases around the variant, which a model from left to right cannot do; leave dependency out")
+            raise ValueError(
+                "dependency masks bases around the variant, which a model from left to right cannot do; leave dependency out"
+            )
         if self.matrix.resolve() == output.resolve():
             raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
         check_output(self.matrix, overwrite)
 
     def missing(self) -> ExtraOutputs:
         """The outputs that have not been written yet."""
-        matrix, page = (None if path is not None and path.exists() else path for path in (self.matrix, self.page))
+        matrix, page = (
+            None if path is not None and path.exists() else path
+            for path in (self.matrix, self.page)
+        )
         return ExtraOutputs(self.network, self.summary, matrix, self.span, page)
 
     def write(self, draw: Callable[[Path], object]) -> None:
@@ -68,6 +73,8 @@ class ExtraOutputs:
             draw(self.page)
         if self.matrix is not None and self.summary.first is not None:
             edit = self.summary.first
-            with atomic_write(self.matrix, overwrite=True) as file:  # `check` has refused a file that must be kept
+            with atomic_write(
+                self.matrix, overwrite=True
+            ) as file:  # `check` has refused a file that must be kept
                 file.write(as_table(dependency(self.network, edit, self.span), edit.record))
             print(f"the dependency matrix is in {self.matrix}")

@@ -26,7 +26,9 @@ from dnadiff.variant_effect.variant import Alleles, Reference, Sequences, Skippe
 if TYPE_CHECKING:
     import pandas
 
-AnyVariants: TypeAlias = "str | Path | Iterable[Sequence[object] | Mapping[str, object]] | pandas.DataFrame"
+AnyVariants: TypeAlias = (
+    "str | Path | Iterable[Sequence[object] | Mapping[str, object]] | pandas.DataFrame"
+)
 
 
 def default_method() -> ByKind:
@@ -41,7 +43,9 @@ def source_of(variants: AnyVariants) -> VariantSource:
     if isinstance(variants, (str, Path)):
         return open_source(variants)
     if not isinstance(variants, Iterable):
-        raise ValueError(f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows (chrom, pos, ref, alt)")
+        raise ValueError(
+            f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows (chrom, pos, ref, alt)"
+        )
     return Rows(variants.to_dict("records") if isinstance(variants, pandas.DataFrame) else variants)
 
 
@@ -50,16 +54,22 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
     if isinstance(genome, Mapping):
         return Sequences(dict(genome))
     if not isinstance(genome, (str, Path, Fasta, Genome, Sequences)):
-        raise ValueError(f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, or an open Genome")
+        raise ValueError(
+            f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, or an open Genome"
+        )
     return genome if isinstance(genome, (Genome, Sequences)) else Genome.open(genome)
 
 
-def frame(network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool) -> pandas.DataFrame:
+def frame(
+    network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool
+) -> pandas.DataFrame:
     """The effects of all alleles in their order, one row each; `reason` is why an allele has no value, and empty for others."""
     import pandas
 
     if on_mismatch not in ON_MISMATCH:
-        raise ValueError(f"on_mismatch {on_mismatch!r} is not known; choose {', '.join(ON_MISMATCH)}")
+        raise ValueError(
+            f"on_mismatch {on_mismatch!r} is not known; choose {', '.join(ON_MISMATCH)}"
+        )
     found = check_method(method, network.denoiser)
     alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
     summarize(source, alleles, found, TrainingPart({}, {}, ""), on_mismatch == ON_MISMATCH[0])
@@ -70,7 +80,9 @@ def frame(network: Network, method: object, source: VariantSource, on_mismatch: 
         for row, results in chunk
         for alt, result in zip(row.alts, results)
     ]
-    return pandas.DataFrame(rows, columns=["chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason"])
+    return pandas.DataFrame(
+        rows, columns=["chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason"]
+    )
 
 
 def _cells(result: AlleleEffect | Skipped, columns: Sequence[str]) -> list[object]:

@@ -41,18 +41,32 @@ class LogProb(VariantMethod):
         return method
 
     @override
-    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
         llr, variance = np.zeros((2, len(network.strands), len(edits)))
         for strand, reverse in enumerate(network.strands):
             pairs = [network.pair(edit, reverse) for edit in edits]
-            keys = [hash64("log_prob", e.record, e.start, e.ref, e.alt, "-" if reverse else "+") >> 1 for e in edits]
+            keys = [
+                hash64("log_prob", e.record, e.start, e.ref, e.alt, "-" if reverse else "+") >> 1
+                for e in edits
+            ]
             ref, alt = (
-                network.window_log_probs(windows, keys, self.num_draws) for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
+                network.window_log_probs(windows, keys, self.num_draws)
+                for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
             )
-            equal = np.array([(TOKENIZER.bases(p.ref) < NUM_BASES).sum() == (TOKENIZER.bases(p.alt) < NUM_BASES).sum() for p in pairs])
+            equal = np.array(
+                [
+                    (TOKENIZER.bases(p.ref) < NUM_BASES).sum()
+                    == (TOKENIZER.bases(p.alt) < NUM_BASES).sum()
+                    for p in pairs
+                ]
+            )
             difference = np.where(equal[:, None], alt - ref, np.nan)  # (n, draws)
             llr[strand] = difference.mean(1)
-            if difference.shape[1] > 1:  # draws in pairs, two per stratum: see `Likelihood.variance_mc`
+            if (
+                difference.shape[1] > 1
+            ):  # draws in pairs, two per stratum: see `Likelihood.variance_mc`
                 first, second = difference[:, ::2], difference[:, 1::2]
                 variance[strand] = ((first - second) ** 2 / 4).sum(1) / first.shape[1] ** 2
         return llr, variance

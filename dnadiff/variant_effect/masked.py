@@ -21,14 +21,21 @@ class Masked(VariantMethod):
     """
 
     @override
-    def llr(self, network: Network, edits: Sequence[Edit], at_sites: Floats) -> tuple[Floats, Floats]:
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
         llr = np.full(at_sites.shape[:2], np.nan)
         for number, edit in enumerate(edits):
             if edit.is_snv:
-                ref, alt = (int(TOKENIZER.bases(ids_of_allele(allele))[0]) for allele in (edit.ref, edit.alt))
+                ref, alt = (
+                    int(TOKENIZER.bases(ids_of_allele(allele))[0])
+                    for allele in (edit.ref, edit.alt)
+                )
                 llr[:, number] = at_sites[:, number, alt] - at_sites[:, number, ref]
             else:
-                llr[:, number] = [self._of_several(network, edit, reverse) for reverse in network.strands]
+                llr[:, number] = [
+                    self._of_several(network, edit, reverse) for reverse in network.strands
+                ]
         return llr, np.full(llr.shape, np.nan)
 
     def _of_several(self, network: Network, edit: Edit, reverse: bool) -> float:

@@ -18,7 +18,13 @@ from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.process import AbsorbingProcess
 from dnadiff.variant_effect.pairs import Pair, pair
-from dnadiff.variant_effect.site_windows import Floats, MaskedWindow, Site, SitePredictions, site_windows
+from dnadiff.variant_effect.site_windows import (
+    Floats,
+    MaskedWindow,
+    Site,
+    SitePredictions,
+    site_windows,
+)
 from dnadiff.variant_effect.variant import Edit, Reference
 
 Bools = NDArray[np.bool_]
@@ -61,7 +67,10 @@ class Network:
         seed: int,
     ) -> Network:
         """A network with settings from users; raises ValueError naming the one that is not valid."""
-        window, sites_per_window = integer("window", window), integer("sites_per_window", sites_per_window)
+        window, sites_per_window = (
+            integer("window", window),
+            integer("sites_per_window", sites_per_window),
+        )
         if denoiser.max_length is not None and window > denoiser.max_length:
             raise ValueError(
                 f"window {window} is more than the {denoiser.max_length} tokens that this network takes; set window to that or less"
@@ -72,7 +81,16 @@ class Network:
                 "set less"
             )
         batch_size, stranded = integer("batch_size", batch_size), boolean("stranded", stranded)
-        return cls(denoiser, process, reference, window, batch_size, stranded, sites_per_window, integer("seed", seed, 0))
+        return cls(
+            denoiser,
+            process,
+            reference,
+            window,
+            batch_size,
+            stranded,
+            sites_per_window,
+            integer("seed", seed, 0),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -90,17 +108,29 @@ class Network:
 
     def draws(self, edit: Edit, reverse: bool, count: int) -> Draws:
         """Random numbers for `count` draws, keyed by the variant and the strand."""
-        key = hash64(self.seed, "variants", edit.record, edit.start, edit.ref, edit.alt, "-" if reverse else "+")
+        key = hash64(
+            self.seed,
+            "variants",
+            edit.record,
+            edit.start,
+            edit.ref,
+            edit.alt,
+            "-" if reverse else "+",
+        )
         return Draws(key, torch.arange(count))
 
-    def site_predictions(self, sites: Iterable[Site], sites_per_window: int | None = None) -> SitePredictions:
+    def site_predictions(
+        self, sites: Iterable[Site], sites_per_window: int | None = None
+    ) -> SitePredictions:
         """Predictions at single sites given the bases around them, of the base on the given strand, computed when they are asked for.
 
         Args:
             sites: record and 0-based position of each, possibly repeated.
             sites_per_window: instead of that of the network.
         """
-        windows = site_windows(sites, self.reference.lengths, self.window, sites_per_window or self.sites_per_window)
+        windows = site_windows(
+            sites, self.reference.lengths, self.window, sites_per_window or self.sites_per_window
+        )
         return SitePredictions(windows, self.batch_size, len(self.strands), self._predict)
 
     def at_sites(self, sites: Sequence[Site], sites_per_window: int | None = None) -> Floats:
@@ -109,7 +139,9 @@ class Network:
 
     @torch.no_grad()
     def _predict(self, windows: Sequence[MaskedWindow]) -> Floats:
-        ids = np.stack([self.reference.window(w.record, w.start, w.end) for w in windows]).astype(np.int64)
+        ids = np.stack([self.reference.window(w.record, w.start, w.end) for w in windows]).astype(
+            np.int64
+        )
         row = np.repeat(np.arange(len(windows)), [len(w.sites) for w in windows])
         place = np.array([site - w.start for w in windows for site in w.sites])
         known = self.process.vocab.is_emitted().numpy()[ids[row, place]]  # N stays as it is
@@ -123,7 +155,13 @@ class Network:
         return result
 
     @torch.no_grad()
-    def at_places(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools], place: Sequence[int]) -> Floats:
+    def at_places(
+        self,
+        ids: Sequence[NDArray[np.uint8]],
+        allele: Sequence[int],
+        masked: Iterable[Bools],
+        place: Sequence[int],
+    ) -> Floats:
         """Log-probabilities of every token id at one masked place of each row: (Q, V).
 
         Args:
@@ -132,19 +170,30 @@ class Network:
             masked: Q masks (L,), including `place (Q,)`; they are read batch by batch.
         """
         asked = (np.arange(len(ids[0])) == each for each in place)
-        return np.concatenate([found.numpy() for _, _, found in self._calls(ids, allele, zip(masked, asked))])
+        return np.concatenate(
+            [found.numpy() for _, _, found in self._calls(ids, allele, zip(masked, asked))]
+        )
 
     @torch.no_grad()
-    def log_probs(self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools]) -> Floats:
+    def log_probs(
+        self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools]
+    ) -> Floats:
         """Sum of the log-probabilities of the true bases at all masked places of each row: (Q,); arguments as in `at_places`."""
         sums = []
         for x, asked, found in self._calls(ids, allele, ((each, each) for each in masked)):
             values = found.gather(-1, x[asked][:, None])[:, 0]
-            sums.append(torch.zeros(len(x), dtype=torch.float64).index_add_(0, asked.nonzero()[:, 0], values).numpy())
+            sums.append(
+                torch.zeros(len(x), dtype=torch.float64)
+                .index_add_(0, asked.nonzero()[:, 0], values)
+                .numpy()
+            )
         return np.concatenate(sums)
 
     def _calls(
-        self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masks: Iterable[tuple[Bools, Bools]]
+        self,
+        ids: Sequence[NDArray[np.uint8]],
+        allele: Sequence[int],
+        masks: Iterable[tuple[Bools, Bools]],
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Tokens (B, L), where predictions were asked (B, L), and the predictions (M, V) float64 of each network call, on the CPU.
 
@@ -155,12 +204,22 @@ class Network:
         mask_id, rows = self.process.vocab.mask_id, iter(masks)
         for first in range(0, len(allele), self.batch_size):
             x = x0[list(allele[first : first + self.batch_size])]
-            hidden, where = (torch.from_numpy(np.stack(each)) for each in zip(*itertools.islice(rows, len(x))))
+            hidden, where = (
+                torch.from_numpy(np.stack(each)) for each in zip(*itertools.islice(rows, len(x)))
+            )
             t = self.process.time_at(hidden.sum(-1), self.process.maskable(x).sum(-1)).float()
             xt = torch.where(hidden, mask_id, x).to(self.device)
-            yield x, where, self.denoiser.log_probs(xt, t.to(self.device), positions=where.to(self.device)).double().cpu()
+            yield (
+                x,
+                where,
+                self.denoiser.log_probs(xt, t.to(self.device), positions=where.to(self.device))
+                .double()
+                .cpu(),
+            )
 
-    def window_log_probs(self, windows: Sequence[NDArray[np.uint8]], keys: Sequence[int], num_draws: int) -> Floats:
+    def window_log_probs(
+        self, windows: Sequence[NDArray[np.uint8]], keys: Sequence[int], num_draws: int
+    ) -> Floats:
         """log p of each window under a model from left to right, (S, draws): exact in one draw, or bounds in count form.
 
         Windows with one of the `keys (S,)` get the same random numbers.
@@ -169,7 +228,9 @@ class Network:
         def log_probs(ids: Tensor, chosen: Sequence[int]) -> Tensor:
             counted = self.denoiser.vocab.is_emitted(ids.device)[ids]
             batch = WindowBatch(ids, {"all": counted}, rows=torch.tensor([keys[i] for i in chosen]))
-            return -torch.from_numpy(estimate(self.denoiser, self.process, [batch], num_draws, self.seed, 1).nats["all"])
+            return -torch.from_numpy(
+                estimate(self.denoiser, self.process, [batch], num_draws, self.seed, 1).nats["all"]
+            )
 
         return self._each(windows, log_probs)
 
@@ -182,7 +243,11 @@ class Network:
 
         return self._each(windows, mean)
 
-    def _each(self, windows: Sequence[NDArray[np.uint8]], function: Callable[[Tensor, Sequence[int]], Tensor]) -> Floats:
+    def _each(
+        self,
+        windows: Sequence[NDArray[np.uint8]],
+        function: Callable[[Tensor, Sequence[int]], Tensor],
+    ) -> Floats:
         """A function of batches of windows of equal length and their numbers, in the order of the windows."""
         order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
         parts = []

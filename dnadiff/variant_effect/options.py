@@ -16,16 +16,24 @@ _OF_PRETRAINED = (  # key, verb of the message, default
 def check(config: Config) -> None:
     """Check their combination; raises ValueError naming the key."""
     if (config["vcf"] is None) == (config["saturate"] is None):
-        raise ValueError("give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose variants are all scored)")
+        raise ValueError(
+            "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose variants are all scored)"
+        )
     if config["saturate"] is None:
         for key in ("deletions", "feature", "report"):
             if config[key]:
-                raise ValueError(f"{key} belongs to saturate=regions.bed; leave it out, or give regions")
+                raise ValueError(
+                    f"{key} belongs to saturate=regions.bed; leave it out, or give regions"
+                )
     for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
         if config[key] is not None and not config[key].lower().endswith(suffix):
-            raise ValueError(f"{key} {config[key]} has another format; its name must end in {suffix}")
+            raise ValueError(
+                f"{key} {config[key]} has another format; its name must end in {suffix}"
+            )
     if config["num_orders"] < 2:
-        raise ValueError(f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error")
+        raise ValueError(
+            f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error"
+        )
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
 
@@ -34,7 +42,9 @@ def check_fine_tuned(config: Config) -> None:
     """Refuse what does not apply to a fine-tuned run; raises ValueError naming the key."""
     for key, verb, default in _OF_PRETRAINED:
         if config[key] != default:
-            raise ValueError(f"{key} {verb} a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out")
+            raise ValueError(
+                f"{key} {verb} a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out"
+            )
 
 
 def mismatch_is_error(config: Config) -> bool:

@@ -63,10 +63,16 @@ class Pair(NamedTuple):
         Args:
             flank: None is as many as there are.
         """
-        length, shared, surplus = len(self.ref), min(self.ref_len, self.alt_len), abs(self.ref_len - self.alt_len)
+        length, shared, surplus = (
+            len(self.ref),
+            min(self.ref_len, self.alt_len),
+            abs(self.ref_len - self.alt_len),
+        )
         ends = np.arange(length - surplus, length) if self.ends_right else np.arange(surplus)
         places = []
-        for (left, right), start, size in zip(self.flanks(flank), (self.ref_start, self.alt_start), (self.ref_len, self.alt_len)):
+        for (left, right), start, size in zip(
+            self.flanks(flank), (self.ref_start, self.alt_start), (self.ref_len, self.alt_len)
+        ):
             rest = np.arange(start + shared, start + size) if size > shared else ends
             places.append(np.concatenate([left, np.arange(start, start + shared), rest, right]))
         known = [_known(ids[place]) for ids, place in zip((self.ref, self.alt), places)]
@@ -80,8 +86,13 @@ class Pair(NamedTuple):
         right = len(self.ref) - max(self.ref_start + self.ref_len, self.alt_start + self.alt_len)
         if flank is not None:
             left, right = min(left, flank), min(right, flank)
-        ends = (self.ref_start, self.ref_start + self.ref_len), (self.alt_start, self.alt_start + self.alt_len)
-        return [(np.arange(start - left, start), np.arange(end, end + right)) for start, end in ends]
+        ends = (
+            (self.ref_start, self.ref_start + self.ref_len),
+            (self.alt_start, self.alt_start + self.alt_len),
+        )
+        return [
+            (np.arange(start - left, start), np.arange(end, end + right)) for start, end in ends
+        ]
 
 
 def _known(ids: Ids) -> NDArray[np.bool_]:
@@ -101,7 +112,9 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     """
     length = reference.lengths[edit.record]
     if not edit.has_windows(length):
-        raise ValueError(f"{edit.name}: {edit.record} is too short for windows of equal length around this variant; remove it")
+        raise ValueError(
+            f"{edit.name}: {edit.record} is too short for windows of equal length around this variant; remove it"
+        )
     has_right, has_left = edit.surplus <= length - edit.end, edit.surplus <= edit.start
     ends_right = not has_left if reverse else has_right
     low, high = _interval(length, edit, window, ends_right)
@@ -110,9 +123,15 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     for allele, other in ((edit.ref, edit.alt), (edit.alt, edit.ref)):
         before, after = extra if len(allele) < len(other) else (0, 0)
         left = _cut(reference, edit.record, low - before, edit.start)
-        windows.append(np.concatenate([left, ids_of_allele(allele), _cut(reference, edit.record, edit.end, high + after)]))
+        windows.append(
+            np.concatenate(
+                [left, ids_of_allele(allele), _cut(reference, edit.record, edit.end, high + after)]
+            )
+        )
         starts.append(len(left))
-    forward = Pair(windows[0], windows[1], starts[0], starts[1], len(edit.ref), len(edit.alt), ends_right)
+    forward = Pair(
+        windows[0], windows[1], starts[0], starts[1], len(edit.ref), len(edit.alt), ends_right
+    )
     return forward.reverse_complement() if reverse else forward
 
 

@@ -64,9 +64,18 @@ class PredictedScorer(RowScorer):
         for block in divided(rows, CHUNK):
             if done < len(block):
                 edits = [self.alleles.edits(row)[0] for row in block[done:]]
-                effects = iter(self._effects([each for found in edits for each in found if isinstance(each, Edit)]))
+                effects = iter(
+                    self._effects(
+                        [each for found in edits for each in found if isinstance(each, Edit)]
+                    )
+                )
                 yield [
-                    Scored(row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found))
+                    Scored(
+                        row,
+                        tuple(
+                            each if isinstance(each, Skipped) else next(effects) for each in found
+                        ),
+                    )
                     for row, found in zip(block[done:], edits)
                 ]
             done = max(done - len(block), 0)
@@ -75,10 +84,19 @@ class PredictedScorer(RowScorer):
         if not edits:
             return []
         pairs = [pair(self.network.reference, edit, self.network.window) for edit in edits]
-        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs]).reshape(-1, 2, len(edits))
+        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs]).reshape(
+            -1, 2, len(edits)
+        )
         difference = found[:, 1] - found[:, 0]
         seeds = len(found)
-        error = difference.std(0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.full(len(edits), math.nan)
+        error = (
+            difference.std(0, ddof=1) / math.sqrt(seeds)
+            if seeds > 1
+            else np.full(len(edits), math.nan)
+        )
         self.num_scored += len(edits)
         columns = (found[:, 0].mean(0), found[:, 1].mean(0), difference.mean(0), error)
-        return [PredictedEffect._make([*map(float, values), edit.differs]) for edit, *values in zip(edits, *columns)]
+        return [
+            PredictedEffect._make([*map(float, values), edit.differs])
+            for edit, *values in zip(edits, *columns)
+        ]

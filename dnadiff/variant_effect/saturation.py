@@ -22,8 +22,15 @@ class Saturation(VariantSource):
     their variants repeatedly.
     """
 
-    def __init__(self, regions: Sequence[Region], reference: Reference, deletions: bool = False) -> None:
-        self.name, self.regions, self.reference, self.deletions = "saturate", list(regions), reference, deletions
+    def __init__(
+        self, regions: Sequence[Region], reference: Reference, deletions: bool = False
+    ) -> None:
+        self.name, self.regions, self.reference, self.deletions = (
+            "saturate",
+            list(regions),
+            reference,
+            deletions,
+        )
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -42,7 +49,9 @@ class Saturation(VariantSource):
     @override
     def num_alleles(self) -> Iterator[tuple[int, int]]:
         for piece in self._pieces():
-            yield from chain.from_iterable(repeat([(number, 0) for number in self._alleles(piece)], self._num_bases(piece)))
+            yield from chain.from_iterable(
+                repeat([(number, 0) for number in self._alleles(piece)], self._num_bases(piece))
+            )
 
     def _pieces(self) -> Iterator[Region]:
         """The regions, in pieces that fit into memory."""
@@ -68,7 +77,9 @@ class Saturation(VariantSource):
             if base not in _BASES:
                 continue
             where = f"saturate: {chrom}:{place + 1}"
-            if self.deletions and length > 1:  # first: its POS is that of the base before, and VCF must be sorted
+            if (
+                self.deletions and length > 1
+            ):  # first: its POS is that of the base before, and VCF must be sorted
                 yield self._deletion(chrom, place, letters, low, where)
             yield Row(where, chrom, place + 1, ".", base, tuple(b for b in _BASES if b != base))
 

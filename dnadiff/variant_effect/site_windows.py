@@ -23,7 +23,9 @@ class MaskedWindow(NamedTuple):
     sites: tuple[int, ...]
 
 
-def site_windows(sites: Iterable[Site], lengths: Mapping[str, int], window: int, sites_per_window: int = 1) -> list[MaskedWindow]:
+def site_windows(
+    sites: Iterable[Site], lengths: Mapping[str, int], window: int, sites_per_window: int = 1
+) -> list[MaskedWindow]:
     """Windows that have each site once.
 
     A site alone is in the middle of its window, except at the ends of a record. Sites that share a window are at least
@@ -94,24 +96,47 @@ class SitePredictions:
     """
 
     def __init__(
-        self, windows: Sequence[MaskedWindow], batch_size: int, num_strands: int, predict: Callable[[Sequence[MaskedWindow]], Floats]
+        self,
+        windows: Sequence[MaskedWindow],
+        batch_size: int,
+        num_strands: int,
+        predict: Callable[[Sequence[MaskedWindow]], Floats],
     ) -> None:
         by_length = sorted(windows, key=lambda each: each.end - each.start)
-        parts = [list(same) for _, same in itertools.groupby(by_length, key=lambda each: each.end - each.start)]
-        self.batches = [part[first : first + batch_size] for part in parts for first in range(0, len(part), batch_size)]
+        parts = [
+            list(same)
+            for _, same in itertools.groupby(by_length, key=lambda each: each.end - each.start)
+        ]
+        self.batches = [
+            part[first : first + batch_size]
+            for part in parts
+            for first in range(0, len(part), batch_size)
+        ]
         self.predict, self.read = predict, np.zeros(len(self.batches), bool)
         sizes = [sum(len(window.sites) for window in batch) for batch in self.batches]
         self.first, self.batch_of = np.cumsum([0, *sizes]), np.repeat(np.arange(len(sizes)), sizes)
-        every = [(window.record, site) for batch in self.batches for window in batch for site in window.sites]
+        every = [
+            (window.record, site)
+            for batch in self.batches
+            for window in batch
+            for site in window.sites
+        ]
         self.row = {site: row for row, site in enumerate(every)}
         self.values = np.full((num_strands, len(every), 4), np.nan)
-        self.shared = [(window.record, site) for window in windows if len(window.sites) > 1 for site in window.sites]
+        self.shared = [
+            (window.record, site)
+            for window in windows
+            if len(window.sites) > 1
+            for site in window.sites
+        ]
 
     def at(self, sites: Sequence[Site]) -> Floats:
         """Log-probabilities of A, C, G and T at sites of the windows: (K, S, 4); NaN where the genome has N."""
         rows = np.array([self.row[site] for site in sites], np.int64)
         for batch in np.unique(self.batch_of[rows]):
             if not self.read[batch]:
-                self.values[:, self.first[batch] : self.first[batch + 1]] = self.predict(self.batches[batch])
+                self.values[:, self.first[batch] : self.first[batch + 1]] = self.predict(
+                    self.batches[batch]
+                )
                 self.read[batch] = True
         return self.values[:, rows]

@@ -69,7 +69,9 @@ class VcfSource(VariantSource):
         with closing(self._lines()) as lines:
             header = list(self._header(lines))
         self.header = tuple(header)
-        self.contigs = {found[1]: int(found[2] or 0) for line in header if (found := _CONTIG.match(line))}
+        self.contigs = {
+            found[1]: int(found[2] or 0) for line in header if (found := _CONTIG.match(line))
+        }
         if not self.contigs:
             raise ValueError(
                 f"{path} has no ##contig lines, so its assembly cannot be checked; add them with bcftools reheader --fai genome.fa.fai"
@@ -81,7 +83,9 @@ class VcfSource(VariantSource):
     def _header(self, lines: Iterator[str]) -> Iterator[str]:
         first = next(lines, "").rstrip("\n")
         if not first.startswith("##fileformat=VCF"):
-            raise ValueError(f"{self.name} does not begin with ##fileformat=VCF; give a VCF file with its header")
+            raise ValueError(
+                f"{self.name} does not begin with ##fileformat=VCF; give a VCF file with its header"
+            )
         yield first
         for line in lines:
             line = line.rstrip("\n")
@@ -93,12 +97,22 @@ class VcfSource(VariantSource):
                 yield line
                 return
             yield line
-        raise ValueError(f"{self.name}: the header ends without the line {' '.join(_FIXED)}; complete the file")
+        raise ValueError(
+            f"{self.name}: the header ends without the line {' '.join(_FIXED)}; complete the file"
+        )
 
     @override
     def other_lengths(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        known = ((contig, length, record_of(contig, lengths)) for contig, length in self.contigs.items() if length)
-        return {contig: (length, lengths[here]) for contig, length, here in known if here is not None and lengths[here] != length}
+        known = (
+            (contig, length, record_of(contig, lengths))
+            for contig, length in self.contigs.items()
+            if length
+        )
+        return {
+            contig: (length, lengths[here])
+            for contig, length, here in known
+            if here is not None and lengths[here] != length
+        }
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -111,7 +125,11 @@ class VcfSource(VariantSource):
             yield self._row(line.rstrip("\n"), f"{self.name}: line {number}", columns)
 
     def _numbered(self) -> Iterator[tuple[int, str]]:
-        return ((number, line) for number, line in _filled(self.name, self._lines()) if not line.startswith("#"))
+        return (
+            (number, line)
+            for number, line in _filled(self.name, self._lines())
+            if not line.startswith("#")
+        )
 
     @override
     def num_alleles(self) -> Iterator[tuple[int, int]]:
@@ -122,10 +140,14 @@ class VcfSource(VariantSource):
     def _row(self, line: str, where: str, columns: int) -> Row:
         cells = line.split("\t")
         if len(cells) != columns:
-            raise ValueError(f"{where} has {len(cells)} columns, the header has {columns}; correct the line or remove it")
+            raise ValueError(
+                f"{where} has {len(cells)} columns, the header has {columns}; correct the line or remove it"
+            )
         chrom, pos, name, ref, alt = cells[:5]
         if chrom not in self.contigs:
-            raise ValueError(f"{where}: the header has no ##contig line of {chrom}; add it, as with bcftools reheader --fai genome.fa.fai")
+            raise ValueError(
+                f"{where}: the header has no ##contig line of {chrom}; add it, as with bcftools reheader --fai genome.fa.fai"
+            )
         return Row(where, chrom, position_of(pos, where), name, ref, tuple(alt.split(",")), line)
 
 
@@ -149,7 +171,9 @@ class BcfSource(VcfSource):
                 yield from str(file.header).splitlines(keepends=True)
                 yield from map(str, file)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.name} is damaged or cut short ({error}); fetch or compress it again") from error
+            raise ValueError(
+                f"{self.name} is damaged or cut short ({error}); fetch or compress it again"
+            ) from error
         finally:
             pysam.set_verbosity(before)
 
@@ -160,30 +184,53 @@ class TableSource(VariantSource):
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
         with closing(_text_lines(path)) as lines:
-            names = [name.strip().lstrip("#").lower() for name in next(lines, "").rstrip("\n").split("\t")]
+            names = [
+                name.strip().lstrip("#").lower()
+                for name in next(lines, "").rstrip("\n").split("\t")
+            ]
         if missing := [name for name in _COLUMNS if name not in names]:
             raise ValueError(
                 f"{path} has no column {', '.join(missing)}; give a VCF or BCF file, or a table with tabs and the columns {', '.join(_COLUMNS)}"
             )
-        self.width, self.place = len(names), {name: names.index(name) for name in (*_COLUMNS, "id") if name in names}
+        self.width, self.place = (
+            len(names),
+            {name: names.index(name) for name in (*_COLUMNS, "id") if name in names},
+        )
 
     @override
     def __iter__(self) -> Iterator[Row]:
         for number, line in _filled(self.name, _text_lines(self.name)):
             if number > 1:
-                cells, where = [cell.strip() for cell in line.rstrip("\n").split("\t")], f"{self.name}: line {number}"
+                cells, where = (
+                    [cell.strip() for cell in line.rstrip("\n").split("\t")],
+                    f"{self.name}: line {number}",
+                )
                 if len(cells) != self.width:
-                    raise ValueError(f"{where} has {len(cells)} columns, the header has {self.width}; correct the line or remove it")
+                    raise ValueError(
+                        f"{where} has {len(cells)} columns, the header has {self.width}; correct the line or remove it"
+                    )
                 values = {name: cells[place] for name, place in self.place.items()}
                 alts = tuple(values["alt"].split(","))
-                yield Row(where, values["chrom"], position_of(values["pos"], where), values.get("id") or ".", values["ref"], alts)
+                yield Row(
+                    where,
+                    values["chrom"],
+                    position_of(values["pos"], where),
+                    values.get("id") or ".",
+                    values["ref"],
+                    alts,
+                )
 
 
 class SomeRows(VariantSource):
     """The rows `first` to `last` (left out) of another source."""
 
     def __init__(self, source: VariantSource, first: int, last: int) -> None:
-        self.name, self.header, self.source, self.place = source.name, source.header, source, (first, last)
+        self.name, self.header, self.source, self.place = (
+            source.name,
+            source.header,
+            source,
+            (first, last),
+        )
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -204,15 +251,26 @@ class Rows(VariantSource):
     def _row(self, number: int, variant: Sequence[object] | Mapping[str, object]) -> Row:
         where = f"variant {number}"
         if isinstance(variant, Mapping):
-            variant = {str(name).lower().lstrip("#"): value for name, value in variant.items()}  # as in the header of a file
-        rest = list(variant) if isinstance(variant, Iterable) and not isinstance(variant, str) else []
+            variant = {
+                str(name).lower().lstrip("#"): value for name, value in variant.items()
+            }  # as in the header of a file
+        rest = (
+            list(variant) if isinstance(variant, Iterable) and not isinstance(variant, str) else []
+        )
         values = [variant.get(name) for name in _COLUMNS] if isinstance(variant, Mapping) else rest
         if len(values) != len(_COLUMNS) or any(map(_is_missing, values)):
             raise ValueError(f"{where} is {variant!r}; expected (chrom, pos, ref, alt)")
         chrom, pos, ref, alt = values
         name = variant.get("id") if isinstance(variant, Mapping) else None
         name = name if isinstance(name, str) and name else "."
-        return Row(where, str(chrom), position_of(str(pos), where), name, str(ref), tuple(str(alt).split(",")))
+        return Row(
+            where,
+            str(chrom),
+            position_of(str(pos), where),
+            name,
+            str(ref),
+            tuple(str(alt).split(",")),
+        )
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -236,7 +294,11 @@ def open_source(path: str | Path) -> VariantSource:
         first = next(pieces)
     if first.startswith(b"BCF"):
         return BcfSource(path)
-    return VcfSource(path) if first.lstrip(b"\xef\xbb\xbf").startswith((b"##", b"#CHROM\tPOS\tID")) else TableSource(path)
+    return (
+        VcfSource(path)
+        if first.lstrip(b"\xef\xbb\xbf").startswith((b"##", b"#CHROM\tPOS\tID"))
+        else TableSource(path)
+    )
 
 
 # Generators, so that whoever stops early closes the file without reading the rest of it.
@@ -259,11 +321,15 @@ def _filled(name: str, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             continue
         num_blank += 1
         if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
-            raise ValueError(f"{name} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them")
+            raise ValueError(
+                f"{name} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them"
+            )
 
 
 def position_of(text: str, where: str) -> int:
     """A position counted from 1, or 0, which `Alleles.edits` refuses where VCF does; ValueError naming the line for anything else."""
     if not _POSITION.fullmatch(text):
-        raise ValueError(f"{where}: the position {text!r} is not an integer of at least 1; correct the line or remove it")
+        raise ValueError(
+            f"{where}: the position {text!r} is not an integer of at least 1; correct the line or remove it"
+        )
     return int(text)

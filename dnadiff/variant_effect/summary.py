@@ -55,7 +55,11 @@ class InputSummary:
         names: dict[str, list[str]] = {}
         for name, record in self.records.items():
             names.setdefault(record, []).append(name)
-        return {name: length for record, length in lengths.items() for name in names.get(record, [record])}
+        return {
+            name: length
+            for record, length in lengths.items()
+            for name in names.get(record, [record])
+        }
 
     def counts(self) -> dict[str, Json]:
         """The counts, for the JSON file."""
@@ -85,7 +89,11 @@ class _Order:
 
 
 def summarize(
-    source: VariantSource, alleles: Alleles, method: VariantMethod | None, training: TrainingPart, mismatch_is_error: bool
+    source: VariantSource,
+    alleles: Alleles,
+    method: VariantMethod | None,
+    training: TrainingPart,
+    mismatch_is_error: bool,
 ) -> InputSummary:
     """Read all variants once, in constant memory, and check each of them.
 
@@ -125,8 +133,15 @@ def summarize(
     if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")
     if others:  # chrM of hg19 and of b37, for example
-        shown = listing([f"{contig} ({length:,} bases, in the genome {here:,})" for contig, (length, here) in others.items()])
-        log.warning(f"{source.name} has contigs whose length differs from the genome, on which no variant was read: {shown}")
+        shown = listing(
+            [
+                f"{contig} ({length:,} bases, in the genome {here:,})"
+                for contig, (length, here) in others.items()
+            ]
+        )
+        log.warning(
+            f"{source.name} has contigs whose length differs from the genome, on which no variant was read: {shown}"
+        )
     return summary
 
 

@@ -70,7 +70,11 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         if name is not None:
             starts[name].append(interval.start)
             ends[name].append(interval.end)
-    note = f"split {data.split.describe()}" if same else f"not known (the model was trained on {data.name})"
+    note = (
+        f"split {data.split.describe()}"
+        if same
+        else f"not known (the model was trained on {data.name})"
+    )
     return TrainingPart(starts, ends, note)
 
 
@@ -93,4 +97,7 @@ def _compared(own: Genome, reference: Reference) -> tuple[dict[str, str], set[st
 def _same_bases(own: Genome, name: str, reference: Reference, here: str, length: int) -> bool:
     size = min(_LENGTH, length)
     starts = np.unique(np.linspace(0, length - size, _COMPARED).astype(int)).tolist()
-    return all(np.array_equal(own.window(name, s, s + size), reference.window(here, s, s + size)) for s in starts)
+    return all(
+        np.array_equal(own.window(name, s, s + size), reference.window(here, s, s + size))
+        for s in starts
+    )

@@ -126,7 +126,9 @@ class Mismatch(NamedTuple):
 
 def shown(allele: str) -> str:
     """An allele in a message."""
-    return (allele if len(allele) <= _SHOWN else f"{allele[:_SHOWN]}... ({len(allele)} bases)") or "-"
+    return (
+        allele if len(allele) <= _SHOWN else f"{allele[:_SHOWN]}... ({len(allele)} bases)"
+    ) or "-"
 
 
 class Alleles:
@@ -139,8 +141,19 @@ class Alleles:
         fixed_length: leave out alleles whose windows have fewer than `window` bases, which the network does not accept.
     """
 
-    def __init__(self, reference: Reference, window: int, skip_mismatches: bool = False, fixed_length: bool = False) -> None:
-        self.reference, self.window, self.skip_mismatches, self.fixed_length = reference, window, skip_mismatches, fixed_length
+    def __init__(
+        self,
+        reference: Reference,
+        window: int,
+        skip_mismatches: bool = False,
+        fixed_length: bool = False,
+    ) -> None:
+        self.reference, self.window, self.skip_mismatches, self.fixed_length = (
+            reference,
+            window,
+            skip_mismatches,
+            fixed_length,
+        )
         self.lengths = reference.lengths
         self._record: dict[str, str] = {}
 
@@ -165,15 +178,26 @@ class Alleles:
         self._check_letters(row, "REF", ref)
         if start < 0 or start + len(ref) > length:
             reasons = [_reason(alt) for alt in row.alts]
-            if row.pos in (0, length + 1) and all(reasons):  # VCF: breakends and symbolic alleles at a telomere
+            if row.pos in (0, length + 1) and all(
+                reasons
+            ):  # VCF: breakends and symbolic alleles at a telomere
                 return list(map(Skipped, reasons)), None
             hint = "is it a different assembly?" if row.pos else "positions are counted from 1"
-            raise ValueError(f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); {hint}")
+            raise ValueError(
+                f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); {hint}"
+            )
         here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
         mismatch = None
-        if ref != here and any(a != b for a, b in zip(ref, here) if a in _BASES and b in _BASES):  # N says nothing
-            mismatch = Mismatch(f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}")
-        return [self._edit(row, Edit(record, start, ref, alt.upper(), mismatch is not None), here) for alt in row.alts], mismatch
+        if ref != here and any(
+            a != b for a, b in zip(ref, here) if a in _BASES and b in _BASES
+        ):  # N says nothing
+            mismatch = Mismatch(
+                f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}"
+            )
+        return [
+            self._edit(row, Edit(record, start, ref, alt.upper(), mismatch is not None), here)
+            for alt in row.alts
+        ], mismatch
 
     def _edit(self, row: Row, given: Edit, here: str) -> Edit | Skipped:
         """The edit of an allele as it is `given`, where the genome has the bases `here`."""
@@ -187,20 +211,31 @@ class Alleles:
         edit = trimmed(given)
         if not _PLAIN.fullmatch(edit.ref + edit.alt):
             return Skipped("an allele with N or another ambiguity code", given.differs)
-        if not _PLAIN.fullmatch(here[edit.start - given.start : edit.end - given.start] or edit.alt):
+        if not _PLAIN.fullmatch(
+            here[edit.start - given.start : edit.end - given.start] or edit.alt
+        ):
             return Skipped("N in the genome at REF", given.differs)
         if edit.longest > self.window:
             return Skipped(f"longer than the window of {self.window:,} bases", given.differs)
         if not edit.has_windows(self.lengths[edit.record]):
             return Skipped("the record is too short for windows of equal length", given.differs)
-        if self.fixed_length and edit.window_length(self.lengths[edit.record], self.window) < self.window:
+        if (
+            self.fixed_length
+            and edit.window_length(self.lengths[edit.record], self.window) < self.window
+        ):
             return Skipped("the record is too short for a head of fixed length", given.differs)
         return edit
 
     def _check_letters(self, row: Row, column: str, allele: str) -> None:
         if not _NUCLEOTIDES.fullmatch(allele):
-            hint = "; write a deletion or an insertion with the base before it, as in REF=CA ALT=C" if allele in ("-", "") else ""
-            raise ValueError(f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, G, T){hint}")
+            hint = (
+                "; write a deletion or an insertion with the base before it, as in REF=CA ALT=C"
+                if allele in ("-", "")
+                else ""
+            )
+            raise ValueError(
+                f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, G, T){hint}"
+            )
 
 
 def _reason(alt: str) -> str:
@@ -259,7 +294,9 @@ class Sequences:
         """A hash of all bases."""
         import hashlib
 
-        return hashlib.sha256(b"".join(name.encode() + ids.tobytes() for name, ids in self.ids.items())).hexdigest()
+        return hashlib.sha256(
+            b"".join(name.encode() + ids.tobytes() for name, ids in self.ids.items())
+        ).hexdigest()
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
         """Token ids of `[start, end)`."""

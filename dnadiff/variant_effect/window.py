@@ -30,7 +30,9 @@ class PairedWindow(PairMethod):
         self.num_draws = check_num_draws(integer("num_draws", num_draws))
 
     @override
-    def difference(self, network: Network, pair: Pair, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, pair: Pair, edit: Edit, reverse: bool
+    ) -> tuple[float, float]:
         places = pair.aligned(None)
         if places is None:
             return np.nan, np.nan
@@ -39,7 +41,9 @@ class PairedWindow(PairMethod):
         for which in (0, 1):
             masked[which][:, places[which]] = chosen
         allele = np.repeat((0, 1), len(chosen)).tolist()
-        ref, alt = network.log_probs((pair.ref, pair.alt), allele, masked.reshape(-1, len(pair.ref))).reshape(2, -1)
+        ref, alt = network.log_probs(
+            (pair.ref, pair.alt), allele, masked.reshape(-1, len(pair.ref))
+        ).reshape(2, -1)
         return self.mean(weight * (alt - ref))
 
     def masks(self, count: int, draws: Draws) -> tuple[Bools, NDArray[np.float64]]:
@@ -53,4 +57,6 @@ class PairedWindow(PairMethod):
     def mean(self, values: NDArray[np.float64]) -> tuple[float, float]:
         """The mean of the draws and its variance, from the two draws of each stratum."""
         pairs = values.reshape(-1, 2)
-        return float(values.mean()), float(((pairs[:, 0] - pairs[:, 1]) ** 2 / 4).sum() / len(pairs) ** 2)
+        return float(values.mean()), float(
+            ((pairs[:, 0] - pairs[:, 1]) ** 2 / 4).sum() / len(pairs) ** 2
+        )

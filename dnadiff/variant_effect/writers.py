@@ -88,7 +88,10 @@ class Writer(ABC):
             )
 
     def _values(self, effect: AlleleEffect) -> list[str]:
-        return [number(getattr(effect, name), _PREDICTED_FORMAT if name in _PREDICTED else _NATS_FORMAT) for name in self.columns]
+        return [
+            number(getattr(effect, name), _PREDICTED_FORMAT if name in _PREDICTED else _NATS_FORMAT)
+            for name in self.columns
+        ]
 
 
 class Table(Writer):
@@ -98,7 +101,9 @@ class Table(Writer):
 
     @override
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
-        return ("\t".join([*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]) + "\n").encode()
+        return (
+            "\t".join([*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]) + "\n"
+        ).encode()
 
     @override
     def rows(self, scored: Iterable[Scored]) -> bytes:
@@ -108,7 +113,15 @@ class Table(Writer):
             for alt, effect in zip(row.alts, each.effects):
                 if effect is not None:
                     place = (row.chrom, str(row.pos), row.id, row.ref, alt)
-                    lines.append("\t".join([*place, *self._values(effect), *([str(int(effect.differs))] if self.flag_mismatches else [])]))
+                    lines.append(
+                        "\t".join(
+                            [
+                                *place,
+                                *self._values(effect),
+                                *([str(int(effect.differs))] if self.flag_mismatches else []),
+                            ]
+                        )
+                    )
         return "".join(f"{line}\n" for line in lines).encode()
 
     @override
@@ -117,7 +130,11 @@ class Table(Writer):
             names = next(file).rstrip("\n").split("\t")
             for line in file:
                 cells = dict(zip(names, line.rstrip("\n").split("\t")))
-                yield {**cells, "pos": int(cells["pos"]), **{name: value_of(cells[name]) for name in self.columns}}
+                yield {
+                    **cells,
+                    "pos": int(cells["pos"]),
+                    **{name: value_of(cells[name]) for name in self.columns},
+                }
 
 
 class ParquetTable(Table):
@@ -130,11 +147,17 @@ class ParquetTable(Table):
         import pyarrow
         import pyarrow.parquet
 
-        kinds = {name: pyarrow.string() for name in PLACE} | {"pos": pyarrow.int64(), MISMATCH: pyarrow.bool_()}
+        kinds = {name: pyarrow.string() for name in PLACE} | {
+            "pos": pyarrow.int64(),
+            MISMATCH: pyarrow.bool_(),
+        }
         names = [*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]
         schema = pyarrow.schema([(name, kinds.get(name, pyarrow.float64())) for name in names])
         rows = super().read(part)
-        with atomic_write(output, overwrite=True) as file, pyarrow.parquet.ParquetWriter(file, schema) as target:
+        with (
+            atomic_write(output, overwrite=True) as file,
+            pyarrow.parquet.ParquetWriter(file, schema) as target,
+        ):
             while group := list(itertools.islice(rows, _ROW_GROUP)):
                 columns = {name: [row[name] for row in group] for name in names}
                 if self.flag_mismatches:
@@ -159,24 +182,39 @@ class Vcf(Writer):
 
     @override
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
-        own = [f'##INFO=<ID={name},Number=A,Type=Float,Description="{self._description(name)}">' for name in self.columns]
+        own = [
+            f'##INFO=<ID={name},Number=A,Type=Float,Description="{self._description(name)}">'
+            for name in self.columns
+        ]
         if self.flag_mismatches:
-            own.append(f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">')
+            own.append(
+                f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">'
+            )
         if source.header:
             *lines, columns = source.header
         else:
             declared = (f"##contig=<ID={name},length={length}>" for name, length in contigs.items())
-            lines, columns = ["##fileformat=VCFv4.2", *declared], "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
+            lines, columns = (
+                ["##fileformat=VCFv4.2", *declared],
+                "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
+            )
         starts = {f"##INFO=<ID={name},": name for name in (*self.columns, MISMATCH)}
-        if replaced := [name for start, name in starts.items() if any(line.startswith(start) for line in lines)]:
+        if replaced := [
+            name for start, name in starts.items() if any(line.startswith(start) for line in lines)
+        ]:
             log.warning(
                 f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, because dnadiff writes fields of these "
                 "names; rename them in the input to keep them"
             )
-        return "".join(f"{line}\n" for line in (*(x for x in lines if not x.startswith(tuple(starts))), *own, columns)).encode()
+        return "".join(
+            f"{line}\n"
+            for line in (*(x for x in lines if not x.startswith(tuple(starts))), *own, columns)
+        ).encode()
 
     def _description(self, name: str) -> str:
-        text = _DESCRIBED[name] + (f": {self.predicted}" if name in _PREDICTED and self.predicted else "")
+        text = _DESCRIBED[name] + (
+            f": {self.predicted}" if name in _PREDICTED and self.predicted else ""
+        )
         return text.replace("\\", "\\\\").replace('"', '\\"')  # VCF 4.3, section 1.4
 
     @override
@@ -184,12 +222,28 @@ class Vcf(Writer):
         return "".join(f"{self._line(each.row, each.effects)}\n" for each in scored).encode()
 
     def _line(self, row: Row, effects: Sequence[AlleleEffect | None]) -> str:
-        cells = row.text.split("\t") if row.text else [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
-        kept = [x for x in cells[7].split(";") if x not in ("", ".") and x.partition("=")[0] not in (*self.columns, MISMATCH)]
+        cells = (
+            row.text.split("\t")
+            if row.text
+            else [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
+        )
+        kept = [
+            x
+            for x in cells[7].split(";")
+            if x not in ("", ".") and x.partition("=")[0] not in (*self.columns, MISMATCH)
+        ]
         if any(effect is not None for effect in effects):
-            values = [["."] * len(self.columns) if effect is None else self._values(effect) for effect in effects]
-            kept += [f"{name}={','.join(each[place] for each in values)}" for place, name in enumerate(self.columns)]
-        if self.flag_mismatches and any(effect is not None and effect.differs for effect in effects):
+            values = [
+                ["."] * len(self.columns) if effect is None else self._values(effect)
+                for effect in effects
+            ]
+            kept += [
+                f"{name}={','.join(each[place] for each in values)}"
+                for place, name in enumerate(self.columns)
+            ]
+        if self.flag_mismatches and any(
+            effect is not None and effect.differs for effect in effects
+        ):
             kept.append(MISMATCH)
         return "\t".join([*cells[:7], ";".join(kept) or ".", *cells[8:]])
 
@@ -200,11 +254,21 @@ class Vcf(Writer):
                 if line.startswith("#"):
                     continue
                 chrom, pos, name, ref, alts, _, _, info = line.rstrip("\n").split("\t")[:8]
-                values = {key: value.split(",") for key, _, value in (cell.partition("=") for cell in info.split(";"))}
+                values = {
+                    key: value.split(",")
+                    for key, _, value in (cell.partition("=") for cell in info.split(";"))
+                }
                 for place, alt in enumerate(alts.split(",")):
                     if self.columns[0] in values:
                         found = {key: value_of(values[key][place]) for key in self.columns}
-                        yield {"chrom": chrom, "pos": int(pos), "id": name, "ref": ref, "alt": alt, **found}
+                        yield {
+                            "chrom": chrom,
+                            "pos": int(pos),
+                            "id": name,
+                            "ref": ref,
+                            "alt": alt,
+                            **found,
+                        }
 
 
 FORMATS: tuple[type[Writer], ...] = (Table, ParquetTable, Vcf)

@@ -19,7 +19,9 @@ def untrained(order: int, strength: float) -> BackoffMarkov:
     return BackoffMarkov(Counts(np.empty(0, np.uint8), order), [strength] * (order + 1))
 
 
-def adaptive_log_probs(model: BackoffMarkov, bases: np.ndarray, both_strands: bool = True) -> np.ndarray:
+def adaptive_log_probs(
+    model: BackoffMarkov, bases: np.ndarray, both_strands: bool = True
+) -> np.ndarray:
     """log q(x_l | bases before l) with the counts of training plus those of the sequence before l: (L,), NaN at unknown bases.
 
     With `both_strands` each window also counts as its reverse complement. Orders up to 12 use tables, block after block: 0.4 GB for all of
@@ -67,7 +69,9 @@ class RunningCounts:
         self._table[kmers] += times.astype(np.int32)
 
 
-def counts_so_far(bases: np.ndarray, order: int, both_strands: bool) -> tuple[np.ndarray, np.ndarray]:
+def counts_so_far(
+    bases: np.ndarray, order: int, both_strands: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """n(c, x) and n(c) at each position, counted over the windows that end before it: both (L,) int64."""
     kmers, valid = codes(bases, order + 1)
     start = np.flatnonzero(valid)
@@ -101,11 +105,16 @@ def _equal_before(
     else:
         key = events << shift | np.arange(len(events), dtype=np.uint64)
         key.sort()
-        index, value = (key & np.uint64((1 << int(shift)) - 1)).view(np.int64), (key >> shift).view(np.int64)
+        index, value = (
+            (key & np.uint64((1 << int(shift)) - 1)).view(np.int64),
+            (key >> shift).view(np.int64),
+        )
     first = np.flatnonzero(np.append(True, value[1:] != value[:-1])[: len(value)])
     times = np.diff(np.append(first, len(value)))
     rank = np.empty(len(events), np.int64)
-    rank[index] = np.arange(len(events)) + np.repeat((0 if earlier is None else earlier(value[first])) - first, times)
+    rank[index] = np.arange(len(events)) + np.repeat(
+        (0 if earlier is None else earlier(value[first])) - first, times
+    )
     if count is not None:
         count(value[first], times)
     return rank

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = ("this version", "the other")
 
 
-def training_step(width: int, layers: int, batch: int, length: int, causal: bool) -> Callable[[], None]:
+def training_step(
+    width: int, layers: int, batch: int, length: int, causal: bool
+) -> Callable[[], None]:
     """One step of a network of this version as a function without arguments."""
     import torch
     from torch import nn
@@ -31,7 +33,9 @@ def training_step(width: int, layers: int, batch: int, length: int, causal: bool
     from dnadiff.vocab import Vocab
 
     torch.manual_seed(0)
-    network = (Mamba if causal else Caduceus)(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), width, layers)
+    network = (Mamba if causal else Caduceus)(
+        Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), width, layers
+    )
     ids = torch.randint(7, 11, (batch, length))
     positions = torch.rand(batch, length) < (1.0 if causal else 0.5)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-4, fused=True)
@@ -62,9 +66,20 @@ def serve(width: int, layers: int, batch: int, length: int, causal: bool) -> Non
 
 def start(folder: Path, threads: int, *size: int) -> subprocess.Popen[str]:
     """The process that runs the steps of a checkout."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "10000"}
+    environment = os.environ | {
+        "PYTHONPATH": str(folder),
+        "OMP_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": "10000",
+    }
     command = [sys.executable, __file__, "--serve", *map(str, size)]
-    return subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def ask(process: subprocess.Popen[str]) -> list[float]:
@@ -97,14 +112,26 @@ def compare(folders: list[Path], threads: int, seconds: float, *size: int) -> li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, nargs="?", help="another checkout of this package")
-    parser.add_argument("--sizes", nargs="+", default=["64x4", "128x4"], help="width x layers (default: %(default)s)")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=["64x4", "128x4"],
+        help="width x layers (default: %(default)s)",
+    )
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--ar", action="store_true", help="the autoregressive network")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=10.0, help="per size and number of threads (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=10.0,
+        help="per size and number of threads (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--serve", type=int, nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -115,16 +142,33 @@ def main() -> None:
         parser.error("name another checkout of this package")
     folders = [ROOT, options.other.resolve()]
     rows = []
-    print(f"{'size':>8} {'threads':>7} {'tokens/s':>12} {'the other':>12} {'ratio':>6} {'of processor time':>18}")
+    print(
+        f"{'size':>8} {'threads':>7} {'tokens/s':>12} {'the other':>12} {'ratio':>6} {'of processor time':>18}"
+    )
     for size in options.sizes:
         width, layers = map(int, size.split("x"))
         for threads in options.threads:
-            ours, other = compare(folders, threads, options.seconds, width, layers, options.batch, options.length, int(options.ar))
+            ours, other = compare(
+                folders,
+                threads,
+                options.seconds,
+                width,
+                layers,
+                options.batch,
+                options.length,
+                int(options.ar),
+            )
             tokens = options.batch * options.length
             print(f"{size:>8} {threads:>7} {tokens / ours[0]:>12,.0f} {tokens / other[0]:>12,.0f} {other[0] / ours[0]:>6.2f} {other[1] / ours[1]:>18.2f}", flush=True)  # fmt: skip
             name = f"{size}, {threads} threads"
             rows.append(
-                {"name": name, "value": tokens / ours[0], "unit": "tokens/s", "ratio": other[0] / ours[0], "to": "the other version"}
+                {
+                    "name": name,
+                    "value": tokens / ours[0],
+                    "unit": "tokens/s",
+                    "ratio": other[0] / ours[0],
+                    "to": "the other version",
+                }
             )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -24,7 +24,14 @@ from torch import Tensor, nn
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import keep_freed_memory
-from dnadiff.kernels import available_scans, gated_sum, linear, narrow_linear, selective_scan, short_conv
+from dnadiff.kernels import (
+    available_scans,
+    gated_sum,
+    linear,
+    narrow_linear,
+    selective_scan,
+    short_conv,
+)
 from dnadiff.vocab import Vocab
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
@@ -49,26 +56,35 @@ class PublishedWiring(nn.Module):
         other = self.other
         x, z = self.mixer.in_proj.halves(hidden, other)
         x = short_conv(x, direction.conv_weight, direction.conv_bias, scan=other)
-        low, B, C = direction.x_proj(x, other).split([direction.dt_rank, direction.d_state, direction.d_state], dim=-1)
+        low, B, C = direction.x_proj(x, other).split(
+            [direction.dt_rank, direction.d_state, direction.d_state], dim=-1
+        )
         delta, A = narrow_linear(low, direction.dt_weight, scan=other), -torch.exp(direction.A_log)
         y = selective_scan(x, delta, A, B, C, direction.D, direction.dt_bias, scan=scan)
         return self.mixer.out_proj(gated_sum(y, None, z, scan=other), other)
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """The second call reads a flipped copy forwards."""
-        return self.one_way(self.mixer.fwd, hidden, scan) + self.one_way(self.mixer.rev, hidden.flip(1), scan).flip(1)
+        return self.one_way(self.mixer.fwd, hidden, scan) + self.one_way(
+            self.mixer.rev, hidden.flip(1), scan
+        ).flip(1)
 
 
 def networks(d_model: int) -> dict[str, nn.Module]:
     """Our network, and the same weights in the published wiring: with our kernels, and with PyTorch's operators around the same scan."""
-    made = {name: Caduceus(DNA, d_model, LAYERS) for name in ("ours", "published wiring", "published, PyTorch around the scan")}
+    made = {
+        name: Caduceus(DNA, d_model, LAYERS)
+        for name in ("ours", "published wiring", "published, PyTorch around the scan")
+    }
     ids = torch.randint(7, 11, (1, 50))
     for (name, network), other in zip(made.items(), (None, "auto", "portable"), strict=True):
         network.load_state_dict(made["ours"].state_dict())
         if other:
             for layer in network.layers:
                 layer.mixer = PublishedWiring(layer.mixer, other)
-            torch.testing.assert_close(made["ours"](ids), network(ids), rtol=1e-4, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                made["ours"](ids), network(ids), rtol=1e-4, atol=1e-5, msg=name
+            )
     return made
 
 
@@ -111,20 +127,30 @@ def matrix_flops(d_model: int, tokens: int) -> float:
 def product_rate() -> float:
     """FLOP/s of a large float32 product."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    return 2 * 2048**3 / min(in_turns({"PyTorch's": lambda: a @ b, "ours": lambda: linear(a, b)}, 1.0).values())
+    return (
+        2
+        * 2048**3
+        / min(in_turns({"PyTorch's": lambda: a @ b, "ours": lambda: linear(a, b)}, 1.0).values())
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two widths, one length")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per size (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="per size (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, default=None, help="also write the rows here")
     options = parser.parse_args()
     keep_freed_memory()
     torch.manual_seed(0)
     rate = product_rate()
     scan = next(name for name, reason in available_scans().items() if not reason)
-    print(f"{torch.get_num_threads()} threads, scan {scan}, matrix products {rate / 1e9:.0f} GFLOP/s")
+    print(
+        f"{torch.get_num_threads()} threads, scan {scan}, matrix products {rate / 1e9:.0f} GFLOP/s"
+    )
     print(
         f"{'size':>8} {'L':>6} {'B':>3} {'tokens/s':>9} {'of limit':>9} {'x wiring':>9} {'x PyTorch around the scan':>26} {'bf16 products':>14}"
     )
@@ -134,9 +160,13 @@ def main() -> None:
             ids = torch.randint(7, 11, (batch, length))
             positions = torch.rand(batch, length) < 0.5
             nets = networks(width)
-            best = in_turns({name: step(net, ids, positions) for name, net in nets.items()}, options.seconds)
+            best = in_turns(
+                {name: step(net, ids, positions) for name, net in nets.items()}, options.seconds
+            )
             torch.set_float32_matmul_precision("medium")
-            medium = in_turns({"ours": step(nets["ours"], ids, positions)}, options.seconds / 2)["ours"]
+            medium = in_turns({"ours": step(nets["ours"], ids, positions)}, options.seconds / 2)[
+                "ours"
+            ]
             torch.set_float32_matmul_precision("highest")
             tokens, ours = batch * length, best.pop("ours")
             fastest[width, length] = tokens / ours
@@ -149,7 +179,14 @@ def main() -> None:
             )
             name = f"{width}x{LAYERS} L{length}"
             rows += [
-                {"name": name, "value": tokens / ours, "unit": "tokens/s", "ratio": value / ours, "to": to} for to, value in best.items()
+                {
+                    "name": name,
+                    "value": tokens / ours,
+                    "unit": "tokens/s",
+                    "ratio": value / ours,
+                    "to": to,
+                }
+                for to, value in best.items()
             ]
             rows += [
                 {
@@ -159,13 +196,27 @@ def main() -> None:
                     "ratio": fraction,
                     "to": f"{rate / 1e9:.0f} GFLOP/s",
                 },
-                {"name": f"{name}, bf16 products", "value": tokens / medium, "unit": "tokens/s", "ratio": ours / medium, "to": "float32"},
+                {
+                    "name": f"{name}, bf16 products",
+                    "value": tokens / medium,
+                    "unit": "tokens/s",
+                    "ratio": ours / medium,
+                    "to": "float32",
+                },
             ]
     for width in () if options.quick else WIDTHS:
         long = fastest[width, 16384]
         ratio = long / fastest[width, 1024]
         print(f"{width}x{LAYERS}: tokens/s at L 16,384 are {ratio:.2f} of those at L 1,024")
-        rows.append({"name": f"{width}x{LAYERS} L16384", "value": long, "unit": "tokens/s", "ratio": ratio, "to": "L1024"})
+        rows.append(
+            {
+                "name": f"{width}x{LAYERS} L16384",
+                "value": long,
+                "unit": "tokens/s",
+                "ratio": ratio,
+                "to": "L1024",
+            }
+        )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -39,7 +39,9 @@ def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tupl
         likelihood.WindowBatch(x, {"all": emitted[x]}, valid)
         for _, x, valid in pieces.batches(parts, batch_size, loaded.tokenizer.vocab.pad_id)
     ]
-    result = likelihood.estimate(loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4, curve=True)
+    result = likelihood.estimate(
+        loaded.denoiser, loaded.process, windows, 8, seed=7, block_size=4, curve=True
+    )
     start = likelihood.all_masked(loaded.denoiser, loaded.process, windows)
     sums = curve.CurveSums.from_estimates(result, start, max(map(len, parts)))
     rows = curve.code_length_table(sums, groups)["rows"]
@@ -52,7 +54,9 @@ def xz(content: bytes) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint")
     parser.add_argument("--bases", type=int, default=50_000)
     parser.add_argument("--groups", type=int, nargs="+", default=[8, 32, 128])
@@ -70,7 +74,12 @@ def main() -> None:
     bases = 8192 if args.quick else args.bases
     ids = torch.from_numpy(np.array(data.sequences("test")[0][:bases])).long()
     letters = loaded.tokenizer.decode(ids)
-    content = {"checkpoint": str(loaded.path), "data": data.describe(), "bases": len(ids), "rows": []}
+    content = {
+        "checkpoint": str(loaded.path),
+        "data": data.describe(),
+        "bases": len(ids),
+        "rows": [],
+    }
     expected = predicted(loaded, ids, args.batch_size, args.groups)
     rows = []
 
@@ -86,26 +95,55 @@ def main() -> None:
             packed, back = Path(folder) / "x.dnd", Path(folder) / "y.fa"
             start = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):
-                options = [f"input={fasta}", f"output={packed}", f"num_groups={k}", f"batch_size={args.batch_size}"]
+                options = [
+                    f"input={fasta}",
+                    f"output={packed}",
+                    f"num_groups={k}",
+                    f"batch_size={args.batch_size}",
+                ]
                 sizes = compress.run(compose("compress", [*common, *options]), Path(folder), [])
-                decompress.run(compose("decompress", [*common, f"input={packed}", f"output={back}"]), Path(folder), [])
+                decompress.run(
+                    compose("decompress", [*common, f"input={packed}", f"output={back}"]),
+                    Path(folder),
+                    [],
+                )
             assert back.read_bytes() == fasta.read_bytes()
             value, se = expected[k]
-            add(f"model, {k} calls: code", sizes["code"], f"{value:.4f} +- {se:.4f}", f"{time.monotonic() - start:.0f}")
+            add(
+                f"model, {k} calls: code",
+                sizes["code"],
+                f"{value:.4f} +- {se:.4f}",
+                f"{time.monotonic() - start:.0f}",
+            )
             content["rows"][-1] |= {"predicted": value, "se": se, "calls": k}
             add(f"model, {k} calls: file", sizes["file"])
         add("FASTA text, xz -9e", 8 * xz(fasta.read_bytes()))
     x = loaded.tokenizer.bases(ids.numpy())
     fours = np.pad(x & 3, (0, -len(x) % 4)).reshape(-1, 4)
     add("sequence only, xz -9e", 8 * xz(letters.encode()))
-    add("2 bits per base, then xz -9e", 8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()))
+    add(
+        "2 bits per base, then xz -9e",
+        8 * xz((fours << np.array([6, 4, 2, 0], np.uint8)).sum(1, dtype=np.uint8).tobytes()),
+    )
     to_bases = loaded.tokenizer.bases
-    add(f"Markov order {args.order}, adaptive, untrained", -np.nansum(adaptive_log_probs(untrained(args.order, 16), x)) / math.log(2))
+    add(
+        f"Markov order {args.order}, adaptive, untrained",
+        -np.nansum(adaptive_log_probs(untrained(args.order, 16), x)) / math.log(2),
+    )
     fitted = BackoffMarkov.fit([to_bases(np.array(s)) for s in data.sequences("train")], args.order)
     tuned = fitted.tuned([to_bases(np.array(s)) for s in data.sequences("valid")], sweeps=4)
-    add(f"Markov order {args.order}, trained and adaptive", -np.nansum(adaptive_log_probs(tuned, x)) / math.log(2))
+    add(
+        f"Markov order {args.order}, trained and adaptive",
+        -np.nansum(adaptive_log_probs(tuned, x)) / math.log(2),
+    )
     add("2 bits per base", 2.0 * len(ids))
-    head = (f"{len(ids):,} held-out bases", "bits per base", "bytes", "predicted", "s, both directions")
+    head = (
+        f"{len(ids):,} held-out bases",
+        "bits per base",
+        "bytes",
+        "predicted",
+        "s, both directions",
+    )
     print(table(rows, head))
     if args.markdown:
         lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]

@@ -55,25 +55,41 @@ def measure(width: int, layers: int, length: int, rounds: int) -> tuple[float, f
     x0, times = torch.randint(7, 11, (1, length)), []
     for _ in range(rounds + 1):
         peers.sent = 0
-        times.append((processor_time(lambda: step(plain, x0)), processor_time(lambda: step(PiecewiseDenoiser(spread, peers), x0))))
+        times.append(
+            (
+                processor_time(lambda: step(plain, x0)),
+                processor_time(lambda: step(PiecewiseDenoiser(spread, peers), x0)),
+            )
+        )
     first, second = zip(*times[1:], strict=True)
-    return min(first), min(second), peers.sent - 4 * (length // 2)  # without the predictions, 4 bytes for each
+    return (
+        min(first),
+        min(second),
+        peers.sent - 4 * (length // 2),
+    )  # without the predictions, 4 bytes for each
 
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    print("| network | L | plain, tokens/s | in pieces, tokens/s | ratio | bytes per layer |\n|---|---|---|---|---|---|")
+    print(
+        "| network | L | plain, tokens/s | in pieces, tokens/s | ratio | bytes per layer |\n|---|---|---|---|---|---|"
+    )
     for length in (64,) if args.quick else (1024, 8192, 32768):
         plain, pieces, sent = measure(args.width, args.layers, length, 1 if args.quick else 9)
         rates = f"{length / plain:,.0f} | {length / pieces:,.0f} | {pieces / plain:.2f}"
-        print(f"| {args.width}x{args.layers} | {length:,} | {rates} | {sent // args.layers:,} |", flush=True)
+        print(
+            f"| {args.width}x{args.layers} | {length:,} | {rates} | {sent // args.layers:,} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

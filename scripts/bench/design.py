@@ -43,7 +43,11 @@ def measured(command: list[str]) -> dict[str, float]:
         raise SystemExit(f"{' '.join(command[:4])} ... failed")
     scale = 1 if sys.platform == "darwin" else 1024
     cpu = usage.ru_utime + usage.ru_stime
-    return {"seconds": time.monotonic() - start, "cpu_seconds": cpu, "megabytes": usage.ru_maxrss * scale / 1e6}
+    return {
+        "seconds": time.monotonic() - start,
+        "cpu_seconds": cpu,
+        "megabytes": usage.ru_maxrss * scale / 1e6,
+    }
 
 
 def letters(path: Path) -> list[str]:
@@ -53,25 +57,54 @@ def letters(path: Path) -> list[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checkpoint", required=True, help="a model of DNA")
     for name, value in (("num", 10_000), ("length", 1024), ("batch", 32), ("calls", 16)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("keys", nargs="*", metavar="KEY=VALUE", help="further keys of python -m dnadiff.sample")
+    parser.add_argument(
+        "keys", nargs="*", metavar="KEY=VALUE", help="further keys of python -m dnadiff.sample"
+    )
     parser.add_argument("--skip-naive", action="store_true", help="only the streamed side")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {"settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}}
+    results: dict[str, Any] = {
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    }
     with tempfile.TemporaryDirectory() as folder:
-        sample = [sys.executable, "-m", "dnadiff.sample", f"checkpoint={options.checkpoint}", f"length={options.length}"]
-        sample += [f"batch_size={options.batch}", f"sampler.num_groups={options.calls}", f"hydra.run.dir={folder}/run", *options.keys]
-        sides = {"a tenth, streamed": (max(options.num // 10, 1), "tenth"), "streamed": (options.num, "all")}
+        sample = [
+            sys.executable,
+            "-m",
+            "dnadiff.sample",
+            f"checkpoint={options.checkpoint}",
+            f"length={options.length}",
+        ]
+        sample += [
+            f"batch_size={options.batch}",
+            f"sampler.num_groups={options.calls}",
+            f"hydra.run.dir={folder}/run",
+            *options.keys,
+        ]
+        sides = {
+            "a tenth, streamed": (max(options.num // 10, 1), "tenth"),
+            "streamed": (options.num, "all"),
+        }
         for name, (num, file) in sides.items():
-            results[name] = measured([*sample, f"num_samples={num}", f"output={folder}/{file}.fa"]) | {"sequences": num}
+            results[name] = measured(
+                [*sample, f"num_samples={num}", f"output={folder}/{file}.fa"]
+            ) | {"sequences": num}
             print(f"{name}: {results[name]}", flush=True)
         if not (options.skip_naive or options.keys):
             numbers = [str(n) for n in (options.num, options.length, options.batch, options.calls)]
-            naive = [sys.executable, "-c", NAIVE, options.checkpoint, *numbers, f"{folder}/naive.fa"]
+            naive = [
+                sys.executable,
+                "-c",
+                NAIVE,
+                options.checkpoint,
+                *numbers,
+                f"{folder}/naive.fa",
+            ]
             results["kept in memory"] = measured(naive) | {"sequences": options.num}
             if letters(Path(folder, "naive.fa")) != letters(Path(folder, "all.fa")):
                 raise SystemExit("the two sides wrote different sequences")

@@ -48,23 +48,40 @@ class Paper:
 
     def __init__(self, network: DiT, products_by_ours: bool) -> None:
         self.network = network
-        self.linear = (lambda layer, x: layer(x)) if products_by_ours else (lambda layer, x: F.linear(x, layer.weight, layer.bias))
+        self.linear = (
+            (lambda layer, x: layer(x))
+            if products_by_ours
+            else (lambda layer, x: F.linear(x, layer.weight, layer.bias))
+        )
 
     def block(self, block, x, condition, angles):
-        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = block.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = block.adaLN_modulation(condition)[
+            :, None
+        ].chunk(6, dim=-1)
         batch, length, width = x.shape
         h = modulate(block.norm1(x), shift_a, scale_a)
-        q, k, v = self.linear(block.attn_qkv, h).view(batch, length, 3, block.n_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.linear(block.attn_qkv, h)
+            .view(batch, length, 3, block.n_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(rotated(q, angles), rotated(k, angles), v)
-        x = x + gate_a * block.dropout(self.linear(block.attn_out, mixed.transpose(1, 2).reshape(batch, length, width)))
+        x = x + gate_a * block.dropout(
+            self.linear(block.attn_out, mixed.transpose(1, 2).reshape(batch, length, width))
+        )
         h = modulate(block.norm2(x), shift_m, scale_m)
-        return x + gate_m * block.dropout(self.linear(block.mlp[2], block.mlp[1](self.linear(block.mlp[0], h))))
+        return x + gate_m * block.dropout(
+            self.linear(block.mlp[2], block.mlp[1](self.linear(block.mlp[0], h)))
+        )
 
     def __call__(self, process, x0, draws):
         net, vocab = self.network, process.vocab
         masked = Bernoulli()(process, x0, torch.ones_like(x0, dtype=torch.bool), draws)
         condition = F.silu(net.sigma_map(torch.zeros(len(x0), device=x0.device)))
-        x, angles = F.embedding(masked.xt, net.vocab_embed["embedding"]), net.rotary_emb.angles(x0.shape[1], x0.device)
+        x, angles = (
+            F.embedding(masked.xt, net.vocab_embed["embedding"]),
+            net.rotary_emb.angles(x0.shape[1], x0.device),
+        )
         for block in net.blocks:
             x = self.block(block, x, condition, angles)
         last = net.output_layer
@@ -107,7 +124,9 @@ def measure(args: argparse.Namespace) -> dict:
     network, cuda = build(args), args.device == "cuda"
     process = AbsorbingProcess(network.vocab, LogLinear())
     loss_of = Ours(network) if args.only == KINDS[2] else Paper(network, args.only == KINDS[1])
-    x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), generator=torch.Generator().manual_seed(1)).to(args.device)
+    x0 = torch.randint(
+        0, args.vocab - 1, (args.batch, args.length), generator=torch.Generator().manual_seed(1)
+    ).to(args.device)
     for p in network.parameters():
         p.grad = torch.zeros_like(p)  # gradients are allocated before the measured step
     seconds, added, before = [], 0, 0
@@ -128,17 +147,26 @@ def measure(args: argparse.Namespace) -> dict:
             torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start, time.process_time() - used))
         if cuda or step == 0:
-            added = (torch.cuda.max_memory_allocated() if cuda else process_status("VmHWM")) - before
+            added = (
+                torch.cuda.max_memory_allocated() if cuda else process_status("VmHWM")
+            ) - before
     state = sum(p.numel() * p.element_size() for p in network.parameters()) * 2
     masked = int(
         (
-            Bernoulli()(process, x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(0, args.batch, 0, args.device)).xt
+            Bernoulli()(
+                process,
+                x0,
+                torch.ones_like(x0, dtype=torch.bool),
+                Draws.for_batch(0, args.batch, 0, args.device),
+            ).xt
             == args.vocab - 1
         ).sum()
     )
     torch.manual_seed(2)
     gradients = {
-        name: [float(p.grad.norm()), float((p.grad * torch.randn_like(p)).sum())] for name, p in network.named_parameters() if p.grad.any()
+        name: [float(p.grad.norm()), float((p.grad * torch.randn_like(p)).sum())]
+        for name, p in network.named_parameters()
+        if p.grad.any()
     }
     times, cpu_times = zip(*seconds[1:])
     return {
@@ -157,7 +185,10 @@ def model_flops(args: argparse.Namespace, head_rows: int) -> float:
     """FLOPs of forward and backward without recomputation."""
     width, layers, _ = SIZES[args.size]
     layers, tokens = args.n_layers or layers, args.batch * args.length
-    return 6 * (tokens * layers * 12 * width**2 + head_rows * width * args.vocab) + tokens * layers * 12 * args.length * width
+    return (
+        6 * (tokens * layers * 12 * width**2 + head_rows * width * args.vocab)
+        + tokens * layers * 12 * args.length * width
+    )
 
 
 def compare(ours: dict, theirs: dict, tolerance: float) -> float:
@@ -167,19 +198,25 @@ def compare(ours: dict, theirs: dict, tolerance: float) -> float:
         SystemExit: if it is above the tolerance.
     """
     if ours["gradients"].keys() != theirs["gradients"].keys():
-        raise SystemExit(f"only one has gradients of {', '.join(sorted(ours['gradients'].keys() ^ theirs['gradients'].keys()))}")
+        raise SystemExit(
+            f"only one has gradients of {', '.join(sorted(ours['gradients'].keys() ^ theirs['gradients'].keys()))}"
+        )
     found = [abs(ours["loss"] / theirs["loss"] - 1)]
     for name, (norm, product) in ours["gradients"].items():
         scale, their_product = theirs["gradients"][name]
         found += [abs(norm - scale) / scale, abs(product - their_product) / scale]
     worst = max(found) if all(map(math.isfinite, found)) else math.nan  # max() ignores NaN
     if not worst < tolerance:
-        raise SystemExit(f"loss or gradients differ by {worst:.1e} of their size; expected less than {tolerance:.0e}")
+        raise SystemExit(
+            f"loss or gradients differ by {worst:.1e} of their size; expected less than {tolerance:.0e}"
+        )
     return worst
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--n_layers", type=int, help="overrides the number of layers of the size")
     parser.add_argument("--batch", type=int, default=2)
@@ -197,9 +234,16 @@ def main() -> None:
     kinds = [kind for kind in KINDS if args.device == "cpu" or kind != KINDS[1]]
     results = {}
     for kind in kinds:
-        done = subprocess.run([sys.executable, *sys.argv, "--only", kind], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, *sys.argv, "--only", kind],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         results[kind] = json.loads(done.stdout.splitlines()[-1])
-    tolerance = 5e-4 if args.device == "cpu" else 5e-2  # float32 sums in another order; bfloat16 products
+    tolerance = (
+        5e-4 if args.device == "cpu" else 5e-2
+    )  # float32 sums in another order; bfloat16 products
     theirs = results[KINDS[0]]
     difference = max(compare(results[kind], theirs, tolerance) for kind in kinds[1:])
     tokens, rows = args.batch * args.length, []
@@ -207,7 +251,11 @@ def main() -> None:
         r["tokens_per_second"] = tokens / r["seconds"]
         r["peak"] = r["added"] + r["state"]
         row = [kind, f"{r['tokens_per_second']:,.0f}", f"{theirs['seconds'] / r['seconds']:.2f}"]
-        row.append("" if args.device == "cuda" else f"{theirs['processor_seconds'] / r['processor_seconds']:.2f}")
+        row.append(
+            ""
+            if args.device == "cuda"
+            else f"{theirs['processor_seconds'] / r['processor_seconds']:.2f}"
+        )
         row += [
             f"{r['added'] / 2**20:,.0f}",
             f"{r['added'] / theirs['added']:.0%}",
@@ -215,8 +263,17 @@ def main() -> None:
             f"{r['peak'] / (theirs['added'] + theirs['state']):.0%}",
         ]
         if args.device == "cuda":
-            peak = next((value for name, value in PEAK.items() if name in torch.cuda.get_device_name()), None)
-            r["mfu"] = None if peak is None else model_flops(args, r["masked"] if kind == KINDS[2] else tokens) / r["seconds"] / peak
+            peak = next(
+                (value for name, value in PEAK.items() if name in torch.cuda.get_device_name()),
+                None,
+            )
+            r["mfu"] = (
+                None
+                if peak is None
+                else model_flops(args, r["masked"] if kind == KINDS[2] else tokens)
+                / r["seconds"]
+                / peak
+            )
             row.append("?" if peak is None else f"{r['mfu']:.1%}")
         rows.append(tuple(row))
     header = (
@@ -235,10 +292,16 @@ def main() -> None:
         f"loss {results[KINDS[2]]['loss']:.4f}; loss and gradients differ by at most {difference:.1e} of their size; {theirs['masked']:,} of {tokens:,} positions are masked"
     )
     if args.json:
-        shape = {key: getattr(args, key) for key in ("size", "n_layers", "batch", "length", "vocab", "device", "compile")}
+        shape = {
+            key: getattr(args, key)
+            for key in ("size", "n_layers", "batch", "length", "vocab", "device", "compile")
+        }
         for r in results.values():
             r.pop("gradients")
-        args.json.write_text(json.dumps({"shape": shape, "difference": difference, "results": results}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"shape": shape, "difference": difference, "results": results}, indent=2)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

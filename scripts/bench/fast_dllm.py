@@ -54,15 +54,23 @@ def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
     """The network of a judge; SystemExit with one line unless it is autoregressive and reads the tokens of the model."""
     judge = checkpoint.load(path)
     if not judge.denoiser.autoregressive:
-        raise SystemExit(f"error: --judge {path} is not autoregressive; name a run with objective=ar")
+        raise SystemExit(
+            f"error: --judge {path} is not autoregressive; name a run with objective=ar"
+        )
     if judge.tokenizer.config() != loaded.tokenizer.config():
-        names = [f"{one.tokenizer.name} ({one.tokenizer.vocab.size} tokens)" for one in (judge, loaded)]
-        raise SystemExit(f"error: --judge {path} reads {names[0]} and --checkpoint {names[1]}; name a judge with the same tokenizer")
+        names = [
+            f"{one.tokenizer.name} ({one.tokenizer.vocab.size} tokens)" for one in (judge, loaded)
+        ]
+        raise SystemExit(
+            f"error: --judge {path} reads {names[0]} and --checkpoint {names[1]}; name a judge with the same tokenizer"
+        )
     return judge.denoiser
 
 
 @torch.no_grad()
-def errors(loaded: checkpoint.Loaded, x0: Tensor, size: int) -> dict[str, dict[str, tuple[float, float]]]:
+def errors(
+    loaded: checkpoint.Loaded, x0: Tensor, size: int
+) -> dict[str, dict[str, tuple[float, float]]]:
     """Of each cache: mean and standard error of divergence, difference of -log p, and agreement of the most probable token."""
     denoiser, mask_id, length = loaded.denoiser.eval(), loaded.process.vocab.mask_id, x0.shape[1]
     generator = torch.Generator().manual_seed(0)
@@ -87,27 +95,39 @@ def errors(loaded: checkpoint.Loaded, x0: Tensor, size: int) -> dict[str, dict[s
             more = (exact - cached).gather(-1, x0[positions][:, None])[:, 0]
             same = (exact.argmax(-1) == cached.argmax(-1)).float()
             window = positions.nonzero()[:, 0]
-            mean = torch.zeros(len(x0), 3).index_add_(0, window, torch.stack([divergence, more, same], -1).float())
+            mean = torch.zeros(len(x0), 3).index_add_(
+                0, window, torch.stack([divergence, more, same], -1).float()
+            )
             found.append(mean / masked.sum(-1, keepdim=True))
     names = ("divergence", "more_nats", "same_token")
     result = {}
     for name, found in rows.items():
         by_window = torch.stack(found).mean(0)
         error = by_window.std(0) / math.sqrt(len(x0))
-        result[name] = {key: (float(by_window[:, i].mean()), float(error[i])) for i, key in enumerate(names)}
+        result[name] = {
+            key: (float(by_window[:, i].mean()), float(error[i])) for i, key in enumerate(names)
+        }
     return result
 
 
-def judged(loaded: checkpoint.Loaded, judge: BaseDenoiser, length: int, count: int, size: int) -> dict[str, dict[str, float]]:
+def judged(
+    loaded: checkpoint.Loaded, judge: BaseDenoiser, length: int, count: int, size: int
+) -> dict[str, dict[str, float]]:
     """Bits per token of samples under the judge, standard error, and calls; the noise of all caches is the same."""
     result = {}
     for name, cache in CACHES.items():
         x_init, draws = loaded.process.prior(count, length), Draws.for_batch(0, count)
-        samples = FastDLLM(Threshold(threshold=0.9), size, cache).sample(loaded.denoiser.eval(), loaded.process, x_init, draws)
+        samples = FastDLLM(Threshold(threshold=0.9), size, cache).sample(
+            loaded.denoiser.eval(), loaded.process, x_init, draws
+        )
         with torch.no_grad():
             log_probs = judge.eval().next_log_probs(samples.tokens)
         bits = -log_probs.gather(-1, samples.tokens[..., None])[..., 0].mean(-1) / math.log(2)
-        result[name] = {"bits": float(bits.mean()), "se": float(bits.std() / math.sqrt(count)), "nfe": samples.nfe}
+        result[name] = {
+            "bits": float(bits.mean()),
+            "se": float(bits.std() / math.sqrt(count)),
+            "nfe": samples.nfe,
+        }
     return result
 
 
@@ -118,7 +138,9 @@ def seconds(quick: bool) -> dict[str, dict[str, float]]:
     torch.manual_seed(0)
     network: AttentionCacheBackbone = DiT(vocab, 128, 4, 4, 16, dropout=0.0, max_length=length)
     model, process = Denoiser(network).eval(), AbsorbingProcess(vocab, LogLinear())
-    samplers: dict[str, Sampler] = {name: FastDLLM(Grouped(calls), size, cache) for name, cache in CACHES.items()}
+    samplers: dict[str, Sampler] = {
+        name: FastDLLM(Grouped(calls), size, cache) for name, cache in CACHES.items()
+    }
     fastest = dict.fromkeys(samplers, math.inf)
     for _ in range(1 if quick else 2):
         for name, sampler in samplers.items():
@@ -128,35 +150,62 @@ def seconds(quick: bool) -> dict[str, dict[str, float]]:
     rows = {}
     for name, cache in CACHES.items():
         reads = [cache.read(slice(at, at + size), length) for at in range(0, length, size)]
-        tokens = sum(calls * (r.stop - r.start) + (length if r != slice(0, length) else 0) for r in reads)
+        tokens = sum(
+            calls * (r.stop - r.start) + (length if r != slice(0, length) else 0) for r in reads
+        )
         rows[name] = {"seconds": fastest[name], "tokens": tokens}
     return rows
 
 
 def main() -> int:
     """Run everything and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checkpoint", type=Path, required=True, help="run folder of a DiT")
-    parser.add_argument("--judge", type=Path, help="run folder of an autoregressive model with the same tokenizer")
-    parser.add_argument("--windows", type=int, default=256, help="validation windows (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=64, help="samples of each cache for the judge (default: %(default)s)")
+    parser.add_argument(
+        "--judge", type=Path, help="run folder of an autoregressive model with the same tokenizer"
+    )
+    parser.add_argument(
+        "--windows", type=int, default=256, help="validation windows (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=64,
+        help="samples of each cache for the judge (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--quick", action="store_true", help="small sizes: only tests that the benchmark runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes: only tests that the benchmark runs"
+    )
     options = parser.parse_args()
     loaded, count = checkpoint.load(options.checkpoint), 4 if options.quick else options.windows
     judge = load_judge(options.judge, loaded) if options.judge else None
     x0 = validation(loaded, count)
-    found = {"windows": len(x0), "length": x0.shape[1], "errors": {str(b): errors(loaded, x0, b) for b in BLOCKS if b < x0.shape[1]}}
-    print("| block | cache | divergence, nats | more nats per token | same token |\n|---|---|---|---|---|")
+    found = {
+        "windows": len(x0),
+        "length": x0.shape[1],
+        "errors": {str(b): errors(loaded, x0, b) for b in BLOCKS if b < x0.shape[1]},
+    }
+    print(
+        "| block | cache | divergence, nats | more nats per token | same token |\n|---|---|---|---|---|"
+    )
     for size, rows in found["errors"].items():
         for name, row in rows.items():
-            shown = [f"{row[key][0]:.5f} ± {row[key][1]:.5f}" for key in ("divergence", "more_nats")]
+            shown = [
+                f"{row[key][0]:.5f} ± {row[key][1]:.5f}" for key in ("divergence", "more_nats")
+            ]
             print(f"| {size} | {name} | {shown[0]} | {shown[1]} | {row['same_token'][0]:.2%} |")
     if judge is not None:
         found["judged"] = {
-            str(b): judged(loaded, judge, x0.shape[1], 2 if options.quick else options.samples, b) for b in BLOCKS if b < x0.shape[1]
+            str(b): judged(loaded, judge, x0.shape[1], 2 if options.quick else options.samples, b)
+            for b in BLOCKS
+            if b < x0.shape[1]
         }
-        print("\n| block | cache | bits per token under the judge | network calls |\n|---|---|---|---|")
+        print(
+            "\n| block | cache | bits per token under the judge | network calls |\n|---|---|---|---|"
+        )
         for size, rows in found["judged"].items():
             for name, row in rows.items():
                 print(f"| {size} | {name} | {row['bits']:.4f} ± {row['se']:.4f} | {row['nfe']} |")
@@ -164,7 +213,9 @@ def main() -> int:
     print("\n| cache | seconds | times faster | limit by tokens read |\n|---|---|---|---|")
     base = found["speed"]["none"]
     for name, row in found["speed"].items():
-        print(f"| {name} | {row['seconds']:.3f} | {base['seconds'] / row['seconds']:.2f} | {base['tokens'] / row['tokens']:.2f} |")
+        print(
+            f"| {name} | {row['seconds']:.3f} | {base['seconds'] / row['seconds']:.2f} | {base['tokens'] / row['tokens']:.2f} |"
+        )
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -34,24 +34,36 @@ def task(length: int, number: int, mixed: bool) -> TaskData:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=251)
     parser.add_argument("--sequences", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--size", default="64x4", help="width x layers")
-    parser.add_argument("--quick", action="store_true", help="a few small batches: only tests that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few small batches: only tests that it runs"
+    )
     options = parser.parse_args()
     if options.quick:
         options.length, options.sequences, options.size = 50, 64, "16x1"
     configure_logging()
     width, layers = map(int, options.size.split("x"))
     rows, waits, vocab = [], [], DNATokenizer().vocab
-    for name, mixed in ((f"all of {options.length}", False), (f"{options.length // 5} to {options.length}", True)):
+    for name, mixed in (
+        (f"all of {options.length}", False),
+        (f"{options.length // 5} to {options.length}", True),
+    ):
         data = task(options.length, options.sequences, mixed)
         torch.manual_seed(0)
-        settings = {"batch_size": options.batch_size, "trainer": {"accelerator": "auto", "devices": 1}}
+        settings = {
+            "batch_size": options.batch_size,
+            "trainer": {"accelerator": "auto", "devices": 1},
+        }
         for _ in range(2):
-            model = FineTunedModel(lambda seed: Caduceus(vocab, width, layers), lr=1e-3, epochs=1, **settings)
+            model = FineTunedModel(
+                lambda seed: Caduceus(vocab, width, layers), lr=1e-3, epochs=1, **settings
+            )
             model.fit(data, 0)
         bases = int(data.train.lengths.sum()) / len(data.train)
         speed, wait = model.fit_info["sequences_per_second"], model.fit_info["waiting_share"]

@@ -33,10 +33,25 @@ from dnadiff.sampler.grouped import Grouped
 SAMPLERS = {"grouped": Grouped, "confidence": Confidence}
 
 
-def sample(denoiser: nn.Module, process: AbsorbingProcess, sampler: Sampler, number: int, length: int, batch: int, device: str) -> Tensor:
+def sample(
+    denoiser: nn.Module,
+    process: AbsorbingProcess,
+    sampler: Sampler,
+    number: int,
+    length: int,
+    batch: int,
+    device: str,
+) -> Tensor:
     """Tokens (number, length) of the samples 0, 1, ... in batches of `batch`."""
     rows = torch.arange(number, device=device).split(batch)
-    return torch.cat([sampler.sample(denoiser, process, process.prior(len(r), length, device), Draws(0, r)).tokens for r in rows]).cpu()
+    return torch.cat(
+        [
+            sampler.sample(
+                denoiser, process, process.prior(len(r), length, device), Draws(0, r)
+            ).tokens
+            for r in rows
+        ]
+    ).cpu()
 
 
 def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
@@ -52,7 +67,9 @@ def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
     }
 
 
-def networks(path: str | None) -> Iterator[tuple[str, Denoiser, AbsorbingProcess, Callable[[], Denoiser] | None]]:
+def networks(
+    path: str | None,
+) -> Iterator[tuple[str, Denoiser, AbsorbingProcess, Callable[[], Denoiser] | None]]:
     """Name, denoiser, process, and a function that makes the same denoiser with the portable kernel, if it has a choice of kernels."""
     if path is not None:
         found = checkpoint.load(path)
@@ -66,7 +83,12 @@ def networks(path: str | None) -> Iterator[tuple[str, Denoiser, AbsorbingProcess
                     part.scan = "portable"
             return again.denoiser
 
-        yield type(found.denoiser.backbone).__name__, found.denoiser, found.process, other if mamba else None
+        yield (
+            type(found.denoiser.backbone).__name__,
+            found.denoiser,
+            found.process,
+            other if mamba else None,
+        )
         return
     process = AbsorbingProcess(DNATokenizer().vocab, LogLinear())
 
@@ -122,21 +144,36 @@ def compare(path: str | None, number: int, length: int, device: str) -> Iterator
     """One row for each network, sampler and change."""
     for name, denoiser, process, portable in networks(path):
         for word, kind in SAMPLERS.items():
-            samples = changes(denoiser.to(device), process, portable, kind(), number, length, device)
+            samples = changes(
+                denoiser.to(device), process, portable, kind(), number, length, device
+            )
             _, first = next(samples)
-            yield from ({"network": name, "sampler": word, "change": change, **flipped(first, other)} for change, other in samples)
+            yield from (
+                {"network": name, "sampler": word, "change": change, **flipped(first, other)}
+                for change, other in samples
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", metavar="RUN", help="a trained model (default: random networks)")
-    parser.add_argument("--samples", type=int, default=32, help="sequences per setting (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=1024, help="tokens per sequence (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="RUN", help="a trained model (default: random networks)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=32, help="sequences per setting (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length", type=int, default=1024, help="tokens per sequence (default: %(default)s)"
+    )
     parser.add_argument("--device", default="cpu", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     options = parser.parse_args()
     rows = []
-    print(f"{'network':<18}{'sampler':<12}{'change':<28}{'tokens':>9}{'flip rate':>11}   sequences apart")
+    print(
+        f"{'network':<18}{'sampler':<12}{'change':<28}{'tokens':>9}{'flip rate':>11}   sequences apart"
+    )
     for r in compare(options.checkpoint, options.samples, options.length, options.device):
         rows.append(r)
         there = f", {100 * r['differ_there']:.1f} % of their tokens" if r["sequences_apart"] else ""

@@ -65,7 +65,9 @@ def memory_rates(seconds: float) -> tuple[float, float]:
         for row in x:
             np.copyto(y[0], row)
 
-    return x.nbytes / min(calls(into_cache, seconds)), 2 * x.nbytes / min(calls(lambda: np.copyto(y, x), seconds))
+    return x.nbytes / min(calls(into_cache, seconds)), 2 * x.nbytes / min(
+        calls(lambda: np.copyto(y, x), seconds)
+    )
 
 
 def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[[], object], int]]:
@@ -78,12 +80,25 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
 
     genome = Genome.open(fasta)
     intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
-    windows = UniformWindows(genome.records, intervals, length, 1 << 30, genome.tokenizer.vocab, 0, True, genome.n_runs, 0.1)
+    windows = UniformWindows(
+        genome.records,
+        intervals,
+        length,
+        1 << 30,
+        genome.tokenizer.vocab,
+        0,
+        True,
+        genome.n_runs,
+        0.1,
+    )
     reader, names = pyfaidx.Fasta(str(fasta)), genome.names
     table = np.full(256, 11, np.uint8)
     table[np.frombuffer(b"ACGTacgt", np.uint8)] = [7, 8, 9, 10] * 2
     turn = iter(range(1 << 40))
-    ahead = [windows.places(1, np.arange(first, first + batch_size))[:2] for first in range(0, 512 * batch_size, batch_size)]
+    ahead = [
+        windows.places(1, np.arange(first, first + batch_size))[:2]
+        for first in range(0, 512 * batch_size, batch_size)
+    ]
     places = [list(zip(record.tolist(), start.tolist())) for record, start in ahead]
 
     def letters(record: int, start: int) -> str:
@@ -98,10 +113,16 @@ def ways(fasta: Path, length: int, batch_size: int) -> dict[str, tuple[Callable[
     for place, row in zip(places[0], windows._cut.raw(*ahead[0])):
         assert np.array_equal(by_table(letters(*place)), row & 127)
     return {
-        "pyfaidx + Python map": (lambda: slow(lambda text: [ID.get(c, 11) for c in text.upper()]), batch_size),
+        "pyfaidx + Python map": (
+            lambda: slow(lambda text: [ID.get(c, 11) for c in text.upper()]),
+            batch_size,
+        ),
         "pyfaidx + NumPy table": (lambda: slow(by_table), batch_size),
         "bare cut": (lambda: windows._cut.raw(*ahead[next(turn) % len(ahead)]), batch_size),
-        "ours complete": (lambda: windows.batch(0, next(turn) * batch_size, batch_size), batch_size),
+        "ours complete": (
+            lambda: windows.batch(0, next(turn) * batch_size, batch_size),
+            batch_size,
+        ),
     }
 
 
@@ -138,15 +159,29 @@ def training_step(fasta: Path, batch_size: int, seconds: float) -> tuple[float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with genomes/ (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("../shared/data"),
+        help="folder with genomes/ (default: %(default)s)",
+    )
     parser.add_argument("--quick", action="store_true", help="only E. coli, a few repeats")
     parser.add_argument("--step", action="store_true", help="also time a training step")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and the reference of the ratio")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write rows of name, value, unit, ratio and the reference of the ratio",
+    )
     args = parser.parse_args()
     seconds = 0.1 if args.quick else 1.0
     rate, copied = memory_rates(seconds)
-    print(f"memory is read at {rate / 1e9:.1f} GB/s; a copy in memory moves {copied / 1e9:.1f} GB/s (read + write)\n")
+    print(
+        f"memory is read at {rate / 1e9:.1f} GB/s; a copy in memory moves {copied / 1e9:.1f} GB/s (read + write)\n"
+    )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, file in list(GENOMES.items())[: 1 if args.quick else None]:
@@ -175,8 +210,24 @@ def main() -> None:
             print()
         if args.step:
             step, batch = training_step(fasta, 16, 4 * seconds)
-            rows.append({"name": "training step d_model 128 L 1024 B 16", "value": step * 1e3, "unit": "ms", "ratio": None, "to": ""})
-            rows.append({"name": "its batch", "value": batch * 1e3, "unit": "ms", "ratio": batch / step, "to": "of the step"})
+            rows.append(
+                {
+                    "name": "training step d_model 128 L 1024 B 16",
+                    "value": step * 1e3,
+                    "unit": "ms",
+                    "ratio": None,
+                    "to": "",
+                }
+            )
+            rows.append(
+                {
+                    "name": "its batch",
+                    "value": batch * 1e3,
+                    "unit": "ms",
+                    "ratio": batch / step,
+                    "to": "of the step",
+                }
+            )
             print(
                 f"training step (d_model 128, L 1024, batch 16) {step * 1e3:.1f} ms; its batch {batch * 1e3:.3f} ms, {100 * batch / step:.3f} % of it"
             )

@@ -34,12 +34,28 @@ FORWARD = 4  # of the operators of a mixer
 def other_operators(network: Caduceus, ids: torch.Tensor) -> list[Operator]:
     """Those outside the mixers."""
     rows, width, table = ids.numel(), network.d_model, network.embedding.weight
-    x, added, scale = torch.randn(*ids.shape, width), torch.randn(*ids.shape, width), torch.ones(width)
+    x, added, scale = (
+        torch.randn(*ids.shape, width),
+        torch.randn(*ids.shape, width),
+        torch.ones(width),
+    )
     row_bytes, norms = 4.0 * rows * width, len(network.layers) + 1
     return [
         Operator("embedding", 1, lambda: network.embedding(ids), 0, row_bytes + 8 * rows),
-        Operator("residual addition and norm", norms, lambda: AddNorm.apply(x, added, scale, 1e-5), 5.0 * rows * width, 4 * row_bytes),
-        Operator("head", 1, lambda: network.head(x), 2.0 * rows * width * len(table), row_bytes + 4.0 * rows * len(table)),
+        Operator(
+            "residual addition and norm",
+            norms,
+            lambda: AddNorm.apply(x, added, scale, 1e-5),
+            5.0 * rows * width,
+            4 * row_bytes,
+        ),
+        Operator(
+            "head",
+            1,
+            lambda: network.head(x),
+            2.0 * rows * width * len(table),
+            row_bytes + 4.0 * rows * len(table),
+        ),
     ]
 
 
@@ -64,12 +80,21 @@ def measured(options: argparse.Namespace, threads: int) -> dict:
     ids = torch.randint(7, 11, (1, options.length))
     memory = peak_memory(lambda: network(ids))
     whole = seconds_of(lambda: network(ids), options.seconds, threads)
-    operators = mixer_operators(width, layers, 1, options.length, threads, keep=False)[:FORWARD] + other_operators(network, ids)
+    operators = mixer_operators(width, layers, 1, options.length, threads, keep=False)[
+        :FORWARD
+    ] + other_operators(network, ids)
     probes = rate_probes()
-    best = measure({name: run for name, (run, _) in probes.items()} | {op.name: op.run for op in operators}, options.seconds, threads)
+    best = measure(
+        {name: run for name, (run, _) in probes.items()} | {op.name: op.run for op in operators},
+        options.seconds,
+        threads,
+    )
     rates = {name: amount / best[name] for name, (_, amount) in probes.items()}
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    rows = [compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / whole} for op in operators]
+    rows = [
+        compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / whole}
+        for op in operators
+    ]
     arithmetic = sum(op.calls * (op.flops + 14 * op.exps) for op in operators) / product
     return {
         "vectors": library().dnadiff_vectors().decode(),
@@ -94,19 +119,42 @@ def markdown(found: list[dict]) -> str:
     )
     lines = [head, "|" + "---|" * (5 + 4 * len(found))]
     for number, row in enumerate(found[0]["operators"]):
-        cells = [row["name"], row["calls"], f"{row['MB']:,.0f}", f"{row['MFLOP'] / 1e3:,.1f}", f"{row['Mexp'] / 1e3:,.2f}"]
+        cells = [
+            row["name"],
+            row["calls"],
+            f"{row['MB']:,.0f}",
+            f"{row['MFLOP'] / 1e3:,.1f}",
+            f"{row['Mexp'] / 1e3:,.2f}",
+        ]
         for each in found:
             at = each["operators"][number]
-            cells += [f"{at['calls'] * at['ms'] / 1e3:.2f}", f"{at['limit']:.0%}", at["by"], f"{at['share']:.1%}"]
+            cells += [
+                f"{at['calls'] * at['ms'] / 1e3:.2f}",
+                f"{at['limit']:.0%}",
+                at["by"],
+                f"{at['share']:.1%}",
+            ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     lines.append(
-        "| rest | | | | | " + " | ".join(f"{each['rest'] * each['seconds']:.2f} | | | {each['rest']:.1%}" for each in found) + " |"
+        "| rest | | | | | "
+        + " | ".join(
+            f"{each['rest'] * each['seconds']:.2f} | | | {each['rest']:.1%}" for each in found
+        )
+        + " |"
     )
     lines.append(
-        "| all | | | | | " + " | ".join(f"{each['seconds']:.2f} | {each['of_arithmetic']:.0%} | arithmetic | 100%" for each in found) + " |"
+        "| all | | | | | "
+        + " | ".join(
+            f"{each['seconds']:.2f} | {each['of_arithmetic']:.0%} | arithmetic | 100%"
+            for each in found
+        )
+        + " |"
     )
     for each in found:
-        product, copy = max(v for k, v in each["rates"].items() if k.startswith("product")), each["rates"]["copy memory"]
+        product, copy = (
+            max(v for k, v in each["rates"].items() if k.startswith("product")),
+            each["rates"]["copy memory"],
+        )
         memory = "not known" if each["peak_mb"] is None else f"{each['peak_mb']:,.0f} MB"
         lines.append(
             f"\n{each['threads']} thread(s), {each['vectors']}: {each['seconds']:.1f} s for {each['length']:,} bases ({each['length'] / each['seconds']:,.0f} bases/s), "
@@ -117,12 +165,17 @@ def markdown(found: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--length", type=int, default=131_072)
     parser.add_argument("--size", default="256x16", help="width x layers (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="of measuring passes, and of measuring operators (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of measuring passes, and of measuring operators (default: %(default)s)",
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -142,7 +195,9 @@ def main() -> None:
                     f"--threads={threads}",
                     f"--json={file}",
                 ]
-                subprocess.run([sys.executable, __file__, *line], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, __file__, *line], check=True, stdout=subprocess.DEVNULL
+                )
                 found += json.loads(file.read_text())
     text = markdown(found)
     print(f"{platform.machine()}, PyTorch {torch.__version__}\n\n{text}")

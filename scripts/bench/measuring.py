@@ -14,7 +14,11 @@ from reporting import Report
 
 def process_status(key: str) -> int:
     """A value of /proc/self/status in bytes (Linux)."""
-    return 1024 * next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return 1024 * next(
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(key)
+    )
 
 
 def reset_peak_memory() -> None:
@@ -97,4 +101,7 @@ class Machine:
 
     def recall(self, report: Report) -> None:
         """Take the rates from the rows if an earlier process measured them."""
-        self.copy, self.product = ((report.first(name) or math.nan) * unit for name, unit in (("copy, ", 1e9), ("product ", 1e12)))
+        self.copy, self.product = (
+            (report.first(name) or math.nan) * unit
+            for name, unit in (("copy, ", 1e9), ("product ", 1e12))
+        )

@@ -37,16 +37,52 @@ METHODS = {
         f"objective.masking.stratified={str(times == 'stratified').lower()}",
         f"objective.weighting={weighting}",
     ]
-    for masks, times, weighting in itertools.product(("coins", "count"), ("independent", "stratified"), ("nelbo", "cross_entropy"))
+    for masks, times, weighting in itertools.product(
+        ("coins", "count"), ("independent", "stratified"), ("nelbo", "cross_entropy")
+    )
 }
-NETWORK = ["data=ecoli", "backbone=caduceus", "objective=mdlm", "optimizer.lr=6e-3", "weight_decay=0.01", "matmul_precision=medium"]
+NETWORK = [
+    "data=ecoli",
+    "backbone=caduceus",
+    "objective=mdlm",
+    "optimizer.lr=6e-3",
+    "weight_decay=0.01",
+    "matmul_precision=medium",
+]
 FULL = {
-    "network": ["backbone.d_model=64", "backbone.n_layers=4", "data.length=512", "data.batch_size=16"],
-    **{"seeds": 3, "steps": 488, "fixed_steps": 122, "draws": 256, "chunks": 16, "num_draws": 8, "valid": 256},
+    "network": [
+        "backbone.d_model=64",
+        "backbone.n_layers=4",
+        "data.length=512",
+        "data.batch_size=16",
+    ],
+    **{
+        "seeds": 3,
+        "steps": 488,
+        "fixed_steps": 122,
+        "draws": 256,
+        "chunks": 16,
+        "num_draws": 8,
+        "valid": 256,
+    },
 }
 QUICK = {
-    "network": ["backbone.d_model=16", "backbone.n_layers=1", "data.length=128", "data.batch_size=4", "data.split.valid=[0.9,0.91]"],
-    **{"seeds": 2, "steps": 6, "fixed_steps": 6, "draws": 16, "chunks": 4, "num_draws": 2, "valid": 8},
+    "network": [
+        "backbone.d_model=16",
+        "backbone.n_layers=1",
+        "data.length=128",
+        "data.batch_size=4",
+        "data.split.valid=[0.9,0.91]",
+    ],
+    **{
+        "seeds": 2,
+        "steps": 6,
+        "fixed_steps": 6,
+        "draws": 16,
+        "chunks": 4,
+        "num_draws": 2,
+        "valid": 8,
+    },
 }
 
 
@@ -58,11 +94,15 @@ def slug(method: str) -> str:
 def default_method() -> str:
     """The default method of the package."""
     objective = compose("train", ["objective=mdlm"])["objective"]
-    masks = {"Bernoulli": "coins", "ExactCount": "count"}[objective["masking"]["_target_"].rpartition(".")[2]]
+    masks = {"Bernoulli": "coins", "ExactCount": "count"}[
+        objective["masking"]["_target_"].rpartition(".")[2]
+    ]
     return f"{masks}, {'stratified' if objective['masking']['stratified'] else 'independent'}, {objective['weighting']}"
 
 
-def relative_variances(losses: torch.Tensor, gradient_sums: torch.Tensor, gradient_squares: torch.Tensor) -> tuple[float, float]:
+def relative_variances(
+    losses: torch.Tensor, gradient_sums: torch.Tensor, gradient_squares: torch.Tensor
+) -> tuple[float, float]:
     """Variance over squared mean, of the loss and of the gradient; the squared norm of the mean is corrected for its noise.
 
     Args:
@@ -74,7 +114,9 @@ def relative_variances(losses: torch.Tensor, gradient_sums: torch.Tensor, gradie
     mean = gradient_sums / n
     trace = (gradient_squares - n * mean.square().sum()) / (n - 1)
     variance = losses.var()
-    return float(variance / (losses.mean().square() - variance / n)), float(trace / (mean.square().sum() - trace / n))
+    return float(variance / (losses.mean().square() - variance / n)), float(
+        trace / (mean.square().sum() - trace / n)
+    )
 
 
 class Study:
@@ -85,21 +127,38 @@ class Study:
         self.pieces = {"weights": self.weights}
         self.pieces |= {f"noise-{slug(m)}": lambda m=m: self.noise(m) for m in METHODS}
         self.pieces |= {
-            f"train-s{seed}-{slug(m)}": lambda m=m, s=seed: self.train(m, s) for seed in range(1, size["seeds"] + 1) for m in METHODS
+            f"train-s{seed}-{slug(m)}": lambda m=m, s=seed: self.train(m, s)
+            for seed in range(1, size["seeds"] + 1)
+            for m in METHODS
         }
 
     def settings(self, method: str, steps: int, seed: int) -> list[str]:
-        valid = [f"trainer.val_check_interval={max(1, steps // 3)}", f"data.max_valid_windows={self.size['valid']}"]
-        return [*NETWORK, *self.size["network"], *METHODS[method], f"trainer.max_steps={steps}", *valid, f"seed={seed}"]
+        valid = [
+            f"trainer.val_check_interval={max(1, steps // 3)}",
+            f"data.max_valid_windows={self.size['valid']}",
+        ]
+        return [
+            *NETWORK,
+            *self.size["network"],
+            *METHODS[method],
+            f"trainer.max_steps={steps}",
+            *valid,
+            f"seed={seed}",
+        ]
 
     def weights(self) -> dict:
         """The partly trained network for the measurement of noise."""
-        return study.train(self.kept.folder / "runs" / "weights", self.settings(default_method(), self.size["fixed_steps"], 1))
+        return study.train(
+            self.kept.folder / "runs" / "weights",
+            self.settings(default_method(), self.size["fixed_steps"], 1),
+        )
 
     def noise(self, method: str) -> dict:
         """Variances of loss and gradient over draws of masks for one batch."""
         self.kept["weights"]  # raises if it is missing
-        loaded = checkpoint.load(self.kept.folder / "runs" / "weights" / "checkpoints" / "last.ckpt")
+        loaded = checkpoint.load(
+            self.kept.folder / "runs" / "weights" / "checkpoints" / "last.ckpt"
+        )
         data = build(loaded.config["data"])
         data.prepare()
         batch = next(iter(data.train_dataloader()))
@@ -116,13 +175,23 @@ class Study:
             draws = Draws(hash64(1, "noise"), rows, len(rows), chunk * per_chunk + each)
             result = objective(denoiser, x0, weight, draws)
             gradients = torch.autograd.grad(result.loss, parameters, allow_unused=True)
-            flat = torch.cat([g.flatten() if g is not None else torch.zeros(p.numel()) for g, p in zip(gradients, parameters)]).double()
+            flat = torch.cat(
+                [
+                    g.flatten() if g is not None else torch.zeros(p.numel())
+                    for g, p in zip(gradients, parameters)
+                ]
+            ).double()
             losses[chunk, each], bounds[chunk, each] = result.loss.detach(), result.nll
             sums[chunk] += flat
             squares[chunk] += flat.square().sum()
         complete = np.array(relative_variances(losses.flatten(), sums.sum(0), squares.sum()))
         left = [torch.arange(chunks) != c for c in range(chunks)]
-        without = np.array([relative_variances(losses[keep].flatten(), sums[keep].sum(0), squares[keep].sum()) for keep in left])
+        without = np.array(
+            [
+                relative_variances(losses[keep].flatten(), sums[keep].sum(0), squares[keep].sum())
+                for keep in left
+            ]
+        )
         se = np.sqrt((chunks - 1) / chunks * ((without - without.mean(0)) ** 2).sum(0))
         return {
             "method": method,
@@ -140,7 +209,13 @@ class Study:
         """Train with one method, and evaluate on the validation part."""
         run = self.kept.folder / "runs" / f"s{seed}-{slug(method)}"
         metrics = study.train(run, self.settings(method, self.size["steps"], seed))
-        result = study.evaluate(run, run / "valid.json", "part=valid", "orders=[]", f"num_draws={self.size['num_draws']}")
+        result = study.evaluate(
+            run,
+            run / "valid.json",
+            "part=valid",
+            "orders=[]",
+            f"num_draws={self.size['num_draws']}",
+        )
         scores = result["groups"]["all"]
         return {
             "method": method,
@@ -153,14 +228,33 @@ class Study:
         """One row for each number, as in the other benchmarks."""
         default, rows = default_method(), []
 
-        def add(name: str, value: float, unit: str, base: float | None, se: float | None = None) -> None:
-            rows.append({"name": name, "value": value, "unit": unit, "ratio": value / base if base else None, "to": default, "se": se})
+        def add(
+            name: str, value: float, unit: str, base: float | None, se: float | None = None
+        ) -> None:
+            rows.append(
+                {
+                    "name": name,
+                    "value": value,
+                    "unit": unit,
+                    "ratio": value / base if base else None,
+                    "to": default,
+                    "se": se,
+                }
+            )
 
-        noise = {m: self.kept[f"noise-{slug(m)}"] for m in METHODS if f"noise-{slug(m)}" in self.kept}
+        noise = {
+            m: self.kept[f"noise-{slug(m)}"] for m in METHODS if f"noise-{slug(m)}" in self.kept
+        }
         for kind in ("loss", "gradient"):
             key = f"{kind}_relative_variance"
             for m, row in noise.items():
-                add(f"{m}: {kind}", row[key], "variance / mean^2", noise.get(default, {}).get(key), row[f"{key}_se"])
+                add(
+                    f"{m}: {kind}",
+                    row[key],
+                    "variance / mean^2",
+                    noise.get(default, {}).get(key),
+                    row[f"{key}_se"],
+                )
         methods, bits = self.finished()
         for m, values in zip(methods, bits):
             base = bits[methods.index(default)].mean() if default in methods else None
@@ -170,7 +264,9 @@ class Study:
 
     def finished(self) -> tuple[list[str], np.ndarray]:
         """Methods with runs for all seeds, and their bits: (methods, seeds)."""
-        names = {m: [f"train-s{s}-{slug(m)}" for s in range(1, self.size["seeds"] + 1)] for m in METHODS}
+        names = {
+            m: [f"train-s{s}-{slug(m)}" for s in range(1, self.size["seeds"] + 1)] for m in METHODS
+        }
         done = [m for m in METHODS if all(n in self.kept for n in names[m])]
         return done, np.array([[self.kept[n]["bits"] for n in names[m]] for m in done])
 
@@ -179,7 +275,13 @@ class Study:
         default, lines = default_method(), []
         noise = [self.kept[f"noise-{slug(m)}"] for m in METHODS if f"noise-{slug(m)}" in self.kept]
         if noise:
-            header = ["masks, times, weighting", "loss", "sd", "relative variance", "relative variance of the gradient"]
+            header = [
+                "masks, times, weighting",
+                "loss",
+                "sd",
+                "relative variance",
+                "relative variance of the gradient",
+            ]
             cells = [
                 [
                     *(r["method"], f"{r['loss_mean']:.4f}", f"{r['loss_sd']:.4f}"),
@@ -191,7 +293,12 @@ class Study:
             lines += [study.markdown(header, cells), ""]
         methods, bits = self.finished()
         if default not in methods or len(methods) < 2:
-            return "\n".join([*lines, f"The training table needs all seeds of the default ({default}) and of one other method."])
+            return "\n".join(
+                [
+                    *lines,
+                    f"The training table needs all seeds of the default ({default}) and of one other method.",
+                ]
+            )
         base, seeds = bits[methods.index(default)], bits.shape[1]
         residual = bits - bits.mean(1, keepdims=True) - bits.mean(0, keepdims=True) + bits.mean()
         freedom = (len(methods) - 1) * (seeds - 1)
@@ -210,7 +317,12 @@ class Study:
                 if difference.mean() > half
                 else "no difference"
             )
-            shown = [f"{values.mean():.4f} +- {values.std(ddof=1) / math.sqrt(seeds):.4f}", f"{difference.mean():+.4f}", own_se, verdict]
+            shown = [
+                f"{values.mean():.4f} +- {values.std(ddof=1) / math.sqrt(seeds):.4f}",
+                f"{difference.mean():+.4f}",
+                own_se,
+                verdict,
+            ]
             cells.append([m, *shown])
         header = [
             "masks, times, weighting",
@@ -229,7 +341,10 @@ class Study:
         for factor, name in enumerate(("masks", "times", "weighting")):
             levels = sorted({m.split(", ")[factor] for m in methods})
             if len(levels) == 2 and len(methods) == len(METHODS):
-                first, second = (bits[[m.split(", ")[factor] == level for m in methods]].mean() for level in levels)
+                first, second = (
+                    bits[[m.split(", ")[factor] == level for m in methods]].mean()
+                    for level in levels
+                )
                 margin = half / math.sqrt(len(METHODS) / 2)
                 verdict = "beyond" if abs(first - second) > margin else "within"
                 lines.append(
@@ -242,7 +357,10 @@ def main() -> None:
     parser = study.arguments(__doc__, "runs/bench_objective")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
-    it = Study(options.output / "quick" if options.quick else options.output, QUICK if options.quick else FULL)
+    it = Study(
+        options.output / "quick" if options.quick else options.output,
+        QUICK if options.quick else FULL,
+    )
     study.work(it.pieces, it.kept, options)
     if not options.list:
         print("\n" + it.table())

@@ -46,7 +46,9 @@ def measure(kind: type[Denoiser], args: argparse.Namespace) -> tuple[int, int]:
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
     objective = MDLM(AbsorbingProcess(vocab, LogLinear()))
     denoiser = kind(DiT(vocab, args.widths[0], args.n_layers, 4, dropout=0.0)).to(args.device)
-    optimizer = torch.optim.AdamW(denoiser.parameters(), foreach=False)  # one parameter at a time: no copy of all parameters
+    optimizer = torch.optim.AdamW(
+        denoiser.parameters(), foreach=False
+    )  # one parameter at a time: no copy of all parameters
     x0 = torch.randint(0, args.vocab - 1, (args.batch, args.length), device=args.device)
     for step in range(2):
         optimizer.zero_grad(set_to_none=False)
@@ -67,7 +69,9 @@ KINDS = {"masked positions": Denoiser, "all positions": EveryLogit}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vocab", type=int, default=50_257)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
@@ -85,14 +89,29 @@ def main() -> None:
         peak = {}
         for kind in KINDS:
             command = [sys.executable, *sys.argv, "--widths", str(width), "--only", kind]
-            peak[kind] = [int(x) for x in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+            peak[kind] = [
+                int(x)
+                for x in subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout.split()
+            ]
         for place, name in enumerate(("step", "total")):
             few, every = (peak[kind][place] for kind in KINDS)
-            rows.append((f"{width} x {args.n_layers}", name, f"{few / 2**20:,.0f}", f"{every / 2**20:,.0f}", f"{1 - few / every:.0%}"))
+            rows.append(
+                (
+                    f"{width} x {args.n_layers}",
+                    name,
+                    f"{few / 2**20:,.0f}",
+                    f"{every / 2**20:,.0f}",
+                    f"{1 - few / every:.0%}",
+                )
+            )
         results.append({"d_model": width, "peak_bytes": peak})
     print(table(rows, ("network", "peak, MB", *(f"at {kind}" for kind in KINDS), "less")))
     if args.json:
-        shape = {key: getattr(args, key) for key in ("vocab", "length", "batch", "n_layers", "device")}
+        shape = {
+            key: getattr(args, key) for key in ("vocab", "length", "batch", "n_layers", "device")
+        }
         args.json.write_text(json.dumps({"shape": shape, "results": results}, indent=2) + "\n")
 
 

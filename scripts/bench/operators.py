@@ -49,7 +49,12 @@ from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 from dnadiff.training.optim import parameter_groups
 
-AVX2 = {"CXX": "c++ -mno-avx512f", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+AVX2 = {
+    "CXX": "c++ -mno-avx512f",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+}
 LEVELS = {"L2": 2**18, "L3": 2**22, "memory": 2**26}  # bytes of each of the two arrays of a copy
 N, K = 16, 4
 
@@ -83,7 +88,9 @@ class Step:
     def loss(self) -> Tensor:
         """The loss of the next batch."""
         self.count += 1
-        return self.objective(self.denoiser, self.ids, self.weight, Draws.for_batch(0, len(self.ids), self.count)).loss
+        return self.objective(
+            self.denoiser, self.ids, self.weight, Draws.for_batch(0, len(self.ids), self.count)
+        ).loss
 
     def clip(self) -> None:
         """As Lightning clips."""
@@ -112,14 +119,19 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
     norm_weight = torch.ones(width, requires_grad=True)
     outputs = AddNorm.apply(x, added, norm_weight, 1e-5)
     embedded = step.network.embedding(step.ids)
-    features, target = torch.randn(masked, width, requires_grad=True), torch.randint(7, 11, (masked,))
+    features, target = (
+        torch.randn(masked, width, requires_grad=True),
+        torch.randint(7, 11, (masked,)),
+    )
     logits = step.network.head(features)
     positions = torch.arange(rows).view(batch, length) % 2 == 0
     picked = torch.full((masked,), step.network.vocab.mask_id)
     some = torch.randn(masked, len(table), requires_grad=True)
 
     def nll() -> Tensor:
-        return -step.denoiser.parameterization.log_probs(some[:, :12], picked).gather(-1, target[:, None])[:, 0]
+        return -step.denoiser.parameterization.log_probs(some[:, :12], picked).gather(
+            -1, target[:, None]
+        )[:, 0]
 
     cost, ones = nll(), torch.ones(masked)
     gathered = dout.clone().requires_grad_()[positions]
@@ -152,7 +164,9 @@ def set_gradients(step: Step, gradients: list[Tensor | None]) -> None:
         parameter.grad = gradient
 
 
-def mixer_operators(width: int, layers: int, batch: int, length: int, threads: int, keep: bool = True) -> list[Operator]:
+def mixer_operators(
+    width: int, layers: int, batch: int, length: int, threads: int, keep: bool = True
+) -> list[Operator]:
     """Those of a mixer: calls of the library with the arrays of one layer.
 
     Args:
@@ -161,10 +175,22 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     D, E, R, rows, lib = width, 2 * width, math.ceil(width / 16), batch * length, library()
     P, wide, narrow = R + 2 * N, 4.0 * rows * E, 4.0 * rows * D
     hidden, dout, dhidden = (torch.randn(batch, length, D) for _ in range(3))
-    x, z, u, u_rev, du, du_rev, ddelta, y, y_rev, dy, delta, delta_rev = (torch.randn(batch, length, E) for _ in range(12))
+    x, z, u, u_rev, du, du_rev, ddelta, y, y_rev, dy, delta, delta_rev = (
+        torch.randn(batch, length, E) for _ in range(12)
+    )
     p, p_rev = torch.randn(batch, length, P), torch.randn(batch, length, P)
-    in_proj, out_proj, x_proj, dt = torch.randn(2 * E, D), torch.randn(D, E), torch.randn(P, E) / E, torch.randn(E, R)
-    taps, bias, A, skip = torch.randn(E, K), torch.randn(E), -torch.arange(1.0, N + 1).repeat(E, 1), torch.ones(E)
+    in_proj, out_proj, x_proj, dt = (
+        torch.randn(2 * E, D),
+        torch.randn(D, E),
+        torch.randn(P, E) / E,
+        torch.randn(E, R),
+    )
+    taps, bias, A, skip = (
+        torch.randn(E, K),
+        torch.randn(E),
+        -torch.arange(1.0, N + 1).repeat(E, 1),
+        torch.ones(E),
+    )
     step_bias = torch.full((E,), -3.0)
     sums = torch.zeros(threads, 4 * D * E + 4 * P * E + 4 * R * E + 4 * (K + 1) * E)
     rows_of = [(taps, bias, x_proj, dt, *out) for out in ((u, p, delta), (u_rev, p_rev, delta_rev))]
@@ -182,8 +208,12 @@ def mixer_operators(width: int, layers: int, batch: int, length: int, threads: i
     def conv(backward: bool) -> Callable[[], object]:
         row = (batch, length, E, K)
         if backward:
-            return lambda: lib.dnadiff_conv_backward(*pointers(dy, x, taps, bias, None, du, None, sums), *row, 0, E, E, 0, threads)
-        return lambda: lib.dnadiff_conv_forward(*pointers(x, taps, bias, None, u), *row, 0, E, 0, threads)
+            return lambda: lib.dnadiff_conv_backward(
+                *pointers(dy, x, taps, bias, None, du, None, sums), *row, 0, E, E, 0, threads
+            )
+        return lambda: lib.dnadiff_conv_forward(
+            *pointers(x, taps, bias, None, u), *row, 0, E, 0, threads
+        )
 
     return [
         Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
@@ -216,7 +246,9 @@ def rate_probes() -> dict[str, tuple[Callable[[], object], float]]:
     return probes
 
 
-def measure(calls: dict[str, Callable[[], object]], seconds: float, threads: int) -> dict[str, float]:
+def measure(
+    calls: dict[str, Callable[[], object]], seconds: float, threads: int
+) -> dict[str, float]:
     """Seconds of the fastest call of each, in turns."""
     clock = time.process_time if threads == 1 else time.perf_counter
     best = dict.fromkeys(calls, math.inf)
@@ -236,10 +268,20 @@ def compared(op: Operator, seconds: float, rates: dict[str, float]) -> dict[str,
     """A call of an operator, and the part of its time that the longer of arithmetic and bytes takes at the rates of the machine."""
     level = "L2" if op.bytes < 2**20 else "L3" if op.bytes < 2**25 else "memory"
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    limits = {"arithmetic": (op.flops + 14 * op.exps) / product, f"bytes ({level})": op.bytes / rates[f"copy {level}"]}
+    limits = {
+        "arithmetic": (op.flops + 14 * op.exps) / product,
+        f"bytes ({level})": op.bytes / rates[f"copy {level}"],
+    }
     by = max(limits, key=lambda name: limits[name])
     amounts = {"MB": op.bytes / 1e6, "MFLOP": op.flops / 1e6, "Mexp": op.exps / 1e6}
-    return {"name": op.name, "calls": op.calls, "ms": seconds * 1e3, **amounts, "limit": limits[by] / seconds, "by": by}
+    return {
+        "name": op.name,
+        "calls": op.calls,
+        "ms": seconds * 1e3,
+        **amounts,
+        "limit": limits[by] / seconds,
+        "by": by,
+    }
 
 
 def table(options: argparse.Namespace) -> dict[str, object]:
@@ -251,13 +293,28 @@ def table(options: argparse.Namespace) -> dict[str, object]:
     operators = mixer_operators(width, layers, options.batch, options.length, options.threads)
     operators += small_operators(step, width, layers, options.batch, options.length)
     probes = rate_probes()
-    calls = {name: run for name, (run, _) in probes.items()} | {op.name: op.run for op in operators} | {"step": step}
+    calls = (
+        {name: run for name, (run, _) in probes.items()}
+        | {op.name: op.run for op in operators}
+        | {"step": step}
+    )
     best = measure(calls, options.seconds, options.threads)
     rates = {name: amount / best[name] for name, (_, amount) in probes.items()}
     product = max(rate for name, rate in rates.items() if name.startswith("product"))
-    rows = [compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / best["step"]} for op in operators]
+    rows = [
+        compared(op, best[op.name], rates) | {"share": op.calls * best[op.name] / best["step"]}
+        for op in operators
+    ]
     rest = 1 - sum(float(str(row["share"])) for row in rows)
-    flops = 3 * layers * (2 * width * 4 * width + 2 * 2 * width * width + 2 * 2 * 2 * width * (2 * N + 2 * math.ceil(width / 16)))
+    flops = (
+        3
+        * layers
+        * (
+            2 * width * 4 * width
+            + 2 * 2 * width * width
+            + 2 * 2 * 2 * width * (2 * N + 2 * math.ceil(width / 16))
+        )
+    )
     tokens = options.batch * options.length
     whole = {"ms": best["step"] * 1e3, "tokens/s": tokens / best["step"], "of the product limit": (flops + 3 * width * 16) * tokens / product / best["step"], "rest": rest}  # fmt: skip
     return {
@@ -273,16 +330,33 @@ def table(options: argparse.Namespace) -> dict[str, object]:
 def markdown(found: list[dict[str, object]]) -> str:
     """One table: an operator per row, a pair of columns for each set of instructions."""
     first = found[0]
-    head = "| operator | calls | MB | MFLOP | Mexp |" + "".join(f" {t['vectors']}: ms | of its limit | set by | share |" for t in found)
+    head = "| operator | calls | MB | MFLOP | Mexp |" + "".join(
+        f" {t['vectors']}: ms | of its limit | set by | share |" for t in found
+    )
     lines = [head, "|" + "---|" * (5 + 4 * len(found))]
     for number, row in enumerate(first["operators"]):  # type: ignore[arg-type, var-annotated]
-        cells = [row["name"], row["calls"] or "", f"{row['MB']:.1f}", f"{row['MFLOP']:.0f}", f"{row['Mexp']:.1f}"]
+        cells = [
+            row["name"],
+            row["calls"] or "",
+            f"{row['MB']:.1f}",
+            f"{row['MFLOP']:.0f}",
+            f"{row['Mexp']:.1f}",
+        ]
         for other in found:
             at = other["operators"][number]  # type: ignore[index]
-            cells += [f"{at['ms']:.2f}", f"{at['limit']:.0%}", at["by"], f"{at['share']:.1%}" if at["calls"] else ""]
+            cells += [
+                f"{at['ms']:.2f}",
+                f"{at['limit']:.0%}",
+                at["by"],
+                f"{at['share']:.1%}" if at["calls"] else "",
+            ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     rest = "".join(f" | | | {t['step']['rest']:.1%} |" for t in found).removeprefix(" ")  # type: ignore[index]
-    lines.append("| rest | | | | " + "".join(f"| | | | {t['step']['rest']:.1%} " for t in found) + "|" if rest else "")  # type: ignore[index]
+    lines.append(
+        "| rest | | | | " + "".join(f"| | | | {t['step']['rest']:.1%} " for t in found) + "|"
+        if rest
+        else ""
+    )  # type: ignore[index]
     for t in found:
         step, rates = t["step"], t["rates"]
         levels = ", ".join(f"{rates[f'copy {level}'] / 1e9:.0f}" for level in LEVELS)  # type: ignore[index]
@@ -296,12 +370,19 @@ def markdown(found: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", default="64x4", help="width x layers")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each set of instructions (default: %(default)s)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="of measuring, for each set of instructions (default: %(default)s)",
+    )
     parser.add_argument("--avx2", action="store_true", help="also measure without AVX-512")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -310,9 +391,19 @@ def main() -> None:
     if options.avx2:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "avx2.json"
-            keep = ["--size", options.size, *(f"--{k}={getattr(options, k)}" for k in ("batch", "length", "threads", "seconds"))]
+            keep = [
+                "--size",
+                options.size,
+                *(
+                    f"--{k}={getattr(options, k)}"
+                    for k in ("batch", "length", "threads", "seconds")
+                ),
+            ]
             subprocess.run(
-                [sys.executable, __file__, *keep, f"--json={file}"], env=os.environ | AVX2, check=True, stdout=subprocess.DEVNULL
+                [sys.executable, __file__, *keep, f"--json={file}"],
+                env=os.environ | AVX2,
+                check=True,
+                stdout=subprocess.DEVNULL,
             )
             found += json.loads(file.read_text())
     text = markdown(found)

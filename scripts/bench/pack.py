@@ -68,8 +68,12 @@ def make(path: Path, bases: int, compressed: bool) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bases", type=float, default=3.1e9, help="size of the genome (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bases", type=float, default=3.1e9, help="size of the genome (default: %(default)s)"
+    )
     parser.add_argument("--gzip", action="store_true", help="a compressed file")
     parser.add_argument("--folder", type=Path, default=None, help="folder for the temporary files")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit")
@@ -78,10 +82,14 @@ def main() -> None:
         path = Path(folder) / ("made.fa.gz" if args.gzip else "made.fa")
         bases = make(path, int(args.bases), args.gzip)
         size = path.stat().st_size
-        time.sleep(2.5)  # a file younger than two seconds is read again, because it might still change
+        time.sleep(
+            2.5
+        )  # a file younger than two seconds is read again, because it might still change
         command = [sys.executable, "-c", MEASURED, str(path)]
         env = os.environ | {"DNADIFF_CACHE": str(Path(folder) / "cache")}
-        found = json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
+        found = json.loads(
+            subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout
+        )
         assert found["total"] == bases
         rows = [
             ("bases", bases / 1e9, "Gb"),
@@ -89,13 +97,19 @@ def main() -> None:
             ("packing", found["seconds"], "s"),
             ("processor time", found["work"], "s"),
             ("rate", bases / found["seconds"] / 1e6, "Mb/s"),
-            ("peak memory of the process", found["peak"] / (1 << 20 if sys.platform == "darwin" else 1 << 10), "MB"),
+            (
+                "peak memory of the process",
+                found["peak"] / (1 << 20 if sys.platform == "darwin" else 1 << 10),
+                "MB",
+            ),
             ("opening it again", found["again"] * 1e3, "ms"),
         ]
     for name, value, unit in rows:
         print(f"{name:28} {value:10.2f} {unit}")
     if args.json:
-        args.json.write_text(json.dumps([{"name": n, "value": v, "unit": u} for n, v, u in rows], indent=1) + "\n")
+        args.json.write_text(
+            json.dumps([{"name": n, "value": v, "unit": u} for n, v, u in rows], indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,11 @@ def masks(num_windows: int, num_tokens: int, num_draws: int, seed: int) -> np.nd
 
 
 def nats_per_base(
-    log_probs: Callable[[np.ndarray, np.ndarray], np.ndarray], tokens: np.ndarray, bases: int, num_draws: int, seed: int
+    log_probs: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    tokens: np.ndarray,
+    bases: int,
+    num_draws: int,
+    seed: int,
 ) -> np.ndarray:
     """The bound of each window in nats per base, (W,).
 
@@ -41,7 +45,9 @@ def nats_per_base(
     return np.concatenate(nats).reshape(len(tokens), num_draws).mean(1) / bases
 
 
-def random_windows(codes: np.ndarray, length: int, count: int, rng: np.random.Generator) -> np.ndarray:
+def random_windows(
+    codes: np.ndarray, length: int, count: int, rng: np.random.Generator
+) -> np.ndarray:
     """Windows (count, length) of a sequence of bases 0..3 at random places, half of them as their reverse complement."""
     first = rng.integers(0, len(codes) - length, count)
     found = codes[first[:, None] + np.arange(length)]

@@ -62,10 +62,25 @@ class D3(Peer):
         from d3_dna.modules.trainer import get_loss_fn
         from omegaconf import OmegaConf
 
-        sizes = {"hidden_size": width, "cond_dim": width, "n_blocks": layers, "n_heads": heads, "dropout": 0.1, "class_dropout_prob": 0.1}
+        sizes = {
+            "hidden_size": width,
+            "cond_dim": width,
+            "n_blocks": layers,
+            "n_heads": heads,
+            "dropout": 0.1,
+            "class_dropout_prob": 0.1,
+        }
         data = {"sequence_length": length, "num_classes": 4, "signal_dim": 1}
         noise = {"type": "geometric", "sigma_min": 1e-4, "sigma_max": 20}
-        config = OmegaConf.create({"dataset": data, "tokens": 4, "graph": {"type": "absorb"}, "noise": noise, "model": sizes})
+        config = OmegaConf.create(
+            {
+                "dataset": data,
+                "tokens": 4,
+                "graph": {"type": "absorb"},
+                "noise": noise,
+                "model": sizes,
+            }
+        )
         self.model = TransformerModel(config)
         self.noise, self.graph = get_noise(config), get_graph(config, "cpu")
         self.train_loss = get_loss_fn(self.noise, self.graph, train=True, dtype=torch.float32)
@@ -91,7 +106,9 @@ class D3(Peer):
         from d3_dna.models.diffusion import get_pc_sampler
 
         steps = calls - 1  # the last call removes the remaining masks
-        return get_pc_sampler(self.graph, self.noise, (count, num_tokens), "analytic", steps, dtype=torch.float32)(self.model, None)
+        return get_pc_sampler(
+            self.graph, self.noise, (count, num_tokens), "analytic", steps, dtype=torch.float32
+        )(self.model, None)
 
 
 class Bert(Peer):
@@ -121,7 +138,9 @@ class Bert(Peer):
         chosen[:, 0] |= ~chosen.any(1)
         kind = torch.rand(tokens.shape)
         random = torch.randint(self.size, tokens.shape)
-        shown = torch.where(chosen & (kind < 0.8), self.size, torch.where(chosen & (kind > 0.9), random, tokens))
+        shown = torch.where(
+            chosen & (kind < 0.8), self.size, torch.where(chosen & (kind > 0.9), random, tokens)
+        )
         return self.model(shown, labels=torch.where(chosen, tokens, -100)).loss / self.token_bases
 
     def finish(self) -> None:
@@ -132,7 +151,9 @@ class Bert(Peer):
         return self.model(shown).logits[..., : self.size].log_softmax(-1)
 
     def log_probs(self, tokens: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        return self.predictions(torch.where(masked, self.size, tokens)).gather(-1, tokens[..., None])[..., 0]
+        return self.predictions(torch.where(masked, self.size, tokens)).gather(
+            -1, tokens[..., None]
+        )[..., 0]
 
     def sample(self, count: int, num_tokens: int, calls: int) -> torch.Tensor:
         x = torch.full((count, num_tokens), self.size)
@@ -153,7 +174,9 @@ def train(peer: Peer, codes: np.ndarray, job: dict) -> dict:
     peer.model.train()
 
     def progress() -> float:
-        return done / job["tokens"] if "tokens" in job else (time.monotonic() - begin) / job["seconds"]
+        return (
+            done / job["tokens"] if "tokens" in job else (time.monotonic() - begin) / job["seconds"]
+        )
 
     while (now := progress()) < 1:
         for group in optimizer.param_groups:
@@ -174,8 +197,17 @@ def peak_memory_mb() -> int:
     """As `dnadiff.training.memory`, which may be missing here: on Linux `ru_maxrss` begins with the peak of the process that started this one."""
     status = Path("/proc/self/status")
     if not status.is_file():
-        raise SystemExit("the peak memory is read from /proc/self/status: run this benchmark on Linux")
-    return next(int(line.split()[1]) for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")) >> 10
+        raise SystemExit(
+            "the peak memory is read from /proc/self/status: run this benchmark on Linux"
+        )
+    return (
+        next(
+            int(line.split()[1])
+            for line in status.read_text(encoding="utf-8").splitlines()
+            if line.startswith("VmHWM")
+        )
+        >> 10
+    )
 
 
 def main(job: dict) -> None:
@@ -184,14 +216,19 @@ def main(job: dict) -> None:
     with np.load(job["data"]) as stored:
         data = {part: stored[part].astype(np.int64) for part in stored.files}
     peer = PEERS[job["peer"]](job["width"], job["layers"], job["heads"], job["length"])
-    row = {"parameters": sum(p.numel() for p in peer.model.parameters()), **train(peer, data["train"], job)}
+    row = {
+        "parameters": sum(p.numel() for p in peer.model.parameters()),
+        **train(peer, data["train"], job),
+    }
 
     @torch.no_grad()
     def log_probs(tokens: np.ndarray, masked: np.ndarray) -> np.ndarray:
         return peer.log_probs(torch.from_numpy(tokens), torch.from_numpy(masked)).numpy()
 
     for part in job["parts"]:
-        found = nats_per_base(log_probs, peer.tokens(data[part]), job["length"], job["draws"], job["seed"])
+        found = nats_per_base(
+            log_probs, peer.tokens(data[part]), job["length"], job["draws"], job["seed"]
+        )
         row[part] = found.tolist()
     if job["samples"]:
         begin, num_tokens = time.monotonic(), job["length"] // peer.token_bases
@@ -199,7 +236,10 @@ def main(job: dict) -> None:
             drawn = peer.sample(job["samples"], num_tokens, job["calls"]).numpy()
         row["sampling_seconds"] = time.monotonic() - begin
         bases = drawn[..., None] // 4 ** np.arange(peer.token_bases)[::-1] % 4
-        lines = [f">sample_{i}\n{''.join('ACGT'[b] for b in each.ravel())}\n" for i, each in enumerate(bases)]
+        lines = [
+            f">sample_{i}\n{''.join('ACGT'[b] for b in each.ravel())}\n"
+            for i, each in enumerate(bases)
+        ]
         Path(job["output"]).with_suffix(".fa").write_text("".join(lines), encoding="ascii")
     row["peak_memory_mb"] = peak_memory_mb()
     Path(job["output"]).write_text(json.dumps(row), encoding="utf-8")

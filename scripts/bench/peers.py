@@ -69,7 +69,11 @@ QUICK = FULL | {
     "samples": 24,
     "calls": 4,
 }
-JUDGED = {"js_6": "6-mers, JS", "discriminator_auroc": "AUROC", "train_on_samples_bits": "bits of real, trained on samples"}
+JUDGED = {
+    "js_6": "6-mers, JS",
+    "discriminator_auroc": "AUROC",
+    "train_on_samples_bits": "bits of real, trained on samples",
+}
 
 
 class Study:
@@ -82,7 +86,9 @@ class Study:
         for side in SIDES:
             for lr in settings["lrs"][side]:
                 budget = {"tokens": settings["tokens"] // 4}
-                self.pieces[f"{side}-lr-{lr:g}"] = partial(self.run, side, lr, budget, ("valid",), f"{side}-lr-{lr:g}")
+                self.pieces[f"{side}-lr-{lr:g}"] = partial(
+                    self.run, side, lr, budget, ("valid",), f"{side}-lr-{lr:g}"
+                )
             for kind in ("tokens", "minutes"):
                 self.pieces[f"{side}-{kind}"] = partial(self.final, side, kind)
 
@@ -98,7 +104,9 @@ class Study:
             for part, low, high in (("test", cuts[0], cuts[1]), ("valid", cuts[1], cuts[2])):
                 windows = codes[low : low + (high - low) // length * length].reshape(-1, length)
                 wanted = self.settings[f"{part}_windows"] or len(windows)
-                parts[part] = windows[np.linspace(0, len(windows) - 1, min(wanted, len(windows))).astype(int)]
+                parts[part] = windows[
+                    np.linspace(0, len(windows) - 1, min(wanted, len(windows))).astype(int)
+                ]
             self.folder.mkdir(parents=True, exist_ok=True)
             with atomic_write(path, overwrite=True) as file:
                 np.savez_compressed(file, **parts)
@@ -106,7 +114,10 @@ class Study:
 
     def rate(self, side: str) -> float:
         """The learning rate of the least validation bound."""
-        return min(self.settings["lrs"][side], key=lambda lr: float(np.mean(self.kept[f"{side}-lr-{lr:g}"]["valid"])))
+        return min(
+            self.settings["lrs"][side],
+            key=lambda lr: float(np.mean(self.kept[f"{side}-lr-{lr:g}"]["valid"])),
+        )
 
     def final(self, side: str, kind: str) -> dict[str, Any]:
         """Train with the chosen rate for all tokens or minutes, score the test windows, and judge samples."""
@@ -114,28 +125,53 @@ class Study:
         budget = {"tokens": self.settings["tokens"]} if kind == "tokens" else {"seconds": seconds}
         row = self.run(side, lr, budget, ("test",), f"{side}-{kind}")
         judged = self.folder / f"{side}-{kind}-judge.json"
-        study.command("judge", f"samples={self.folder / f'{side}-{kind}.fa'}", "data=ecoli", f"output={judged}", "overwrite=true")
+        study.command(
+            "judge",
+            f"samples={self.folder / f'{side}-{kind}.fa'}",
+            "data=ecoli",
+            f"output={judged}",
+            "overwrite=true",
+        )
         return row | {"lr": lr, "judge": json.loads(judged.read_text(encoding="utf-8"))}
 
-    def run(self, side: str, lr: float, budget: dict[str, float], parts: tuple[str, ...], name: str) -> dict[str, Any]:
+    def run(
+        self, side: str, lr: float, budget: dict[str, float], parts: tuple[str, ...], name: str
+    ) -> dict[str, Any]:
         """Train a network, score windows, and draw samples if it is a final one."""
         width, layers, heads = self.settings["sizes"][side]
         keys = ("length", "batch", "draws", "calls", "seed")
-        job = {key: self.settings[key] for key in keys} | budget | {"peer": side, "lr": lr, "parts": list(parts), "width": width}
-        job |= {"layers": layers, "heads": heads, "samples": self.settings["samples"] if "test" in parts else 0}
-        job |= {"data": str(self.data.absolute()), "output": str((self.folder / f"{name}-result.json").absolute())}
+        job = (
+            {key: self.settings[key] for key in keys}
+            | budget
+            | {"peer": side, "lr": lr, "parts": list(parts), "width": width}
+        )
+        job |= {
+            "layers": layers,
+            "heads": heads,
+            "samples": self.settings["samples"] if "test" in parts else 0,
+        }
+        job |= {
+            "data": str(self.data.absolute()),
+            "output": str((self.folder / f"{name}-result.json").absolute()),
+        }
         return self.ours(job, name) if side == "ours" else self.peer(job, name)
 
     def peer(self, job: dict[str, Any], name: str) -> dict[str, Any]:
         """Run a job in the environment of the peers."""
         if self.peer_python is None:
-            raise ValueError("--peer-python is missing: give the Python of an environment with torch, d3-dna and transformers")
+            raise ValueError(
+                "--peer-python is missing: give the Python of an environment with torch, d3-dna and transformers"
+            )
         path, result = self.folder / f"{name}-job.json", Path(job["output"])
-        if not (result.is_file() and path.is_file() and study.read_json(path) == job):  # else only what follows it was interrupted
+        if not (
+            result.is_file() and path.is_file() and study.read_json(path) == job
+        ):  # else only what follows it was interrupted
             result.unlink(missing_ok=True)
             write_json(path, job)
             script = Path(__file__).with_name("peer_networks.py")
-            status = subprocess.run([self.peer_python, str(script), str(path)], check=False).returncode
+            status = subprocess.run(
+                [self.peer_python, str(script), str(path)], check=False
+            ).returncode
             if status:
                 raise SystemExit(status)
         if job["samples"]:
@@ -145,20 +181,49 @@ class Study:
     def ours(self, job: dict[str, Any], name: str) -> dict[str, Any]:
         """The same with this package: training by its command, in the process of the study the rest."""
         per_step = job["batch"] * job["length"]
-        tokens = job.get("tokens") or job["seconds"] * max(self.kept[each]["tokens_per_second"] for each in self.trials("ours"))
+        tokens = job.get("tokens") or job["seconds"] * max(
+            self.kept[each]["tokens_per_second"] for each in self.trials("ours")
+        )
         steps = max(2, round(tokens / per_step))
-        options = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", f"optimizer.lr={job['lr']}", f"seed={job['seed']}"]
-        options += [f"backbone.d_model={job['width']}", f"backbone.n_layers={job['layers']}", f"data.length={job['length']}"]
-        done = study.train(self.folder / name, ["experiment=ecoli_demo", *options, f"data.batch_size={job['batch']}"])
+        options = [
+            f"trainer.max_steps={steps}",
+            f"trainer.val_check_interval={steps}",
+            f"optimizer.lr={job['lr']}",
+            f"seed={job['seed']}",
+        ]
+        options += [
+            f"backbone.d_model={job['width']}",
+            f"backbone.n_layers={job['layers']}",
+            f"data.length={job['length']}",
+        ]
+        done = study.train(
+            self.folder / name,
+            ["experiment=ecoli_demo", *options, f"data.batch_size={job['batch']}"],
+        )
         model = dnadiff.load(self.folder / name, device="cpu")
-        row = {key: done[key] for key in ("parameters", "tokens", "seconds", "tokens_per_second", "peak_memory_mb")} | {"steps": steps}
+        row = {
+            key: done[key]
+            for key in ("parameters", "tokens", "seconds", "tokens_per_second", "peak_memory_mb")
+        } | {"steps": steps}
         log_probs = predictions(model)
         with np.load(job["data"]) as stored:
             for part in job["parts"]:
-                row[part] = nats_per_base(log_probs, stored[part].astype(np.int64), job["length"], job["draws"], job["seed"]).tolist()
+                row[part] = nats_per_base(
+                    log_probs,
+                    stored[part].astype(np.int64),
+                    job["length"],
+                    job["draws"],
+                    job["seed"],
+                ).tolist()
         if job["samples"]:
             begin = time.monotonic()
-            drawn = model.sample(job["samples"], job["length"], Grouped(job["calls"]), seed=job["seed"], batch_size=job["samples"])
+            drawn = model.sample(
+                job["samples"],
+                job["length"],
+                Grouped(job["calls"]),
+                seed=job["seed"],
+                batch_size=job["samples"],
+            )
             row["sampling_seconds"] = time.monotonic() - begin
             text = "".join(f">sample_{i}\n{each}\n" for i, each in enumerate(drawn))
             (self.folder / f"{name}.fa").write_text(text, encoding="ascii")
@@ -187,7 +252,9 @@ class Study:
         blocks = []
         for kind, title in (("tokens", "equal tokens"), ("minutes", "equal minutes")):
             rows = [self.cells(side, kind) for side in SIDES if f"{side}-{kind}" in self.kept]
-            blocks.append(study.markdown((title, *head[1:]), rows) if rows else f"{title}: nothing finished")
+            blocks.append(
+                study.markdown((title, *head[1:]), rows) if rows else f"{title}: nothing finished"
+            )
         found = [
             (name, f"{np.mean(self.kept[name]['valid']) / np.log(2):.4f}")
             for side in SIDES
@@ -204,7 +271,9 @@ class Study:
         bits = bootstrap.ratio(nats / np.log(2), ones, block)
         cells = [side, f"{bits.value:.4f} ({bits.low:.4f} to {bits.high:.4f})", ""]
         if side != "ours" and f"ours-{kind}" in self.kept:
-            found = bootstrap.ratio((nats - np.array(self.kept[f"ours-{kind}"]["test"])) / np.log(2), ones, block)
+            found = bootstrap.ratio(
+                (nats - np.array(self.kept[f"ours-{kind}"]["test"])) / np.log(2), ones, block
+            )
             cells[-1] = f"{found.value:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
         judged = row["judge"]["findings"]
         cells += [
@@ -213,7 +282,10 @@ class Study:
             f"{row['tokens_per_second']:,.0f}",
             f"{row['peak_memory_mb']:,}",
         ]
-        cells += [f"{row['sampling_seconds']:.0f}", *(f"{judged[name]['samples']:.4f}" for name in JUDGED)]
+        cells += [
+            f"{row['sampling_seconds']:.0f}",
+            *(f"{judged[name]['samples']:.4f}" for name in JUDGED),
+        ]
         return [*cells, f"{row['parameters']:,}", f"{row['lr']:g}"]
 
 
@@ -233,7 +305,11 @@ def predictions(model: dnadiff.model.Model) -> Callable[[np.ndarray, np.ndarray]
 def main() -> None:
     """Run the study."""
     parser = study.arguments(__doc__, "runs/peers")
-    parser.add_argument("--peer-python", metavar="PYTHON", help="Python of an environment with torch, d3-dna and transformers")
+    parser.add_argument(
+        "--peer-python",
+        metavar="PYTHON",
+        help="Python of an environment with torch, d3-dna and transformers",
+    )
     options = parser.parse_args()
     folder = options.output / "quick" if options.quick else options.output
     made = Study(folder, QUICK if options.quick else FULL, options.peer_python)

@@ -25,7 +25,9 @@ def extension(name: str, folder: Path | None) -> ModuleType:
         return importlib.import_module(name)
     found = sorted(folder.glob(f"{name}*.so")) + sorted(folder.glob(f"{name}*.so.xz"))
     if not found:
-        raise FileNotFoundError(f"no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that has them")
+        raise FileNotFoundError(
+            f"no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that has them"
+        )
     path = found[0]
     if path.suffix == ".xz":
         unpacked = Path(tempfile.mkdtemp(prefix="dnadiff-bench-")) / path.with_suffix("").name
@@ -46,7 +48,8 @@ class CudaScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u, delta, A, B, C, D, z, bias) -> Tensor:
         tensors = [
-            None if x is None else x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous() for x in (u, delta, A, B, C, D, z, bias)
+            None if x is None else x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
+            for x in (u, delta, A, B, C, D, z, bias)
         ]
         out, states, *gated = CudaScan.raw.fwd(*tensors, True)
         ctx.save_for_backward(*tensors, states, out)
@@ -57,7 +60,20 @@ class CudaScan(torch.autograd.Function):
         u, delta, A, B, C, D, z, bias, states, out = ctx.saved_tensors
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         du, ddelta, dA, dB, dC, dD, dbias, *dz = CudaScan.raw.bwd(
-            u, delta, A, B, C, D, z, bias, dout, states, None if z is None else out, None, True, False
+            u,
+            delta,
+            A,
+            B,
+            C,
+            D,
+            z,
+            bias,
+            dout,
+            states,
+            None if z is None else out,
+            None,
+            True,
+            False,
         )
         return du, ddelta, dA, dB.to(B.dtype), dC.to(C.dtype), dD, dz[0] if dz else None, dbias
 
@@ -80,16 +96,33 @@ class CudaConv(torch.autograd.Function):
     def backward(ctx, dout):
         x, weight, bias = ctx.saved_tensors
         dout = dout if dout.stride(2) == 1 else dout.contiguous()
-        dx, dweight, dbias = torch.empty_like(x), torch.zeros_like(weight, dtype=torch.float32), torch.zeros_like(bias, dtype=torch.float32)
-        CudaConv.raw.causal_conv1d_bwd(x, weight, bias, dout, None, None, None, dx, dweight, dbias, None, True)
+        dx, dweight, dbias = (
+            torch.empty_like(x),
+            torch.zeros_like(weight, dtype=torch.float32),
+            torch.zeros_like(bias, dtype=torch.float32),
+        )
+        CudaConv.raw.causal_conv1d_bwd(
+            x, weight, bias, dout, None, None, None, dx, dweight, dbias, None, True
+        )
         return dx, dweight, dbias
 
 
-def cuda_scan(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, z: Tensor | None = None) -> Tensor:
+def cuda_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None = None,
+) -> Tensor:
     """u, delta, z (B, E, L), B, C (B, N, L) -> (B, E, L)."""
     B, C = (x[:, None].to(u.dtype).contiguous() for x in (B, C))
     bias = torch.zeros_like(D) if bias is None else bias
-    return CudaScan.apply(u, delta.to(u.dtype), A.float().contiguous(), B, C, D.float(), z, bias.float())
+    return CudaScan.apply(
+        u, delta.to(u.dtype), A.float().contiguous(), B, C, D.float(), z, bias.float()
+    )
 
 
 def conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -97,13 +130,20 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if CudaConv.raw is not None:
         return CudaConv.apply(x, weight, bias)
     K = weight.shape[1]
-    return F.silu(F.conv1d(F.pad(x, (K - 1, 0)), weight[:, None].to(x.dtype), bias.to(x.dtype), groups=len(weight)))
+    return F.silu(
+        F.conv1d(
+            F.pad(x, (K - 1, 0)), weight[:, None].to(x.dtype), bias.to(x.dtype), groups=len(weight)
+        )
+    )
 
 
 def load(folder: Path | None) -> dict[str, str]:
     """Load both extensions and compare them with PyTorch on small inputs; returns why each does not work, or an empty string."""
     reasons = {}
-    for holder, name, check in ((CudaScan, "selective_scan_cuda", _check_scan), (CudaConv, "causal_conv1d_cuda", _check_conv)):
+    for holder, name, check in (
+        (CudaScan, "selective_scan_cuda", _check_scan),
+        (CudaConv, "causal_conv1d_cuda", _check_conv),
+    ):
         try:
             holder.raw = extension(name, folder)
             reasons[name] = check()
@@ -115,13 +155,20 @@ def load(folder: Path | None) -> dict[str, str]:
 
 
 def _wave(*shape: int) -> Tensor:
-    return torch.arange(torch.Size(shape).numel(), device="cuda", dtype=torch.float32).mul(0.7).sin().view(shape).requires_grad_()
+    return (
+        torch.arange(torch.Size(shape).numel(), device="cuda", dtype=torch.float32)
+        .mul(0.7)
+        .sin()
+        .view(shape)
+        .requires_grad_()
+    )
 
 
 def _differ(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> str:
     weight = torch.arange(ours.numel(), device="cuda").view(ours.shape).mul(0.37).sin()
     pairs = zip(
-        [ours, *torch.autograd.grad((ours * weight).sum(), inputs)], [theirs, *torch.autograd.grad((theirs * weight).sum(), inputs)]
+        [ours, *torch.autograd.grad((ours * weight).sum(), inputs)],
+        [theirs, *torch.autograd.grad((theirs * weight).sum(), inputs)],
     )
     worst = max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
     return "" if worst < 1e-3 else f"its results differ from PyTorch's by {worst:.1e}"
@@ -139,14 +186,20 @@ def _check_scan() -> str:
     ]
     inputs = [x.detach().requires_grad_() for x in inputs]
     u, delta, A, B, C, D, bias = inputs
-    theirs = SCANS["portable"].selective_scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), False).mT
+    theirs = (
+        SCANS["portable"]
+        .selective_scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), False)
+        .mT
+    )
     return _differ(cuda_scan(*inputs), theirs, inputs)
 
 
 def _check_conv() -> str:
     inputs = [_wave(2, 8, 72), _wave(8, 4), _wave(8)]
     x, weight, bias = inputs
-    return _differ(conv(*inputs), SCANS["portable"].short_conv(x.mT, weight, bias, False).mT, inputs)
+    return _differ(
+        conv(*inputs), SCANS["portable"].short_conv(x.mT, weight, bias, False).mT, inputs
+    )
 
 
 def around(backend: Backend) -> Backend:
@@ -180,13 +233,19 @@ class PublishedMixer(nn.Module):
     def one_way(self, way: nn.Module, hidden: Tensor) -> Tensor:
         (Bt, L, _), rank, N = hidden.shape, way.dt_rank, way.d_state
         flat = hidden.reshape(Bt * L, -1).mT
-        x, z = (self.mixer.in_proj.weight @ flat).view(-1, Bt, L).transpose(0, 1).chunk(2, dim=1)  # (B, E, L), contiguous positions
+        x, z = (
+            (self.mixer.in_proj.weight @ flat).view(-1, Bt, L).transpose(0, 1).chunk(2, dim=1)
+        )  # (B, E, L), contiguous positions
         x = conv(x, way.conv_weight, way.conv_bias)
-        low, B, C = F.linear(x.mT.reshape(Bt * L, -1), way.x_proj.weight).split([rank, N, N], dim=-1)
+        low, B, C = F.linear(x.mT.reshape(Bt * L, -1), way.x_proj.weight).split(
+            [rank, N, N], dim=-1
+        )
         delta = (way.dt_weight @ low.mT).view(-1, Bt, L).transpose(0, 1)
         B, C = (part.reshape(Bt, L, N).mT for part in (B, C))
         y = cuda_scan(x, delta, -torch.exp(way.A_log.float()), B, C, way.D, way.dt_bias, z)
         return F.linear(y.mT, self.mixer.out_proj.weight)
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
-        return self.one_way(self.mixer.fwd, hidden) + self.one_way(self.mixer.rev, hidden.flip(1)).flip(1)
+        return self.one_way(self.mixer.fwd, hidden) + self.one_way(
+            self.mixer.rev, hidden.flip(1)
+        ).flip(1)

@@ -35,9 +35,15 @@ from dnadiff.kernels import (
 )
 
 MODULES = {
-    module.__name__.rpartition(".")[2]: module for module in (triton_kernels, triton_gradients, triton_row_kernels, triton_loss_kernels)
+    module.__name__.rpartition(".")[2]: module
+    for module in (triton_kernels, triton_gradients, triton_row_kernels, triton_loss_kernels)
 }
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+}
 
 
 @dataclass(frozen=True)
@@ -62,14 +68,21 @@ class Launch:
         signature, constants, aligned = {}, {}, {}
         for place, parameter in enumerate(self.kernel.params):
             name, value = parameter.name, self.given[parameter.name]
-            fixed = parameter.is_constexpr or (type(value) is int and value == 1 and not parameter.do_not_specialize)
+            fixed = parameter.is_constexpr or (
+                type(value) is int and value == 1 and not parameter.do_not_specialize
+            )
             if fixed:
                 signature[name], constants[name] = "constexpr", value
                 continue
             if isinstance(value, torch.Tensor):
-                signature[name], sixteen = TYPES[value.dtype], value.storage_offset() * value.element_size() % 16 == 0
+                signature[name], sixteen = (
+                    TYPES[value.dtype],
+                    value.storage_offset() * value.element_size() % 16 == 0,
+                )
             else:
-                signature[name] = "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
+                signature[name] = (
+                    "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
+                )
                 sixteen = type(value) is int and value % 16 == 0 and not parameter.do_not_specialize
             if sixteen:
                 aligned[(place,)] = [["tt.divisibility", 16]]
@@ -77,7 +90,11 @@ class Launch:
 
     def name(self) -> str:
         """The kernel, its inputs' type and its flags."""
-        flags = [p.name.lower() for p in self.kernel.params if p.is_constexpr and self.given[p.name] is True]
+        flags = [
+            p.name.lower()
+            for p in self.kernel.params
+            if p.is_constexpr and self.given[p.name] is True
+        ]
         kind = next(TYPES[x.dtype][1:] for x in self.given.values() if isinstance(x, torch.Tensor))
         return " ".join([self.kernel.__name__, kind, *flags])
 
@@ -87,7 +104,9 @@ class Launch:
         Raises:
             Exception: from Triton or its assembler, if compilation fails.
         """
-        compiled = triton.compile(self.source(), target=GPUTarget("cuda", arch, 32), options={"num_warps": self.warps})
+        compiled = triton.compile(
+            self.source(), target=GPUTarget("cuda", arch, 32), options={"num_warps": self.warps}
+        )
         with tempfile.TemporaryDirectory() as folder:
             ptx = Path(folder) / "kernel.ptx"
             ptx.write_text(compiled.asm["ptx"])
@@ -95,8 +114,13 @@ class Launch:
             assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
             command = [assembler, "-v", "--gpu-name", target, ptx, "-o", ptx.with_suffix(".cubin")]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-        return Built(int(registers[1]), int(spilled[1]), compiled.metadata.shared, compiled.asm["cubin"])
+        registers, spilled = (
+            re.search(r"Used (\d+) registers", said),
+            re.search(r"(\d+) bytes spill stores", said),
+        )
+        return Built(
+            int(registers[1]), int(spilled[1]), compiled.metadata.shared, compiled.asm["cubin"]
+        )
 
 
 @contextmanager
@@ -113,7 +137,13 @@ def recorded() -> Iterator[list[Launch]]:
 
     original = triton_support.load_kernels
     modules = {
-        name: SimpleNamespace(**{key: Record(value) for key, value in vars(module).items() if hasattr(value, "arg_names")})
+        name: SimpleNamespace(
+            **{
+                key: Record(value)
+                for key, value in vars(module).items()
+                if hasattr(value, "arg_names")
+            }
+        )
         for name, module in MODULES.items()
     }
     triton_support.load_kernels = modules.__getitem__
@@ -123,7 +153,9 @@ def recorded() -> Iterator[list[Launch]]:
         triton_support.load_kernels = original
 
 
-def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", L: int = 1024, K: int = 4) -> list[Launch]:
+def layer(
+    E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", L: int = 1024, K: int = 4
+) -> list[Launch]:
     """The launches of a layer, forward and backward: its norm, convolutions, scan and gate; ways is both, back, gated or blocks.
 
     blocks: scans that return the states before blocks of 16 positions, start from them, and start from zero in reverse.
@@ -143,14 +175,21 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
             total, normed = backend.add_norm(new(1, L, E, dtype=torch.float32), z, bias, 1e-5)
             if ways == "both":
                 u, u_rev = backend.short_convs(x, (taps, bias), (taps, bias))
-                y, y_rev = backend.scans(ScanInputs(u, z, A, B, C, bias, bias), ScanInputs(u_rev, z, A, B, C, bias, bias))
+                y, y_rev = backend.scans(
+                    ScanInputs(u, z, A, B, C, bias, bias), ScanInputs(u_rev, z, A, B, C, bias, bias)
+                )
                 out = backend.gated_sum(y, y_rev, z)
             elif ways == "gated":
                 u = backend.short_conv(x, taps, bias, False)
                 out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
             elif ways == "blocks":
-                near, starts = new(1, -(-L // 16), K - 1, E), torch.zeros(1, E, N, requires_grad=True)
-                inputs = ScanInputs(backend.block_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias)
+                near, starts = (
+                    new(1, -(-L // 16), K - 1, E),
+                    torch.zeros(1, E, N, requires_grad=True),
+                )
+                inputs = ScanInputs(
+                    backend.block_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias
+                )
                 y, starts, last = backend.carried_scan(inputs, False, starts, 16)
                 out = (
                     y.sum()
@@ -159,7 +198,10 @@ def layer(E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", 
                     + backend.restarted_scan(inputs, True, None, 16)
                 )
             else:
-                out = backend.selective_scan(ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias), True)
+                out = backend.selective_scan(
+                    ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias),
+                    True,
+                )
             (out.sum() + total.sum() + normed.sum()).backward()
     finally:
         triton_scan._WARPS = before
@@ -182,8 +224,16 @@ def different(launches: list[Launch]) -> list[Launch]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", type=int, nargs="+", default=[90], help="compute capabilities times ten (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch",
+        type=int,
+        nargs="+",
+        default=[90],
+        help="compute capabilities times ten (default: %(default)s)",
+    )
     parser.add_argument("--channels", type=int, default=512, help="E (default: %(default)s)")
     parser.add_argument("--states", type=int, default=16, help="N (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
@@ -194,11 +244,16 @@ def main() -> None:
     for ways in ("both", "back", "gated", "blocks") if options.all else ("both",):
         for chunks in (True, False):
             launches += layer(options.channels, options.states, dtype, chunks, ways)
-    print(f"{'kernel':64} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>7}  bytes of registers spilled and of shared memory")
+    print(
+        f"{'kernel':64} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>7}  bytes of registers spilled and of shared memory"
+    )
     for arch in options.arch:
         for launch in different(launches):
             built = launch.build(arch)
-            print(f"{launch.name():64} {arch:>3} {built.registers:>9} {built.spilled:>8} {built.shared:>7}", flush=True)
+            print(
+                f"{launch.name():64} {arch:>3} {built.registers:>9} {built.spilled:>8} {built.shared:>7}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ class Report:
         self.lost: list[str] = []
         self.under_way, self.end = "", time.time() + 60 * minutes
         if self.state and self.state.exists():
-            self.rows, self.tried, self.lost, died, self.end = json.loads(self.state.read_text(encoding="utf-8"))
+            self.rows, self.tried, self.lost, died, self.end = json.loads(
+                self.state.read_text(encoding="utf-8")
+            )
             if died:
                 self.lost.append(died)
                 self.rows.append({"name": died, "error": "the process ended"})
@@ -32,14 +34,25 @@ class Report:
     def add(self, name: str, value: float, unit: str, **more: float | str | None) -> None:
         """Print and keep a row."""
         self.rows.append({"name": name, "value": value, "unit": unit, **more})
-        notes = "  ".join(f"{key} {x:.3g}" if isinstance(x, float) else f"{key} {x}" for key, x in more.items() if x is not None)
+        notes = "  ".join(
+            f"{key} {x:.3g}" if isinstance(x, float) else f"{key} {x}"
+            for key, x in more.items()
+            if x is not None
+        )
         shown = f"{value:14.1e}" if abs(value) < 0.01 else f"{value:14,.2f}"
         print(f"{name:66} {shown} {unit:10} {notes}", flush=True)
         self._write()
 
     def first(self, prefix: str) -> float | None:
         """The value of the first row whose name starts with `prefix`."""
-        return next((row["value"] for row in self.rows if row["name"].startswith(prefix) and "value" in row), None)
+        return next(
+            (
+                row["value"]
+                for row in self.rows
+                if row["name"].startswith(prefix) and "value" in row
+            ),
+            None,
+        )
 
     def begin(self, name: str) -> bool:
         """Record what is running; False if a process has died of it before."""
@@ -73,7 +86,10 @@ class Report:
             where = traceback.extract_tb(error.__traceback__)[-1]
             message = (str(error) or repr(error)).strip().splitlines()[0][:200]
             self.rows.append({"name": name, "error": message})
-            print(f"{name:66} failed: {message} ({Path(where.filename).name}:{where.lineno})", flush=True)
+            print(
+                f"{name:66} failed: {message} ({Path(where.filename).name}:{where.lineno})",
+                flush=True,
+            )
         self.finish()
 
     def _write(self) -> None:
@@ -109,7 +125,10 @@ def supervised(minutes: float) -> int:
         while True:
             try:
                 code = subprocess.run(
-                    [sys.executable, *sys.argv], env=os.environ | {STATE: str(state)}, timeout=max(end - time.time(), 1), check=False
+                    [sys.executable, *sys.argv],
+                    env=os.environ | {STATE: str(state)},
+                    timeout=max(end - time.time(), 1),
+                    check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
                 print("stopped: 45 seconds after the time limit (--minutes)", flush=True)

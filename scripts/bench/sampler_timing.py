@@ -42,11 +42,15 @@ def subs_log_probs(denoiser: Denoiser, x: Tensor) -> Tensor:
     return logits
 
 
-def ddpm_step(denoiser: Denoiser, x: Tensor, t: float, dt: float, probs: Tensor | None) -> tuple[Tensor, Tensor]:
+def ddpm_step(
+    denoiser: Denoiser, x: Tensor, t: float, dt: float, probs: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """One step of the published sampler: the probabilities that it used, and the next x."""
     if probs is None:
         probs = subs_log_probs(denoiser, x).exp()
-    q = probs * dt  # log-linear: a mask has probability t, being unmasked in this step dt (over t, which argmax ignores)
+    q = (
+        probs * dt
+    )  # log-linear: a mask has probability t, being unmasked in this step dt (over t, which argmax ignores)
     q[..., denoiser.vocab.mask_id] = t - dt
     noise = 1e-10 - (torch.rand_like(q) + 1e-10).log()
     drawn = (q / noise).argmax(-1)
@@ -103,11 +107,15 @@ class Timed:
     ddpm_costs: tuple[float, float] | None
 
 
-def in_turns(parts: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, tuple[float, Any]]:
+def in_turns(
+    parts: Mapping[str, Callable[[], Any]], seconds: float
+) -> dict[str, tuple[float, Any]]:
     """Seconds of the fastest pass of each part and its result, in alternation; at least `ROUNDS` passes."""
     best: dict[str, tuple[float, Any]] = {}
     began, rounds = time.perf_counter(), 0
-    while rounds < ROUNDS or (rounds < 100 and (time.perf_counter() - began) * (rounds + 1) / rounds < seconds):
+    while rounds < ROUNDS or (
+        rounds < 100 and (time.perf_counter() - began) * (rounds + 1) / rounds < seconds
+    ):
         for name, part in parts.items():
             start = time.perf_counter()
             result = part()
@@ -131,7 +139,9 @@ class DDPM:
     def __init__(self, denoiser: Denoiser, rows: int, length: int, seconds: float) -> None:
         masks = torch.full((rows, length), denoiser.vocab.mask_id)
         self.denoiser, self.rows = denoiser, rows
-        self.half = torch.where(torch.rand(masks.shape) < 0.5, masks, denoiser.vocab.emitted[0])  # the state after half of the steps
+        self.half = torch.where(
+            torch.rand(masks.shape) < 0.5, masks, denoiser.vocab.emitted[0]
+        )  # the state after half of the steps
         with torch.no_grad():
             self.memory = peak_memory(lambda: ddpm_step(denoiser, masks, 1.0, 1e-3, None))
             start = time.perf_counter()
@@ -150,17 +160,29 @@ class DDPM:
 
     def costs(self, found: Mapping[str, tuple[float, Any]], batch: int) -> tuple[float, float]:
         """Seconds of a step with a call and of one without, for the whole batch."""
-        return found["call"][0] / self.num_steps * batch / self.rows, found["kept"][0] / self.num_steps * batch / self.rows
+        return found["call"][0] / self.num_steps * batch / self.rows, found["kept"][
+            0
+        ] / self.num_steps * batch / self.rows
 
 
-def time_ddpm(denoiser: Denoiser, batch: int, rows: int, length: int, num_steps: int, known: Mapping[str, Any], seconds: float) -> Timed:
+def time_ddpm(
+    denoiser: Denoiser,
+    batch: int,
+    rows: int,
+    length: int,
+    num_steps: int,
+    known: Mapping[str, Any],
+    seconds: float,
+) -> Timed:
     """MDLM's sampler: run completely if that takes less than twice `seconds`, otherwise extrapolated from the cost of a step (`known`)."""
     calls, costs = ddpm_calls(batch, length, num_steps), tuple(known["ddpm_costs"])
     estimate = ddpm_seconds(costs, batch, length, num_steps)
     if rows < batch or estimate > 2 * seconds:
         return Timed(estimate, calls, calls * batch, 0.0, known["memory_mb"], costs)
     x = torch.full((batch, length), denoiser.vocab.mask_id)
-    took, result = in_turns({"complete": lambda: ddpm_cache(denoiser, x, num_steps)}, seconds)["complete"]
+    took, result = in_turns({"complete": lambda: ddpm_cache(denoiser, x, num_steps)}, seconds)[
+        "complete"
+    ]
     return Timed(took, result.nfe, result.rows, 1.0, known["memory_mb"], costs)
 
 
@@ -175,7 +197,9 @@ class Uniform(BaseDenoiser):
 def counted(sampler: PlannedSampler, process: AbsorbingProcess, batch: int, length: int) -> Samples:
     """Calls and rows of a sampler whose order does not depend on tokens, by running it without a network."""
     uniform = AbsorbingProcess(Vocab(3, 2, 2, (2,)), process.noise)
-    return sampler.sample(Uniform(uniform.vocab), uniform, uniform.prior(batch, length), Draws.for_batch(0, batch))
+    return sampler.sample(
+        Uniform(uniform.vocab), uniform, uniform.prior(batch, length), Draws.for_batch(0, batch)
+    )
 
 
 class PartialPlan(PlannedSampler):
@@ -192,7 +216,9 @@ class PartialPlan(PlannedSampler):
 
     def template(self, process: AbsorbingProcess) -> Tensor:
         """The initial x (B, L): random letters where earlier steps unmask."""
-        letters = torch.tensor(process.vocab.emitted)[torch.randint(len(process.vocab.emitted), self.step.shape)]
+        letters = torch.tensor(process.vocab.emitted)[
+            torch.randint(len(process.vocab.emitted), self.step.shape)
+        ]
         return torch.where(self.given, letters, process.vocab.mask_id)
 
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
@@ -231,27 +257,51 @@ def time_planned(
     theirs = DDPM(denoiser, ddpm_rows, length, seconds / 20)
     if few == batch and one * len(steps) < seconds / 4:
         found = in_turns({"ours": part(steps)} | theirs.parts(), seconds)
-        return Timed(found["ours"][0], count.nfe, count.rows, 1.0, memory, theirs.costs(found, batch))
+        return Timed(
+            found["ours"][0], count.nfe, count.rows, 1.0, memory, theirs.costs(found, batch)
+        )
     others = steps[1:]
     number = max(1, min(len(others), int(seconds / 20 / one)))
     spread = others[((torch.arange(number) + 0.5) * (len(others) / number)).long()]
     found = in_turns({"first": part(steps[:1]), "others": part(spread)} | theirs.parts(), seconds)
     first, (took, result) = found["first"], found["others"]
     total = first[0] * batch / few + took / result.rows * (count.rows - first[1].rows)
-    return Timed(total, count.nfe, count.rows, (first[1].rows + result.rows) / count.rows, memory, theirs.costs(found, batch))
+    return Timed(
+        total,
+        count.nfe,
+        count.rows,
+        (first[1].rows + result.rows) / count.rows,
+        memory,
+        theirs.costs(found, batch),
+    )
 
 
 def time_ar(
-    denoiser: CausalDenoiser, process: AbsorbingProcess, batch: int, few: int, ddpm_rows: int, length: int, seconds: float
+    denoiser: CausalDenoiser,
+    process: AbsorbingProcess,
+    batch: int,
+    few: int,
+    ddpm_rows: int,
+    length: int,
+    seconds: float,
 ) -> Timed:
     """Left to right with its cache; a step of Mamba costs the same at every position, so a shorter sequence is timed."""
 
     def run(tokens: int, rows: int = few) -> Samples:
-        return Autoregressive().sample(denoiser, process, process.prior(rows, tokens), Draws.for_batch(0, rows))
+        return Autoregressive().sample(
+            denoiser, process, process.prior(rows, tokens), Draws.for_batch(0, rows)
+        )
 
     memory = peak_memory(lambda: run(min(16, length), ddpm_rows))
     start = time.perf_counter()
     run(min(16, length))
     some = max(1, min(length, int(seconds / 4 / (time.perf_counter() - start) * min(16, length))))
     took, _ = in_turns({"ar": lambda: run(some)}, seconds)["ar"]
-    return Timed(took * length / some * batch / few, length, length * batch, some * few / (length * batch), memory, None)
+    return Timed(
+        took * length / some * batch / few,
+        length,
+        length * batch,
+        some * few / (length * batch),
+        memory,
+        None,
+    )

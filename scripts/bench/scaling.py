@@ -59,7 +59,9 @@ WIDTH = 80
 
 
 def letters(count: int, seed: int = 0) -> np.ndarray:
-    return np.frombuffer(b"ACGT", np.uint8)[np.random.default_rng(seed).integers(0, 4, count, dtype=np.uint8)]
+    return np.frombuffer(b"ACGT", np.uint8)[
+        np.random.default_rng(seed).integers(0, 4, count, dtype=np.uint8)
+    ]
 
 
 def wrapped(sequence: np.ndarray) -> bytes:
@@ -83,8 +85,15 @@ def make_genome(folder: Path, bases: int) -> Path:
 
 def make_twobit(folder: Path, bases: int) -> Path:
     """The same as a 2bit file with 64-bit offsets, a quarter of the size."""
-    path, names, size = folder / "genome.2bit", [b"chr%d" % number for number in range(21)], bases // 21 // 4  # bytes of a chromosome
-    body, first = np.random.default_rng(0).bytes(STRETCH // 4), 16 + sum(9 + len(name) for name in names)
+    path, names, size = (
+        folder / "genome.2bit",
+        [b"chr%d" % number for number in range(21)],
+        bases // 21 // 4,
+    )  # bytes of a chromosome
+    body, first = (
+        np.random.default_rng(0).bytes(STRETCH // 4),
+        16 + sum(9 + len(name) for name in names),
+    )
     with path.open("wb") as file:
         file.write(struct.pack("<4I", 0x1A412743, 1, len(names), 0))
         for number, name in enumerate(names):
@@ -107,7 +116,10 @@ def make_corpus(folder: Path, count: int, bases: int) -> Path:
             with (folder / "genomes" / f"g{number}.fa").open("wb") as file:
                 for record, share in enumerate((0.9, 0.05, 0.03, 0.02)):
                     start = int(draw.integers(0, STRETCH - int(share * size) - 1))
-                    file.write(b">contig_%d\n%s" % (record, wrapped(body[start : start + max(WIDTH, int(share * size))])))
+                    file.write(
+                        b">contig_%d\n%s"
+                        % (record, wrapped(body[start : start + max(WIDTH, int(share * size))]))
+                    )
             manifest.write(f"genomes/g{number}.fa\tgenus{number % 20}\t{1 + number % 3}\n")
     return folder / "manifest.tsv"
 
@@ -115,7 +127,10 @@ def make_corpus(folder: Path, count: int, bases: int) -> Path:
 def make_records(folder: Path, count: int) -> Path:
     """Contigs of 300 to 2,000 bases."""
     path, body, draw = folder / "contigs.fa", letters(STRETCH).tobytes(), np.random.default_rng(2)
-    sizes, starts = draw.integers(300, 2001, count).tolist(), draw.integers(0, STRETCH - 2000, count).tolist()
+    sizes, starts = (
+        draw.integers(300, 2001, count).tolist(),
+        draw.integers(0, STRETCH - 2000, count).tolist(),
+    )
     with path.open("wb") as file:
         for number, (size, start) in enumerate(zip(sizes, starts)):
             file.write(b">contig_%d flag=1\n%s\n" % (number, body[start : start + size]))
@@ -125,14 +140,30 @@ def make_records(folder: Path, count: int) -> Path:
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, int, object]]:
     """Name, bytes of the sequence, and the function that makes it."""
     for bases in options.genomes:
-        yield f"genome of {bases / 1e9:g} Gb", int(bases), lambda folder, n=int(bases): make_genome(folder, n)
+        yield (
+            f"genome of {bases / 1e9:g} Gb",
+            int(bases),
+            lambda folder, n=int(bases): make_genome(folder, n),
+        )
     for bases in options.twobit:
-        yield f"genome of {bases / 1e9:g} Gb, 2bit", int(bases), lambda folder, n=int(bases): make_twobit(folder, n)
+        yield (
+            f"genome of {bases / 1e9:g} Gb, 2bit",
+            int(bases),
+            lambda folder, n=int(bases): make_twobit(folder, n),
+        )
     for count, bases in options.corpora:
         name = f"{count:,} genomes of {bases / 1e6:g} Mb"
-        yield name, int(count * bases), lambda folder, n=count, b=int(bases): make_corpus(folder, n, b)
+        yield (
+            name,
+            int(count * bases),
+            lambda folder, n=count, b=int(bases): make_corpus(folder, n, b),
+        )
     for count in options.records:
-        yield f"{int(count):,} records of 300-2,000 bases", int(1150 * count), lambda folder, n=int(count): make_records(folder, n)
+        yield (
+            f"{int(count):,} records of 300-2,000 bases",
+            int(1150 * count),
+            lambda folder, n=int(count): make_records(folder, n),
+        )
 
 
 def measure(make: object, folder: Path) -> dict[str, object]:
@@ -142,7 +173,12 @@ def measure(make: object, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {"file_gb": size / 1e9}
     for what in ("pack", "read"):
         command = [sys.executable, "-c", CHILD, str(path), what]
-        reply = subprocess.run(command, env=os.environ | {"DNADIFF_CACHE": str(folder / "cache")}, stdout=subprocess.PIPE, check=True)
+        reply = subprocess.run(
+            command,
+            env=os.environ | {"DNADIFF_CACHE": str(folder / "cache")},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         found |= json.loads(reply.stdout)
     return found
 
@@ -152,16 +188,28 @@ def numbers(text: str) -> list[float]:
 
 
 def pairs(text: str) -> list[tuple[int, float]]:
-    return [(int(float(count)), float(bases)) for count, _, bases in (each.partition("x") for each in text.split(",") if each)]
+    return [
+        (int(float(count)), float(bases))
+        for count, _, bases in (each.partition("x") for each in text.split(",") if each)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="results; those in it are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", type=Path, required=True, metavar="FILE", help="results; those in it are kept"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="folder for the temporary files")
     parser.add_argument("--genomes", type=numbers, default=[3.1e8, 3.1e9], metavar="BASES,...")
     parser.add_argument("--twobit", type=numbers, default=[], metavar="BASES,...")
-    parser.add_argument("--corpora", type=pairs, default=[(100, 4e6), (1000, 1e5), (10_000, 1e5)], metavar="FILESxBASES,...")
+    parser.add_argument(
+        "--corpora",
+        type=pairs,
+        default=[(100, 4e6), (1000, 1e5), (10_000, 1e5)],
+        metavar="FILESxBASES,...",
+    )
     parser.add_argument("--records", type=numbers, default=[1e5, 1e6], metavar="COUNT,...")
     options = parser.parse_args()
     results = json.loads(options.json.read_text(encoding="utf-8")) if options.json.is_file() else {}
@@ -170,9 +218,13 @@ def main() -> None:
             continue
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if 2.1 * size > free - 5e9:
-            print(f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are free")
+            print(
+                f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are free"
+            )
             continue
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:  # of many files, whose removal takes minutes
+        with tempfile.TemporaryDirectory(
+            dir=options.folder
+        ) as folder:  # of many files, whose removal takes minutes
             results[name] = measure(make, Path(folder))
             print(name, json.dumps(results[name]), flush=True)
             part = options.json.with_suffix(".part")

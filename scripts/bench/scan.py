@@ -49,7 +49,10 @@ def fastest(f: Callable[[], object], seconds: float) -> float:
 def machine_rates() -> tuple[float, float]:
     """Multiply-adds per second of a float32 matrix product, and bytes per second of a copy (read plus written)."""
     matmul = 0.0
-    for n in (512, 1024):  # the smaller one may run between two interruptions, the larger one is closer to the peak
+    for n in (
+        512,
+        1024,
+    ):  # the smaller one may run between two interruptions, the larger one is closer to the peak
         a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
         for product in (lambda a=a, b=b, c=c: torch.mm(a, b, out=c), lambda a=a, b=b: linear(a, b)):
             matmul = max(matmul, n**3 / fastest(product, 0.3))
@@ -58,14 +61,22 @@ def machine_rates() -> tuple[float, float]:
 
 
 def associative(
-    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor, bias: torch.Tensor
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    bias: torch.Tensor,
 ):
     """The selective scan by `torch._higher_order_ops.associative_scan`, to be compiled."""
     from torch._higher_order_ops.associative_scan import associative_scan
 
     step = torch.nn.functional.softplus(delta + bias)
     pairs = torch.exp(step[..., None] * A), (step * u)[..., None] * B[:, :, None]
-    h = associative_scan(lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1]), pairs, dim=1, combine_mode="generic")[1]
+    h = associative_scan(
+        lambda x, y: (x[0] * y[0], x[1] * y[0] + y[1]), pairs, dim=1, combine_mode="generic"
+    )[1]
     return torch.einsum("blen,bln->ble", h, C) + D * u
 
 
@@ -85,34 +96,56 @@ def inputs(Bt: int, L: int, E: int, N: int) -> list[torch.Tensor]:
     return [x.requires_grad_() for x in tensors]
 
 
-def calls(f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> dict[str, Callable[[], object]]:
+def calls(
+    f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]
+) -> dict[str, Callable[[], object]]:
     weight = torch.randn_like(tensors[0])
 
     def forward() -> None:
         with torch.no_grad():
             f(*tensors)
 
-    return {"forward": forward, "forward+backward": lambda: torch.autograd.grad(f(*tensors), tensors, weight)}
+    return {
+        "forward": forward,
+        "forward+backward": lambda: torch.autograd.grad(f(*tensors), tensors, weight),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="only the first size, a few repeats")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows of name, value, unit, ratio and the reference of the ratio")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write rows of name, value, unit, ratio and the reference of the ratio",
+    )
     args = parser.parse_args()
     seconds, sizes = (0.2, SIZES[:1]) if args.quick else (1.0, SIZES + LONG)
 
     keep_freed_memory()
     rates = machine_rates()
-    print(f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy")
+    print(
+        f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy"
+    )
     for name, reason in available_scans().items():
         print(f"{name}: {reason or SCANS[name].description()}")
-    names = sorted((name for name, reason in available_scans().items() if not reason), key=lambda name: name != "portable")
+    names = sorted(
+        (name for name, reason in available_scans().items() if not reason),
+        key=lambda name: name != "portable",
+    )
     rows = []
 
-    def report(label: str, value: float, unit: str, ratio: float | None = None, to: str = "") -> None:
+    def report(
+        label: str, value: float, unit: str, ratio: float | None = None, to: str = ""
+    ) -> None:
         rows.append({"name": label, "value": value, "unit": unit, "ratio": ratio, "to": to})
-        print(f"{label:56} {value:10.2f} {unit:3}" + (f" {ratio:8.2f} x {to}" if ratio is not None else ""))
+        print(
+            f"{label:56} {value:10.2f} {unit:3}"
+            + (f" {ratio:8.2f} x {to}" if ratio is not None else "")
+        )
 
     for size in sizes:
         Bt, L, E, N = size
@@ -121,7 +154,9 @@ def main() -> None:
         found: dict[str, float] = {}
         scans = {name: lambda *x, name=name: selective_scan(*x, scan=name) for name in names}
         if L > 1024:
-            print(f"(no reference and no associative scan at L {L}: the first takes minutes, the second {20 * Bt * L * E * N >> 30} GB)")
+            print(
+                f"(no reference and no associative scan at L {L}: the first takes minutes, the second {20 * Bt * L * E * N >> 30} GB)"
+            )
             scans.pop("reference", None)
         else:
             scans["associative, compiled"] = torch.compile(associative)
@@ -132,14 +167,31 @@ def main() -> None:
                 found[f"{name} {part}"] = took
                 base.setdefault(part, took)
                 report(label, took * 1e3, "ms", base[part] / took, "portable")
-                report(f"{label} limit", limit(part, *size, rates) * 1e3, "ms", limit(part, *size, rates) / took, "of this time")
+                report(
+                    f"{label} limit",
+                    limit(part, *size, rates) * 1e3,
+                    "ms",
+                    limit(part, *size, rates) / took,
+                    "of this time",
+                )
                 if memory is not None:
                     base.setdefault(f"{part} memory", memory)
-                    report(f"{label} memory", memory, "MB", memory / base[f"{part} memory"], "portable")
+                    report(
+                        f"{label} memory", memory, "MB", memory / base[f"{part} memory"], "portable"
+                    )
         if L <= 1024:
             for part in ("forward", "forward+backward"):
-                ours, other = (found[f"{name} {part}"] for name in ("cpu" if "cpu" in names else "portable", "associative, compiled"))
-                report(f"scan {part} B{Bt} L{L} E{E} N{N}", ours * 1e3, "ms", other / ours, "a compiled associative scan")
+                ours, other = (
+                    found[f"{name} {part}"]
+                    for name in ("cpu" if "cpu" in names else "portable", "associative, compiled")
+                )
+                report(
+                    f"scan {part} B{Bt} L{L} E{E} N{N}",
+                    ours * 1e3,
+                    "ms",
+                    other / ours,
+                    "a compiled associative scan",
+                )
         conv = [tensors[0], torch.randn(E, 4, requires_grad=True), tensors[5]]
         for name in names:
             if name == "reference":  # PyTorch's depthwise convolution takes seconds
@@ -147,7 +199,13 @@ def main() -> None:
             for part, f in calls(lambda *x, name=name: short_conv(*x, scan=name), conv).items():
                 took = fastest(f, seconds / 2)
                 base.setdefault(f"conv {part}", took)
-                report(f"conv {name} {part} B{Bt} L{L} E{E} K4", took * 1e3, "ms", base[f"conv {part}"] / took, "portable")
+                report(
+                    f"conv {name} {part} B{Bt} L{L} E{E} K4",
+                    took * 1e3,
+                    "ms",
+                    base[f"conv {part}"] / took,
+                    "portable",
+                )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

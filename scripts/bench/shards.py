@@ -26,7 +26,11 @@ BATCH, LENGTH = 32, 256
 def write_fasta(path: Path, units: int, seed: int) -> None:
     """Records of one window each, in so many units."""
     draw = random.Random(seed)
-    path.write_text("".join(f">r{n}\n{''.join(draw.choices('ACGT', k=WINDOW))}\n" for n in range(units * TOGETHER)))
+    path.write_text(
+        "".join(
+            f">r{n}\n{''.join(draw.choices('ACGT', k=WINDOW))}\n" for n in range(units * TOGETHER)
+        )
+    )
 
 
 class Scoring:
@@ -39,7 +43,14 @@ class Scoring:
 
     def arguments(self, part: str) -> list[str]:
         """Of the command, for `half` or `all` of the work."""
-        return ["dnadiff.score", "checkpoint=ecoli", f"input={part}.fa", "num_draws=2", f"window={WINDOW}", "accelerator=cpu"]
+        return [
+            "dnadiff.score",
+            "checkpoint=ecoli",
+            f"input={part}.fa",
+            "num_draws=2",
+            f"window={WINDOW}",
+            "accelerator=cpu",
+        ]
 
 
 class Sampling:
@@ -50,7 +61,13 @@ class Sampling:
 
     def arguments(self, part: str) -> list[str]:
         number = BATCH * self.batches * {"half": 1, "all": 2}[part]
-        size = [f"num_samples={number}", f"length={LENGTH}", f"batch_size={BATCH}", "sampler.num_groups=16", "accelerator=cpu"]
+        size = [
+            f"num_samples={number}",
+            f"length={LENGTH}",
+            f"batch_size={BATCH}",
+            "sampler.num_groups=16",
+            "accelerator=cpu",
+        ]
         return ["dnadiff.sample", "checkpoint=ecoli", *size]
 
 
@@ -61,7 +78,12 @@ def together(folder: Path, commands: Sequence[Sequence[str]]) -> float:
     """Seconds until processes that are started at once have all ended; raises CalledProcessError if one fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
-    running = [subprocess.Popen([sys.executable, "-m", *c], cwd=folder, env=environment, stdout=subprocess.DEVNULL) for c in commands]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", *c], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+        )
+        for c in commands
+    ]
     for process, command in zip(running, commands):
         if process.wait():
             raise subprocess.CalledProcessError(process.returncode, command)
@@ -76,7 +98,9 @@ def measure(folder: Path, name: str, units: int, repeats: int) -> dict:
         commands = [[*work.arguments("half"), f"output={number}{each}{suffix}"] for each in "ab"]
         unrelated.append(together(folder, commands))
         output = f"output={number}{suffix}"
-        shards.append(together(folder, [[*work.arguments("all"), output, f"shard={i}/2"] for i in (1, 2)]))
+        shards.append(
+            together(folder, [[*work.arguments("all"), output, f"shard={i}/2"] for i in (1, 2)])
+        )
         merging.append(together(folder, [["dnadiff.merge", output]]))
     row = {
         "command": name,
@@ -84,13 +108,20 @@ def measure(folder: Path, name: str, units: int, repeats: int) -> dict:
         "shards": statistics.median(shards),
         "merge": statistics.median(merging),
     }
-    return row | {"ratio": row["unrelated"] / row["shards"], "all": {"unrelated": unrelated, "shards": shards}}
+    return row | {
+        "ratio": row["unrelated"] / row["shards"],
+        "all": {"unrelated": unrelated, "shards": shards},
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--command", nargs="+", choices=tuple(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--units", type=int, default=3, help="units of work for each process (default: %(default)s)")
+    parser.add_argument(
+        "--units", type=int, default=3, help="units of work for each process (default: %(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()

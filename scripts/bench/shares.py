@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = ("train", "finetune", "evaluate", "sample", "score")
-WARM_UP = 5  # calls of the network before the clock starts: kernels are compiled, memory is allocated
+WARM_UP = (
+    5  # calls of the network before the clock starts: kernels are compiled, memory is allocated
+)
 
 
 class Parts:
@@ -66,14 +68,45 @@ class Parts:
 def arguments(command: str, folder: Path, width: int, layers: int, steps: int) -> list[str]:
     """The command line of one command."""
     run = f"checkpoint={folder / 'model'}"
-    network = [f"backbone.d_model={width}", f"backbone.n_layers={layers}", "data.max_valid_windows=16"]
+    network = [
+        f"backbone.d_model={width}",
+        f"backbone.n_layers={layers}",
+        "data.max_valid_windows=16",
+    ]
     return {
-        "model": [*network, "trainer.max_steps=2", "trainer.val_check_interval=2", f"hydra.run.dir={folder / 'model'}"],
-        "train": [*network, f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", f"hydra.run.dir={folder / 'train'}"],
-        "finetune": [run, "seeds=1", "scratch=false", f"task.max_train={8 * steps}", f"hydra.run.dir={folder / 'finetune'}"],
+        "model": [
+            *network,
+            "trainer.max_steps=2",
+            "trainer.val_check_interval=2",
+            f"hydra.run.dir={folder / 'model'}",
+        ],
+        "train": [
+            *network,
+            f"trainer.max_steps={steps}",
+            f"trainer.val_check_interval={steps}",
+            f"hydra.run.dir={folder / 'train'}",
+        ],
+        "finetune": [
+            run,
+            "seeds=1",
+            "scratch=false",
+            f"task.max_train={8 * steps}",
+            f"hydra.run.dir={folder / 'finetune'}",
+        ],
         "evaluate": [run, "orders=[0]", "num_draws=2", f"hydra.run.dir={folder / 'evaluate'}"],
-        "sample": [run, f"num_samples={16}", "length=512", f"output={folder / 'samples.fa'}", f"hydra.run.dir={folder / 'sample'}"],
-        "score": [run, f"input={folder / 'records.fa'}", "num_draws=4", f"hydra.run.dir={folder / 'score'}"],
+        "sample": [
+            run,
+            f"num_samples={16}",
+            "length=512",
+            f"output={folder / 'samples.fa'}",
+            f"hydra.run.dir={folder / 'sample'}",
+        ],
+        "score": [
+            run,
+            f"input={folder / 'records.fa'}",
+            "num_draws=4",
+            f"hydra.run.dir={folder / 'score'}",
+        ],
     }[command]
 
 
@@ -115,7 +148,9 @@ def profile(command: str, line: list[str]) -> None:
         parts.wrap(DiffusionModule, "log_dict", "logging")
         inner = AdamW.step
 
-        def step(self: Any, closure: Any = None) -> Any:  # Lightning runs the whole step inside the optimizer's
+        def step(
+            self: Any, closure: Any = None
+        ) -> Any:  # Lightning runs the whole step inside the optimizer's
             return inner(self, closure and (lambda: outside(closure)))
 
         def outside(closure: Any) -> Any:
@@ -133,14 +168,27 @@ def profile(command: str, line: list[str]) -> None:
     started = time.process_time()
     commands.run(command, module.run, module.KEYS, line)
     whole = parts.ended - parts.began
-    print(json.dumps({"parts": parts.at_end, "whole": whole, "start and end": time.process_time() - started - whole, "calls": parts.calls}))
+    print(
+        json.dumps(
+            {
+                "parts": parts.at_end,
+                "whole": whole,
+                "start and end": time.process_time() - started - whole,
+                "calls": parts.calls,
+            }
+        )
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=60, help="of training and fine-tuning (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=60, help="of training and fine-tuning (default: %(default)s)"
+    )
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=COMMANDS)
     parser.add_argument("--json", type=Path, help="also write the shares here")
     parser.add_argument("--profile", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -149,23 +197,56 @@ def main() -> None:
         profile(options.profile[0], options.profile[1:])
         return
     rows = []
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        )
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "records.fa").write_text("".join(f">r{i}\n{'ACGTTGACCATG' * 42}\n" for i in range(128)))
+        (folder / "records.fa").write_text(
+            "".join(f">r{i}\n{'ACGTTGACCATG' * 42}\n" for i in range(128))
+        )
         for command in ("model", *options.only):
             line = arguments(command, folder, options.width, options.layers, options.steps)
-            call = [sys.executable, __file__, "--profile", "train" if command == "model" else command, *line]
-            result = subprocess.run(call, capture_output=True, text=True, env=environment, cwd=folder)
+            call = [
+                sys.executable,
+                __file__,
+                "--profile",
+                "train" if command == "model" else command,
+                *line,
+            ]
+            result = subprocess.run(
+                call, capture_output=True, text=True, env=environment, cwd=folder
+            )
             if result.returncode:
-                raise SystemExit(f"{command} failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+                raise SystemExit(
+                    f"{command} failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+                )
             if command == "model":
                 continue
             found = json.loads(result.stdout.splitlines()[-1])
-            shares = {part: seconds / found["whole"] for part, seconds in sorted(found["parts"].items(), key=lambda item: -item[1])}
-            listed = ", ".join(f"{part} {share:.1%}" for part, share in shares.items() if part != "network" and share >= 0.001)
-            print(f"{command:9} network {shares['network']:.1%} of {found['whole']:.1f} s; {listed}", flush=True)
-            rows.append({"command": command, "seconds": found["whole"], "start and end": found["start and end"], "shares": shares})
+            shares = {
+                part: seconds / found["whole"]
+                for part, seconds in sorted(found["parts"].items(), key=lambda item: -item[1])
+            }
+            listed = ", ".join(
+                f"{part} {share:.1%}"
+                for part, share in shares.items()
+                if part != "network" and share >= 0.001
+            )
+            print(
+                f"{command:9} network {shares['network']:.1%} of {found['whole']:.1f} s; {listed}",
+                flush=True,
+            )
+            rows.append(
+                {
+                    "command": command,
+                    "seconds": found["whole"],
+                    "start and end": found["start and end"],
+                    "shares": shares,
+                }
+            )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -36,7 +36,10 @@ def decile(score: np.ndarray, weight: np.ndarray, by: np.ndarray) -> float:
 
 def hamming(letters: Sequence[str], others: Sequence[str]) -> np.ndarray:
     """Hamming distances (S, R) between sequences of one length."""
-    a, b = (np.eye(5, dtype=np.float32)[np.stack(halves.bases_of(each))][..., :4].reshape(len(each), -1) for each in (letters, others))
+    a, b = (
+        np.eye(5, dtype=np.float32)[np.stack(halves.bases_of(each))][..., :4].reshape(len(each), -1)
+        for each in (letters, others)
+    )
     return np.rint(len(letters[0]) - a @ b.T).astype(int)
 
 
@@ -48,13 +51,21 @@ def diversity(letters: Sequence[str]) -> float:
 
 def kmer_distance(letters: Sequence[str], strong: Sequence[str]) -> dict[str, float]:
     """Jensen-Shannon divergence in bits of the 6-mer frequencies of designs and strong promoters, with its 95 % interval."""
-    ours, real = (composition.kmer_counts(halves.bases_of(each), KMER, both_strands=False) for each in (letters, strong))
+    ours, real = (
+        composition.kmer_counts(halves.bases_of(each), KMER, both_strands=False)
+        for each in (letters, strong)
+    )
     value = composition.jensen_shannon(ours, real)
     low, high = composition.bootstrap_interval(composition.jensen_shannon, ours, real, value)
     return {"value": value, "low": low, "high": high}
 
 
-def described(values: Mapping[str, np.ndarray], groups: Sequence[int], letters: Sequence[str], strong: Sequence[str]) -> dict:
+def described(
+    values: Mapping[str, np.ndarray],
+    groups: Sequence[int],
+    letters: Sequence[str],
+    strong: Sequence[str],
+) -> dict:
     """Means and top deciles (by A) with 95 % intervals over groups of dependent designs, 6-mer distance, diversity, and the values.
 
     A single group has no interval: its designs are then resampled as if they were independent, and `independent` says so.
@@ -63,7 +74,9 @@ def described(values: Mapping[str, np.ndarray], groups: Sequence[int], letters: 
     several = len(np.unique(group)) >= measures_needed(group)
     group = group if several else np.arange(len(group))
     means = measures.bootstrap(mean, values, group)
-    top = measures.bootstrap(lambda score, weight: decile(score, weight, values[ORACLE]), values, group)
+    top = measures.bootstrap(
+        lambda score, weight: decile(score, weight, values[ORACLE]), values, group
+    )
     return {
         "mean": {name: _interval(found) for name, found in means.items()},
         "top": {name: _interval(found) for name, found in top.items()},
@@ -97,15 +110,20 @@ def differences(
         minus = {name: draws[method][name] - draws[base][name] for name in names}
         low_high = {name: np.quantile(each[1:], (0.025, 0.975)) for name, each in minus.items()}
         found[method] = {
-            name: {"value": float(minus[name][0]), "low": float(low), "high": float(high)} for name, (low, high) in low_high.items()
+            name: {"value": float(minus[name][0]), "low": float(low), "high": float(high)}
+            for name, (low, high) in low_high.items()
         }
     return found
 
 
-def _replicates(row: Mapping, names: Sequence[str], num_resamples: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+def _replicates(
+    row: Mapping, names: Sequence[str], num_resamples: int, random: np.random.Generator
+) -> dict[str, np.ndarray]:
     _, index = np.unique(row["group"], return_inverse=True)
     size = index.max() + 1
-    counts = np.stack([np.ones(size), *random.multinomial(size, np.full(size, 1 / size), num_resamples)])[:, index]
+    counts = np.stack(
+        [np.ones(size), *random.multinomial(size, np.full(size, 1 / size), num_resamples)]
+    )[:, index]
     return {name: counts @ np.asarray(row["values"][name]) / counts.sum(1) for name in names}
 
 
@@ -117,42 +135,91 @@ def counting(judges: Mapping) -> list[str]:
 def judges_table(judges: Mapping, oracle: Mapping) -> str:
     """Spearman's correlation of each judge and of the oracle with the measured expression."""
     counted = counting(judges)
-    lines = [[name, measures.shown(each), "yes" if name in counted else "no"] for name, each in judges["spearman"].items()]
+    lines = [
+        [name, measures.shown(each), "yes" if name in counted else "no"]
+        for name, each in judges["spearman"].items()
+    ]
     lines.insert(0, [f"{ORACLE} (the oracle)", measures.shown(oracle["spearman"]), "no judge"])
     return study.markdown(["judge", "Spearman on the official test part (95 %)", "counts"], lines)
 
 
 def designs_table(found: Rows, key: str) -> str:
     """Means, or means of the top decile, of all methods."""
-    lines = [[name, *(measures.shown(row[key][value], 2) for value in (ORACLE, *judging.JUDGES))] for name, row in found.items()]
-    return study.markdown(["method", *(f"{value} (95 %)" for value in (ORACLE, *judging.JUDGES))], lines)
+    lines = [
+        [name, *(measures.shown(row[key][value], 2) for value in (ORACLE, *judging.JUDGES))]
+        for name, row in found.items()
+    ]
+    return study.markdown(
+        ["method", *(f"{value} (95 %)" for value in (ORACLE, *judging.JUDGES))], lines
+    )
 
 
 def natural_table(found: Rows, prices: Rows) -> str:
     """Likelihood, distances, diversity, and the price."""
     lines = []
     for name, row in found.items():
-        price, numbers = prices.get(name, {}), [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)]
+        price, numbers = (
+            prices.get(name, {}),
+            [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)],
+        )
         share = [f"{price['in_model']:.0%}", f"{price['in_oracle']:.0%}"] if price else ["", ""]
-        cost = [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}", *share] if price else ["", "", "", ""]
-        lines.append([name, *numbers, measures.shown(row["kmers"], 4), f"{row['diversity']:.1f}", f"{row['different']}", *cost])
-    header = ["method", "log p per base, nats", "longest match, bases", "nearest promoter, differences", "6-mer divergence, bits"]
+        cost = (
+            [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}", *share]
+            if price
+            else ["", "", "", ""]
+        )
+        lines.append(
+            [
+                name,
+                *numbers,
+                measures.shown(row["kmers"], 4),
+                f"{row['diversity']:.1f}",
+                f"{row['different']}",
+                *cost,
+            ]
+        )
+    header = [
+        "method",
+        "log p per base, nats",
+        "longest match, bases",
+        "nearest promoter, differences",
+        "6-mer divergence, bits",
+    ]
     return study.markdown(
-        [*header, "pairwise differences", "different", "calls per design", "seconds", "in the model", "in the oracle"], lines
+        [
+            *header,
+            "pairwise differences",
+            "different",
+            "calls per design",
+            "seconds",
+            "in the model",
+            "in the oracle",
+        ],
+        lines,
     )
 
 
 def differences_table(found: Mapping, counted: Sequence[str], base: str = BASELINE) -> str:
     """Each method minus `base`, under A and the judges that count."""
-    lines = [[name, *(measures.shown(row[value], 2, sign=True) for value in (ORACLE, *counted))] for name, row in found.items()]
-    return study.markdown([f"method minus {base}", *(f"{value} (95 %)" for value in (ORACLE, *counted))], lines)
+    lines = [
+        [name, *(measures.shown(row[value], 2, sign=True) for value in (ORACLE, *counted))]
+        for name, row in found.items()
+    ]
+    return study.markdown(
+        [f"method minus {base}", *(f"{value} (95 %)" for value in (ORACLE, *counted))], lines
+    )
 
 
 def peer_tables(found: Rows, counted: Sequence[str]) -> list[str]:
     """The methods of the package minus each peer that starts from the same kind of sequences."""
     tables = []
     for peer in (name for name in PEERS if name in found):
-        own = [name for name in METHODS if name not in (*PEERS, BASELINE, UNGUIDED) and (name in TRANSFERRED) == (peer in TRANSFERRED)]
+        own = [
+            name
+            for name in METHODS
+            if name not in (*PEERS, BASELINE, UNGUIDED)
+            and (name in TRANSFERRED) == (peer in TRANSFERRED)
+        ]
         rows = {name: found[name] for name in (*own, peer) if name in found}
         tables.append(differences_table(differences(rows, (ORACLE, *counted), peer), counted, peer))
     return tables
@@ -165,8 +232,28 @@ def throughput_table(rows: Rows) -> str:
         for each in row["runs"]:
             speed = f"{each['designs'] / each['seconds']:.2f}"
             shares = [f"{each['in_model']:.0%}", f"{each['in_oracle']:.0%}"]
-            lines.append([name, f"{each['designs']:,}", f"{row['calls']}", speed, *shares, f"{each['megabytes']:.0f}"])
-    return study.markdown(["method", "designs", "calls per design", "designs/s", "in the model", "in the oracle", "peak MB"], lines)
+            lines.append(
+                [
+                    name,
+                    f"{each['designs']:,}",
+                    f"{row['calls']}",
+                    speed,
+                    *shares,
+                    f"{each['megabytes']:.0f}",
+                ]
+            )
+    return study.markdown(
+        [
+            "method",
+            "designs",
+            "calls per design",
+            "designs/s",
+            "in the model",
+            "in the oracle",
+            "peak MB",
+        ],
+        lines,
+    )
 
 
 def picture(found: Rows, judges: Sequence[str], path: Path) -> None:
@@ -185,8 +272,12 @@ def picture(found: Rows, judges: Sequence[str], path: Path) -> None:
 def _panel(axes: Axes, found: Rows, judge: str) -> None:
     for number, (name, row) in enumerate(found.items()):
         color, (x, y) = f"C{number % 10}", (row["mean"][value] for value in (ORACLE, judge))
-        axes.scatter(row["values"][ORACLE], row["values"][judge], s=6, alpha=0.3, color=color, linewidths=0)
-        errors = [[[each["value"] - each["low"]], [each["high"] - each["value"]]] for each in (x, y)]
+        axes.scatter(
+            row["values"][ORACLE], row["values"][judge], s=6, alpha=0.3, color=color, linewidths=0
+        )
+        errors = [
+            [[each["value"] - each["low"]], [each["high"] - each["value"]]] for each in (x, y)
+        ]
         marker = "os^Dv"[number // 10 % 5]
         axes.errorbar(
             x["value"],
@@ -199,4 +290,6 @@ def _panel(axes: Axes, found: Rows, judge: str) -> None:
             markeredgecolor="black",
         )
     unit = "bits" if judge == judging.MATRIX else "log(1 + expression)"
-    axes.set(xlabel="reward: prediction of A, log(1 + expression)", ylabel=f"judge: {judge}, {unit}")
+    axes.set(
+        xlabel="reward: prediction of A, log(1 + expression)", ylabel=f"judge: {judge}, {unit}"
+    )

@@ -99,16 +99,35 @@ class Task:
 
     def samples(self, num: int, num_steps: int, seed: int) -> list[str]:
         """Samples of the model without a reward."""
-        return [str(each) for each in self.model.sample(num, self.length, Grouped(num_steps), seed=seed, batch_size=BATCH)]
+        return [
+            str(each)
+            for each in self.model.sample(
+                num, self.length, Grouped(num_steps), seed=seed, batch_size=BATCH
+            )
+        ]
 
     def log_likelihoods(self, letters: Sequence[str], num_draws: int) -> np.ndarray:
         """Minus the NELBO of designs per base, nats, with the same masks for all: (S,)."""
-        ids = torch.stack([torch.from_numpy(self.model.tokenizer.encode(each).astype(np.int64)) for each in letters])
+        ids = torch.stack(
+            [
+                torch.from_numpy(self.model.tokenizer.encode(each).astype(np.int64))
+                for each in letters
+            ]
+        )
         windows = [
-            WindowBatch(x, {"all": torch.ones_like(x, dtype=torch.bool)}, rows=torch.zeros(len(x), dtype=torch.int64))
+            WindowBatch(
+                x,
+                {"all": torch.ones_like(x, dtype=torch.bool)},
+                rows=torch.zeros(len(x), dtype=torch.int64),
+            )
             for x in ids.split(BATCH)
         ]
-        return -likelihood.estimate(self.model.denoiser, self.model.process, windows, num_draws, 0).per_sequence() / self.length
+        return (
+            -likelihood.estimate(
+                self.model.denoiser, self.model.process, windows, num_draws, 0
+            ).per_sequence()
+            / self.length
+        )
 
 
 class Found(NamedTuple):
@@ -128,12 +147,25 @@ class Method(Protocol):
 
 
 def run_method(
-    task: Task, request: Request, method: DesignMethod, num: int, num_steps: int, seed: int, beta: float = 1.0, proposals: int = 1
+    task: Task,
+    request: Request,
+    method: DesignMethod,
+    num: int,
+    num_steps: int,
+    seed: int,
+    beta: float = 1.0,
+    proposals: int = 1,
 ) -> Found:
     """The designs of a method of the package: with several proposals for each, `num` are drawn again in proportion to their weights."""
-    designer = Designer(task.model.conditional_sampler(Grouped(num_steps), request), method, task.reward, beta)
+    designer = Designer(
+        task.model.conditional_sampler(Grouped(num_steps), request), method, task.reward, beta
+    )
     batches = list(designer.batches(request, seed, BATCH))
-    texts = [designer.text(target, tokens) for batch in batches for target, tokens in zip(batch.targets, batch.tokens)]
+    texts = [
+        designer.text(target, tokens)
+        for batch in batches
+        for target, tokens in zip(batch.targets, batch.tokens)
+    ]
     rewards = np.concatenate([rewards_of(batch) for batch in batches])
     groups = (
         np.repeat(np.arange(len(batches)), [len(batch.targets) for batch in batches])
@@ -143,8 +175,15 @@ def run_method(
     chosen = np.arange(num)
     if proposals > 1:
         weights = [batch.log_weight for batch in batches if batch.log_weight is not None]
-        chosen = systematic_resample(np.concatenate(weights), num, float(np.random.default_rng(seed).random()))
-    return Found([texts[i] for i in chosen], rewards[chosen].tolist(), groups[chosen].tolist(), designer.reward_calls)
+        chosen = systematic_resample(
+            np.concatenate(weights), num, float(np.random.default_rng(seed).random())
+        )
+    return Found(
+        [texts[i] for i in chosen],
+        rewards[chosen].tolist(),
+        groups[chosen].tolist(),
+        designer.reward_calls,
+    )
 
 
 def rewards_of(batch: SampleBatch) -> Values:
@@ -167,45 +206,81 @@ def smc(task: Task, num: int, calls: int, seed: int, beta: float, proposals: int
     """`proposals` particles for each design, drawn again by their weights at the end; a particle has calls / proposals steps."""
     proposals = min(proposals, calls)
     steps = calls // proposals
-    return run_method(task, free(task, num * proposals, seed), SMC(), num, steps, seed, beta, proposals)
+    return run_method(
+        task, free(task, num * proposals, seed), SMC(), num, steps, seed, beta, proposals
+    )
 
 
 def svdd(task: Task, num: int, calls: int, seed: int, beta: float, candidates: int) -> Found:
     """One of several candidates at each of calls / candidates steps, without the weights."""
     candidates = min(candidates, calls)
     steps = calls // candidates
-    return run_method(task, free(task, num, seed), SVDD(num_candidates=candidates), num, steps, seed, beta)
+    return run_method(
+        task, free(task, num, seed), SVDD(num_candidates=candidates), num, steps, seed, beta
+    )
 
 
 def guidance(task: Task, num: int, calls: int, seed: int, beta: float) -> Found:
     """Guidance by the gradient, which counts as two calls, and one call at the end, without the weights."""
-    return run_method(task, free(task, num, seed), ClassifierGuidance(gradient=True), num, max((calls - 1) // 2, 1), seed, beta)
+    return run_method(
+        task,
+        free(task, num, seed),
+        ClassifierGuidance(gradient=True),
+        num,
+        max((calls - 1) // 2, 1),
+        seed,
+        beta,
+    )
 
 
-def metropolis(task: Task, num: int, calls: int, seed: int, beta: float, positions: int, start: str = "model") -> Found:
+def metropolis(
+    task: Task, num: int, calls: int, seed: int, beta: float, positions: int, start: str = "model"
+) -> Found:
     """The best sequence of a chain of `calls` - 1 proposals, from a sample of the model or from strong promoters (`start=strong`)."""
-    method = Metropolis(num_steps=max(calls - 1, 1), num_positions=positions, num_groups=2, best=True)
+    method = Metropolis(
+        num_steps=max(calls - 1, 1), num_positions=positions, num_groups=2, best=True
+    )
     if start == "strong":
         given = [(f"promoter {row}", task.strong[row % len(task.strong)]) for row in range(num)]
-        return run_method(task, starting_from(task.model.tokenizer, given, 1), method, num, 8, seed, beta)
+        return run_method(
+            task, starting_from(task.model.tokenizer, given, 1), method, num, 8, seed, beta
+        )
     return run_method(task, free(task, num, seed), method, num, 8, seed, beta)
 
 
-def resample_move(task: Task, num: int, calls: int, seed: int, beta: float, positions: int, proposals: int) -> Found:
+def resample_move(
+    task: Task, num: int, calls: int, seed: int, beta: float, positions: int, proposals: int
+) -> Found:
     """A population of `proposals` sequences for each design, of which the best different ones of each batch are kept."""
     proposals = min(proposals, max(calls // 2, 1))
-    method = ResampleMove(num_stages=max(calls // proposals - 1, 1), num_positions=positions, num_groups=2)
-    found = run_method(task, free(task, num * proposals, seed), method, num * proposals, 8, seed, beta)
-    sequences, rewards, groups, values, batch = [], [], [], np.asarray(found.rewards), np.asarray(found.groups)
+    method = ResampleMove(
+        num_stages=max(calls // proposals - 1, 1), num_positions=positions, num_groups=2
+    )
+    found = run_method(
+        task, free(task, num * proposals, seed), method, num * proposals, 8, seed, beta
+    )
+    sequences, rewards, groups, values, batch = (
+        [],
+        [],
+        [],
+        np.asarray(found.rewards),
+        np.asarray(found.groups),
+    )
     for group in dict.fromkeys(found.groups):
         rows = np.flatnonzero(batch == group)
         kept = (rows[-1] + 1) // proposals - rows[0] // proposals  # `num` in all batches together
         texts, best = peers.survivors([found.sequences[row] for row in rows], values[rows], kept)
-        sequences, rewards, groups = sequences + texts, rewards + best.tolist(), groups + [group] * len(texts)
+        sequences, rewards, groups = (
+            sequences + texts,
+            rewards + best.tolist(),
+            groups + [group] * len(texts),
+        )
     return Found(sequences, rewards, groups, found.calls)
 
 
-def genetic(task: Task, num: int, calls: int, seed: int, size: int, keep: int, start: str = "uniform") -> Found:
+def genetic(
+    task: Task, num: int, calls: int, seed: int, size: int, keep: int, start: str = "uniform"
+) -> Found:
     """A genetic algorithm in runs of their own: each has `keep` times the calls of one design, and gives its `keep` best sequences."""
     reward, sequences, rewards, groups = CountedReward(task.reward), [], [], []
     for run, first in enumerate(range(0, num, keep)):
@@ -213,7 +288,11 @@ def genetic(task: Task, num: int, calls: int, seed: int, size: int, keep: int, s
         size_here = min(size, calls * kept)
         population = first_population(task, start, size_here, random)
         texts, values = peers.evolve(reward, population, calls * kept, kept, random)
-        sequences, rewards, groups = sequences + texts, rewards + values.tolist(), groups + [run] * len(texts)
+        sequences, rewards, groups = (
+            sequences + texts,
+            rewards + values.tolist(),
+            groups + [run] * len(texts),
+        )
     return Found(sequences, rewards, groups, reward.calls)
 
 
@@ -226,12 +305,26 @@ def first_population(task: Task, start: str, size: int, random: np.random.Genera
     return [task.strong[row] for row in random.integers(len(task.strong), size=size)]
 
 
-def ledidi(task: Task, num: int, calls: int, seed: int, batch: int, weight: float, target: float, start: str = "model") -> Found:
+def ledidi(
+    task: Task,
+    num: int,
+    calls: int,
+    seed: int,
+    batch: int,
+    weight: float,
+    target: float,
+    start: str = "model",
+) -> Found:
     """Ledidi from a sample of the model, for each design."""
     reward = CountedReward(task.reward)
     first = first_population(task, start, num, np.random.default_rng(seed))
-    made = [peers.ledidi_design(reward, text, calls, batch, weight, target, seed * 10_000 + row) for row, text in enumerate(first)]
-    return Found([text for text, _ in made], [value for _, value in made], list(range(num)), reward.calls)
+    made = [
+        peers.ledidi_design(reward, text, calls, batch, weight, target, seed * 10_000 + row)
+        for row, text in enumerate(first)
+    ]
+    return Found(
+        [text for text, _ in made], [value for _, value in made], list(range(num)), reward.calls
+    )
 
 
 def unguided(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Found:
@@ -245,20 +338,48 @@ METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
     UNGUIDED: (unguided, [{"num_steps": 8}]),
     BASELINE: (best_of_n, [{"num_steps": 8}]),
     "smc": (smc, [{"beta": beta, "proposals": 4} for beta in (5.0, 20.0, 80.0)]),
-    "svdd": (svdd, [{"beta": beta, "candidates": count} for beta in (20.0, 80.0) for count in (4, 16)]),
+    "svdd": (
+        svdd,
+        [{"beta": beta, "candidates": count} for beta in (20.0, 80.0) for count in (4, 16)],
+    ),
     "classifier_guidance": (guidance, [{"beta": beta} for beta in (20.0, 80.0, 320.0)]),
-    "metropolis": (metropolis, [{"beta": beta, "positions": count} for beta, count in ((20.0, 8), (80.0, 8), (80.0, 3))]),
-    "resample_move": (resample_move, [{"beta": beta, "positions": 8, "proposals": 4} for beta in (20.0, 80.0, 320.0)]),
+    "metropolis": (
+        metropolis,
+        [{"beta": beta, "positions": count} for beta, count in ((20.0, 8), (80.0, 8), (80.0, 3))],
+    ),
+    "resample_move": (
+        resample_move,
+        [{"beta": beta, "positions": 8, "proposals": 4} for beta in (20.0, 80.0, 320.0)],
+    ),
     "genetic": (
         genetic,
-        [{"size": size, "keep": keep, "start": start} for size, keep in ((16, 1), (64, 10)) for start in ("uniform", "model")],
+        [
+            {"size": size, "keep": keep, "start": start}
+            for size, keep in ((16, 1), (64, 10))
+            for start in ("uniform", "model")
+        ],
     ),
-    "metropolis_strong": (partial(metropolis, **STRONG), [{"beta": beta, "positions": 3} for beta in (20.0, 80.0)]),
-    "genetic_strong": (partial(genetic, **STRONG), [{"size": size, "keep": keep} for size, keep in ((16, 1), (64, 10))]),
-    "ledidi": (ledidi, [{"batch": batch, "weight": weight, "target": 6.0} for batch, weight in ((4, 0.001), (4, 0.01), (1, 0.001))]),
+    "metropolis_strong": (
+        partial(metropolis, **STRONG),
+        [{"beta": beta, "positions": 3} for beta in (20.0, 80.0)],
+    ),
+    "genetic_strong": (
+        partial(genetic, **STRONG),
+        [{"size": size, "keep": keep} for size, keep in ((16, 1), (64, 10))],
+    ),
+    "ledidi": (
+        ledidi,
+        [
+            {"batch": batch, "weight": weight, "target": 6.0}
+            for batch, weight in ((4, 0.001), (4, 0.01), (1, 0.001))
+        ],
+    ),
 }
 PEERS = ("genetic", "genetic_strong", "ledidi")  # methods of others
-TRANSFERRED = ("metropolis_strong", "genetic_strong")  # they start from measured promoters, which the others do not see
+TRANSFERRED = (
+    "metropolis_strong",
+    "genetic_strong",
+)  # they start from measured promoters, which the others do not see
 
 
 def available() -> list[str]:
@@ -275,7 +396,9 @@ class Measured(NamedTuple):
     in_oracle: float
 
 
-def measured(name: str, task: Task, num: int, calls: int, seed: int, settings: Settings) -> Measured:
+def measured(
+    name: str, task: Task, num: int, calls: int, seed: int, settings: Settings
+) -> Measured:
     """Run a method and measure its time."""
     before = task.reward.seconds
     with timed_network(task.model) as spent:

@@ -40,8 +40,12 @@ def read_promoters(path: Path) -> list[Promoter]:
         rows = list(csv.DictReader(file))
     missing = [name for name in Promoter._fields if not rows or name not in rows[0]]
     if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r} or no row; --tss expects sequence, expression and split")
-    return [Promoter(row["sequence"].upper(), float(row["expression"]), row["split"]) for row in rows]
+        raise ValueError(
+            f"{path} has no column {missing[0]!r} or no row; --tss expects sequence, expression and split"
+        )
+    return [
+        Promoter(row["sequence"].upper(), float(row["expression"]), row["split"]) for row in rows
+    ]
 
 
 def bases_of(letters: Iterable[str]) -> list[np.ndarray]:
@@ -64,18 +68,31 @@ def places(sequences: Sequence[np.ndarray], genome: np.ndarray) -> np.ndarray:
     index = values[order]
     found = np.full(len(sequences), ABSENT)
     for number, bases in enumerate(sequences):
-        starts = {start for strand in (bases, reverse_complement(bases)) for start in _occurrences(strand, genome, order, index)}
+        starts = {
+            start
+            for strand in (bases, reverse_complement(bases))
+            for start in _occurrences(strand, genome, order, index)
+        }
         if starts:
             found[number] = starts.pop() if len(starts) == 1 else REPEATED
     return found
 
 
-def _occurrences(bases: np.ndarray, genome: np.ndarray, order: np.ndarray, index: np.ndarray) -> list[int]:
+def _occurrences(
+    bases: np.ndarray, genome: np.ndarray, order: np.ndarray, index: np.ndarray
+) -> list[int]:
     values, known = codes(np.ascontiguousarray(bases[:SEED]), SEED)
     if not len(known) or not known[0]:
         return []
-    low, high = np.searchsorted(index, values[0], "left"), np.searchsorted(index, values[0], "right")
-    return [start for start in order[low:high].tolist() if np.array_equal(genome[start : start + len(bases)], bases)]
+    low, high = (
+        np.searchsorted(index, values[0], "left"),
+        np.searchsorted(index, values[0], "right"),
+    )
+    return [
+        start
+        for start in order[low:high].tolist()
+        if np.array_equal(genome[start : start + len(bases)], bases)
+    ]
 
 
 def divide(start: np.ndarray, length: int, size: int, guard: int, valid: float = 0.1) -> np.ndarray:
@@ -91,7 +108,9 @@ def divide(start: np.ndarray, length: int, size: int, guard: int, valid: float =
     cuts = np.quantile(start, [(1 - valid) / 2, 0.5, 1 - valid / 2]).astype(int)
     names = np.array([f"{half} {part}" for half in HALVES for part in PARTS])
     part = names[np.searchsorted(cuts, start, side="right")]
-    near = np.any([(edge + guard - start) % size < length + 2 * guard for edge in (0, *cuts)], axis=0)
+    near = np.any(
+        [(edge + guard - start) % size < length + 2 * guard for edge in (0, *cuts)], axis=0
+    )
     return np.where(near, "", part)
 
 
@@ -101,7 +120,9 @@ def overlaps(start: np.ndarray, other: np.ndarray, length: int) -> np.ndarray:
         return np.zeros(len(start), bool)
     other = np.sort(other)
     after = np.searchsorted(other, start)
-    nearest = [np.abs(start - other[np.clip(after + shift, 0, len(other) - 1)]) for shift in (-1, 0)]
+    nearest = [
+        np.abs(start - other[np.clip(after + shift, 0, len(other) - 1)]) for shift in (-1, 0)
+    ]
     return np.minimum(*nearest) < length
 
 
@@ -121,7 +142,9 @@ class Halves:
     def __init__(self, rows: Sequence[Promoter], genome: np.ndarray, guard: int = 150) -> None:
         lengths = {len(row.sequence) for row in rows}
         if len(lengths) != 1 or min(lengths) < SEED:
-            raise ValueError(f"promoters have {sorted(lengths)[:4]} bases; the study expects one length of at least {SEED}")
+            raise ValueError(
+                f"promoters have {sorted(lengths)[:4]} bases; the study expects one length of at least {SEED}"
+            )
         self.rows, self.length, length = list(rows), lengths.pop(), len(rows[0].sequence)
         bases = bases_of(row.sequence for row in rows)
         self.start = places(bases, genome)
@@ -130,7 +153,9 @@ class Halves:
         at_test = placed & overlaps(self.start, self.start[test & (self.start >= 0)], length)
         used = np.flatnonzero(placed & ~at_test)
         if not len(used):
-            raise ValueError("no promoter of the training part occurs in the genome; give the genome that they are from")
+            raise ValueError(
+                "no promoter of the training part occurs in the genome; give the genome that they are from"
+            )
         self.part = np.full(len(rows), "", dtype="U7")
         self.part[used] = divide(self.start[used], length, len(genome), guard)
         near = int((self.part[used] == "").sum())

@@ -53,7 +53,9 @@ class Judge:
         """Predictions (S,) on the scale of the task's transform."""
         tokenizer = DNATokenizer()
         ids = [tokenizer.encode(each) for each in letters]
-        items = Items.from_sequences(ids, np.zeros((len(ids), 1), np.float32), tokenizer.vocab.pad_id)
+        items = Items.from_sequences(
+            ids, np.zeros((len(ids), 1), np.float32), tokenizer.vocab.pad_id
+        )
         data = replace(self.data, test=items)
         found = [self.model(tokenizer).fit_predict(data, seed) for seed in self.seeds]
         return torch.stack(found).double().mean(0)[:, 0].numpy()
@@ -64,14 +66,28 @@ def judges(half: Path, sigma70: Path, num_seeds: int, epochs: int) -> dict[str, 
     tokenizer = DNATokenizer()
     tss, _ = predictions.task_data([*TSS, f"task.path={half}"], tokenizer)
     grid, _ = predictions.task_data(["task=ecoli_sigma70", f"task.path={sigma70}"], tokenizer)
-    cnn = partial(OneHotModel, head=ConvHead, lr=2e-3, epochs=epochs, batch_size=32, trainer={"accelerator": "cpu"})
+    cnn = partial(
+        OneHotModel,
+        head=ConvHead,
+        lr=2e-3,
+        epochs=epochs,
+        batch_size=32,
+        trainer={"accelerator": "cpu"},
+    )
     kmers = partial(KmerLogistic, k=6)
-    return {CNN: Judge(tss, cnn, range(1, num_seeds + 1)), KMERS: Judge(tss, kmers), SIGMA70: Judge(grid, kmers)}
+    return {
+        CNN: Judge(tss, cnn, range(1, num_seeds + 1)),
+        KMERS: Judge(tss, kmers),
+        SIGMA70: Judge(grid, kmers),
+    }
 
 
 def predicted(made: Mapping[str, Judge], letters: Sequence[str]) -> dict[str, np.ndarray]:
     """What each judge predicts, and the score of the matrix in bits: (S,) each."""
-    return {**{name: judge.predict(letters) for name, judge in made.items()}, MATRIX: matrix_scores(letters)}
+    return {
+        **{name: judge.predict(letters) for name, judge in made.items()},
+        MATRIX: matrix_scores(letters),
+    }
 
 
 def matrix_scores(letters: Sequence[str]) -> np.ndarray:
@@ -81,14 +97,20 @@ def matrix_scores(letters: Sequence[str]) -> np.ndarray:
     return best_scores(bases, np.full(len(bases), bases.shape[1]), SPACER_PENALTY)
 
 
-def spearman(scores: Mapping[str, np.ndarray], expression: np.ndarray, start: np.ndarray) -> dict[str, measures.Interval]:
+def spearman(
+    scores: Mapping[str, np.ndarray], expression: np.ndarray, start: np.ndarray
+) -> dict[str, measures.Interval]:
     """Spearman's correlation of each score with the expression, with its 95 % interval over blocks of the genome.
 
     Sequences that are not in the genome are blocks of their own.
     """
     group = np.where(start >= 0, start // _BLOCK, -np.arange(len(start)) - 1)
-    found = measures.bootstrap(lambda score, weight: measures.spearman(score, expression, weight), scores, group)
-    return {name: {key: each[key] for key in ("value", "low", "high")} for name, each in found.items()}  # type: ignore[misc]
+    found = measures.bootstrap(
+        lambda score, weight: measures.spearman(score, expression, weight), scores, group
+    )
+    return {
+        name: {key: each[key] for key in ("value", "low", "high")} for name, each in found.items()
+    }  # type: ignore[misc]
 
 
 def checked(name: str, before: Sequence[float], again: np.ndarray) -> None:

@@ -50,7 +50,13 @@ def tournament(values: Values, size: int, random: np.random.Generator) -> int:
 
 
 def evolve(
-    reward: CountedReward, start: Sequence[str], budget: int, keep: int, random: np.random.Generator, rate: float = 2.0, entrants: int = 3
+    reward: CountedReward,
+    start: Sequence[str],
+    budget: int,
+    keep: int,
+    random: np.random.Generator,
+    rate: float = 2.0,
+    entrants: int = 3,
 ) -> tuple[list[str], Values]:
     """A genetic algorithm: the `keep` best different sequences after `budget` reward calls, and their rewards.
 
@@ -132,7 +138,15 @@ class Oracle(torch.nn.Module):
         return torch.from_numpy(values).float()[:, None]
 
 
-def ledidi_design(reward: CountedReward, start: str, budget: int, batch: int, weight: float, target: float, seed: int) -> tuple[str, float]:
+def ledidi_design(
+    reward: CountedReward,
+    start: str,
+    budget: int,
+    batch: int,
+    weight: float,
+    target: float,
+    seed: int,
+) -> tuple[str, float]:
     """The best sequence that Ledidi reads while it edits `start`, and its reward, for at most `budget` calls.
 
     Args:

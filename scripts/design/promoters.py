@@ -47,7 +47,11 @@ FULL = {
     "tuned": 40,  # designs of each setting of a grid
     "calls": 128,  # reward calls per design
     "draws": 8,  # of the bound on the likelihood
-    "finetune": ["head=attention", "inputs.one_hot=false", "seeds=1"],  # unlike the judges, it does not read the bases themselves
+    "finetune": [
+        "head=attention",
+        "inputs.one_hot=false",
+        "seeds=1",
+    ],  # unlike the judges, it does not read the bases themselves
     "judge_seeds": 3,
     "judge_epochs": 10,
     "throughput": [100, 1000],  # designs
@@ -76,9 +80,19 @@ class Promoters:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.size = options, QUICK if options.quick else FULL
         folder = options.output / "quick" if options.quick else options.output
-        inputs = {"tss": scoring.file_digest(options.tss), "sigma70": scoring.file_digest(options.sigma70)}
+        inputs = {
+            "tss": scoring.file_digest(options.tss),
+            "sigma70": scoring.file_digest(options.sigma70),
+        }
         self.kept = study.Kept(
-            folder, {**self.size, **inputs, "checkpoint": str(options.checkpoint), "genome": str(options.genome)}, strict=True
+            folder,
+            {
+                **self.size,
+                **inputs,
+                "checkpoint": str(options.checkpoint),
+                "genome": str(options.genome),
+            },
+            strict=True,
         )
         self.methods = designers.available()
         if not peers.has_ledidi():
@@ -97,7 +111,9 @@ class Promoters:
     @cached_property
     def halves(self) -> halves.Halves:
         """The divided table; written to the run folder by `tables`."""
-        return halves.Halves(halves.read_promoters(self.options.tss), halves.genome_bases(str(self.options.genome)))
+        return halves.Halves(
+            halves.read_promoters(self.options.tss), halves.genome_bases(str(self.options.genome))
+        )
 
     @cached_property
     def task(self) -> designers.Task:
@@ -107,7 +123,9 @@ class Promoters:
             raise study.NotYet(f"{run} has no fine-tuned model; run it first: --only oracle")
         strong = self.halves.strongest(self.halves.of("a train"))
         reward = designers.TimedReward(PredictedReward(str(run), batch_size=designers.BATCH))
-        return designers.Task(dnadiff.load(self.options.checkpoint), reward, self.halves.length, strong)
+        return designers.Task(
+            dnadiff.load(self.options.checkpoint), reward, self.halves.length, strong
+        )
 
     def table_of(self, half: str) -> Path:
         """The table of a half, written again if it is missing."""
@@ -118,20 +136,42 @@ class Promoters:
 
     def tables(self) -> dict:
         """Sizes of the parts, and what was left out."""
-        return {"counts": self.halves.counts, "sha256": self.halves.write(self.kept.folder), "length": self.halves.length}
+        return {
+            "counts": self.halves.counts,
+            "sha256": self.halves.write(self.kept.folder),
+            "length": self.halves.length,
+        }
 
     def oracle(self) -> dict:
         """Fine-tune A on half a; its metrics on the official test part."""
         run = self.kept.folder / "oracle"
-        given = [f"checkpoint={self.options.checkpoint}", *judging.TSS, f"task.path={self.table_of('a')}", "scratch=false", "average=false"]
-        study.command("finetune", *given, *self.size["finetune"], f"hydra.run.dir={run}", "overwrite=true")
-        found = json.loads((run / "finetune.json").read_text(encoding="utf-8"))["models"]["fine-tuned"]
-        return {"spearman": {"value": found["spearman"], "low": found["low"], "high": found["high"]}, "metrics": found["metrics"]}
+        given = [
+            f"checkpoint={self.options.checkpoint}",
+            *judging.TSS,
+            f"task.path={self.table_of('a')}",
+            "scratch=false",
+            "average=false",
+        ]
+        study.command(
+            "finetune", *given, *self.size["finetune"], f"hydra.run.dir={run}", "overwrite=true"
+        )
+        found = json.loads((run / "finetune.json").read_text(encoding="utf-8"))["models"][
+            "fine-tuned"
+        ]
+        return {
+            "spearman": {"value": found["spearman"], "low": found["low"], "high": found["high"]},
+            "metrics": found["metrics"],
+        }
 
     @cached_property
     def fitted(self) -> dict[str, judging.Judge]:
         """The judges."""
-        return judging.judges(self.table_of("b"), self.options.sigma70, self.size["judge_seeds"], self.size["judge_epochs"])
+        return judging.judges(
+            self.table_of("b"),
+            self.options.sigma70,
+            self.size["judge_seeds"],
+            self.size["judge_epochs"],
+        )
 
     def judges(self) -> dict:
         """Spearman's correlation of each judge on the official test part."""
@@ -139,7 +179,10 @@ class Promoters:
         scores = judging.predicted(self.fitted, [row.sequence for row in rows])
         start = self.halves.start[self.halves.part == "test"]
         found = judging.spearman(scores, np.array([row.expression for row in rows]), start)
-        return {"spearman": found, "first": {name: score[:STORED].tolist() for name, score in scores.items()}}
+        return {
+            "spearman": found,
+            "first": {name: score[:STORED].tolist() for name, score in scores.items()},
+        }
 
     def tune(self, name: str) -> dict:
         """The mean of A for each setting of the grid; the best one is chosen."""
@@ -148,7 +191,9 @@ class Promoters:
             return {"chosen": grid[0], "grid": []}
         rows = []
         for settings in grid:
-            made = designers.measured(name, self.task, self.size["tuned"], self.size["calls"], TUNE_SEED, settings)
+            made = designers.measured(
+                name, self.task, self.size["tuned"], self.size["calls"], TUNE_SEED, settings
+            )
             rows.append(
                 {
                     "settings": settings,
@@ -185,7 +230,11 @@ class Promoters:
         rows = {name: self.kept[f"design-{name}"]["sequences"] for name in self.methods}
         rows[POOL] = self.kept[f"design-{BASELINE}"]["pool"]
         strong = self.halves.strongest(self.halves.rows)
-        shown = np.random.default_rng(0).permutation(len(strong))[: min(self.size["designs"], len(strong) // 2)].tolist()
+        shown = (
+            np.random.default_rng(0)
+            .permutation(len(strong))[: min(self.size["designs"], len(strong) // 2)]
+            .tolist()
+        )
         rows[REAL] = [strong[row] for row in shown]
         return rows, [text for row, text in enumerate(strong) if row not in set(shown)]
 
@@ -198,15 +247,28 @@ class Promoters:
         scores = judging.predicted(self.fitted, test + flat)
         for name, score in scores.items():
             judging.checked(name, stored["first"][name], score[: len(stored["first"][name])])
-        values = {name: score[len(test) :] for name, score in scores.items()} | self.measures_of(flat)
+        values = {name: score[len(test) :] for name, score in scores.items()} | self.measures_of(
+            flat
+        )
         each = {name: np.split(score, ends) for name, score in values.items()}
         found = {}
         for number, (name, texts) in enumerate(sequences.items()):
-            groups = self.kept[f"design-{name}"]["groups"] if name in self.methods else list(range(len(texts)))
+            groups = (
+                self.kept[f"design-{name}"]["groups"]
+                if name in self.methods
+                else list(range(len(texts)))
+            )
             ordered = {value: each[value][number] for value in comparison.VALUES}
             found[name] = comparison.described(ordered, groups, texts, strong)
-        price = {name: {key: self.kept[f"design-{name}"][key] for key in comparison.PRICE} for name in self.methods}
-        return {"methods": found, "minus": comparison.differences(found, comparison.VALUES), "price": price}
+        price = {
+            name: {key: self.kept[f"design-{name}"][key] for key in comparison.PRICE}
+            for name in self.methods
+        }
+        return {
+            "methods": found,
+            "minus": comparison.differences(found, comparison.VALUES),
+            "price": price,
+        }
 
     def measures_of(self, letters: list[str]) -> dict[str, np.ndarray]:
         """The reward, the likelihood, the longest match with the genome of the model's training part, and the nearest measured promoter."""
@@ -216,7 +278,9 @@ class Promoters:
         return {
             comparison.ORACLE: self.task.reward(letters),
             comparison.LOG_PROB: self.task.log_likelihoods(letters, self.size["draws"]),
-            comparison.MATCH: memorization.indexed(data).longest_match(halves.bases_of(letters)).astype(float),
+            comparison.MATCH: memorization.indexed(data)
+            .longest_match(halves.bases_of(letters))
+            .astype(float),
             comparison.NEAREST: nearest.astype(float),
         }
 
@@ -226,19 +290,32 @@ class Promoters:
         settings, runs = self.kept[f"tune-{name}"]["chosen"], []
         for num in self.size["throughput"]:
             file = self.kept.folder / f"throughput-{name}-{num}.tmp"
-            given = [f"--{key}={getattr(self.options, key)}" for key in ("tss", "sigma70", "checkpoint", "genome", "output")]
+            given = [
+                f"--{key}={getattr(self.options, key)}"
+                for key in ("tss", "sigma70", "checkpoint", "genome", "output")
+            ]
             given += ["--quick"] if self.options.quick else []
-            measure = json.dumps({"method": name, "designs": num, "settings": settings, "file": str(file)})
-            subprocess.run([sys.executable, str(Path(__file__).resolve()), *given, f"--measure={measure}"], check=True)
+            measure = json.dumps(
+                {"method": name, "designs": num, "settings": settings, "file": str(file)}
+            )
+            subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), *given, f"--measure={measure}"],
+                check=True,
+            )
             runs.append(json.loads(file.read_text(encoding="utf-8")))
             file.unlink()
         return {"runs": runs, "calls": self.size["throughput_calls"]}
 
     def measure(self, method: str, designs: int, settings: Settings, file: str) -> None:
         """What a process of `throughput` does."""
-        made = designers.measured(method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings)
+        made = designers.measured(
+            method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings
+        )
         megabytes = peak_memory() / 1e6
-        shares = {"in_model": made.in_model / made.seconds, "in_oracle": made.in_oracle / made.seconds}
+        shares = {
+            "in_model": made.in_model / made.seconds,
+            "in_oracle": made.in_oracle / made.seconds,
+        }
         row = {
             "designs": designs,
             "calls_per_design": made.found.calls / designs,
@@ -260,20 +337,40 @@ class Promoters:
             parts.append(comparison.differences_table(found["minus"], counted))
             parts += comparison.peer_tables(found["methods"], counted)
             parts.append(comparison.natural_table(found["methods"], found["price"]))
-            comparison.picture(found["methods"], counted or [judging.CNN], self.kept.folder / PICTURE)
-        measured = {name: self.kept[f"throughput-{name}"] for name in self.methods if f"throughput-{name}" in self.kept}
+            comparison.picture(
+                found["methods"], counted or [judging.CNN], self.kept.folder / PICTURE
+            )
+        measured = {
+            name: self.kept[f"throughput-{name}"]
+            for name in self.methods
+            if f"throughput-{name}" in self.kept
+        }
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
 
 
 def main() -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/design/promoters")
-    parser.add_argument("--tss", type=Path, required=True, help="ecoli_tss_lb.csv.gz: columns sequence, expression, split")
-    parser.add_argument("--sigma70", type=Path, required=True, help="ecoli_sigma70_minimal.csv.gz: columns sequence, expression, name")
     parser.add_argument(
-        "--checkpoint", default="ecoli", help="the generative model, which is fine-tuned to the oracle (default: %(default)s)"
+        "--tss",
+        type=Path,
+        required=True,
+        help="ecoli_tss_lb.csv.gz: columns sequence, expression, split",
     )
-    parser.add_argument("--genome", default=scoring.ECOLI, help="genome of the promoters (default: the bundled one)")
+    parser.add_argument(
+        "--sigma70",
+        type=Path,
+        required=True,
+        help="ecoli_sigma70_minimal.csv.gz: columns sequence, expression, name",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        default="ecoli",
+        help="the generative model, which is fine-tuned to the oracle (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--genome", default=scoring.ECOLI, help="genome of the promoters (default: the bundled one)"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
     scoring.configure_process()

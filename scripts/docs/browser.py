@@ -31,14 +31,23 @@ class Quiet(SimpleHTTPRequestHandler):
 def look(chromium: str, address: str, picture: Path, size: tuple[int, int]) -> list[str]:
     """Write a picture of a page, and return the messages of its console."""
     with tempfile.TemporaryDirectory() as profile:
-        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr", "--v=0"]
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--enable-logging=stderr",
+            "--v=0",
+        ]
         options += [
             f"--user-data-dir={profile}",
             f"--window-size={size[0]},{size[1]}",
             "--virtual-time-budget=3000",
             f"--screenshot={picture}",
         ]
-        done = subprocess.run([chromium, *options, address], capture_output=True, text=True, check=False, timeout=180)
+        done = subprocess.run(
+            [chromium, *options, address], capture_output=True, text=True, check=False, timeout=180
+        )
     if not picture.is_file():
         raise SystemExit(f"error: no picture of {address}: {done.stderr[-300:]}")
     return MESSAGE.findall(done.stderr)
@@ -46,24 +55,40 @@ def look(chromium: str, address: str, picture: Path, size: tuple[int, int]) -> l
 
 def main() -> None:
     """Open all pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs/screenshots"))
     parser.add_argument("--site", type=Path, default=Path("runs/site"))
-    parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome") or "chromium")
+    parser.add_argument(
+        "--chromium",
+        default=shutil.which("chromium") or shutil.which("google-chrome") or "chromium",
+    )
     parser.add_argument("--only", default="", help="pages whose path contains this text")
     options = parser.parse_args()
-    pages = [path for path in sorted(options.site.rglob("*.html")) if options.only in str(path.relative_to(options.site))]
+    pages = [
+        path
+        for path in sorted(options.site.rglob("*.html"))
+        if options.only in str(path.relative_to(options.site))
+    ]
     if not pages:
         raise SystemExit(f"error: --site {options.site} has no pages; run scripts/docs.sh first")
     options.folder.mkdir(parents=True, exist_ok=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(options.site)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(options.site))
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     wrong = 0
     for page in pages:
         name = str(page.relative_to(options.site).with_suffix("")).replace("/", "_")
         for width, height in WIDTHS.items():
             address = f"http://127.0.0.1:{server.server_port}/{page.relative_to(options.site)}"
-            for message in look(options.chromium, address, options.folder.absolute() / f"{name}_{width}.png", (width, height)):
+            for message in look(
+                options.chromium,
+                address,
+                options.folder.absolute() / f"{name}_{width}.png",
+                (width, height),
+            ):
                 wrong += 1
                 print(f"{page.relative_to(options.site)}, {width} pixels: {message}", flush=True)
     print(f"{len(pages)} pages at {len(WIDTHS)} widths; {wrong} messages of the console")

@@ -34,7 +34,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make relative links, which are those of the repository, links of the site."""
-    return LINK.sub(lambda found: found[1] + moved(page.file.src_uri, found[2]) + (found[3] or "") + found[4], markdown)
+    return LINK.sub(
+        lambda found: found[1] + moved(page.file.src_uri, found[2]) + (found[3] or "") + found[4],
+        markdown,
+    )
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -17,7 +17,9 @@ try:
     import nbformat
     from nbclient import NotebookClient
 except ModuleNotFoundError as error:
-    raise SystemExit(f"error: notebooks need a package that is not installed ({error}): pip install -e '.[docs]' in the checkout") from None
+    raise SystemExit(
+        f"error: notebooks need a package that is not installed ({error}): pip install -e '.[docs]' in the checkout"
+    ) from None
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 SECONDS = 600  # of a cell, on a slow machine
@@ -25,13 +27,20 @@ SECONDS = 600  # of a cell, on a slow machine
 
 def main(names: list[str]) -> None:
     """Execute them one after the other."""
-    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # the debugger of Jupyter warns about frozen modules
+    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = (
+        "1"  # the debugger of Jupyter warns about frozen modules
+    )
     for name in names or sorted(path.stem for path in FOLDER.glob("*.ipynb")):
         path = FOLDER / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4)
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}, record_timing=False).execute()
+            NotebookClient(
+                notebook,
+                timeout=SECONDS,
+                resources={"metadata": {"path": folder}},
+                record_timing=False,
+            ).execute()
         seconds = time.monotonic() - start
         for cell in notebook.cells:
             for output in cell.get("outputs", []):

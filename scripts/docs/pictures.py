@@ -23,7 +23,13 @@ from dnadiff.model import Model
 START, LENGTH = 4_000_000, 512  # a held-out window
 GAP, FLANK = 30, 8  # hidden bases in its middle, and the bases drawn on either side of them
 SHOWN = 36  # bases of the first picture
-ROWS = (0.0, 0.25, 0.5, 0.75, 1.0)  # masked fractions of the first picture; revealed fractions of the second
+ROWS = (
+    0.0,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+)  # masked fractions of the first picture; revealed fractions of the second
 LETTERS = "ACGT"
 COLORS = {"A": "#1b9e77", "C": "#3b6fb6", "G": "#d99000", "T": "#c0392b"}
 GRAY = "#8a8f98"
@@ -33,10 +39,14 @@ WIDTH = 0.2  # inches of a base
 def main(folder: Path) -> None:
     """Draw both pictures."""
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"})
+    matplotlib.rcParams.update(
+        {"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
+    )
     model = dnadiff.load("ecoli")
     genome = Genome.open(model.config["data"]["path"])
-    x0 = torch.from_numpy(genome.window(genome.names[0], START, START + LENGTH).astype(np.int64))[None]
+    x0 = torch.from_numpy(genome.window(genome.names[0], START, START + LENGTH).astype(np.int64))[
+        None
+    ]
     save(masking(model, x0[0, :SHOWN]), folder / "masking.svg")
     save(unmasking(model, x0), folder / "unmasking.svg")
 
@@ -48,7 +58,9 @@ def masking(model: Model, x0: Tensor) -> Figure:
     for axis, t in zip(axes, ROWS):
         for place, letter in enumerate(model.tokenizer.decode(x0)):
             if ranks[place] < round(t * SHOWN):
-                axis.add_patch(Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0))
+                axis.add_patch(
+                    Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0)
+                )
             else:
                 write(axis, place, letter)
     return figure
@@ -64,18 +76,33 @@ def unmasking(model: Model, x0: Tensor) -> Figure:
     figure, axes = rows(GAP + 2 * FLANK, [f"{round(share * GAP)} revealed" for share in ROWS])
     for revealed in range(GAP + 1):
         with torch.no_grad():
-            log_probs = model.denoiser.log_probs(xt, torch.full((1,), float((xt == mask_id).double().mean())))
+            log_probs = model.denoiser.log_probs(
+                xt, torch.full((1,), float((xt == mask_id).double().mean()))
+            )
         probs = log_probs[0, :, emitted].double().exp().numpy()
         if revealed in [round(share * GAP) for share in ROWS]:
             axis = axes[[round(share * GAP) for share in ROWS].index(revealed)]
             for column, place in enumerate(range(first - FLANK, first + GAP + FLANK)):
                 if xt[0, place] != mask_id:
                     inside = first <= place < first + GAP
-                    write(axis, column, model.tokenizer.decode(xt[0, place : place + 1]), "bold" if inside else "normal")
+                    write(
+                        axis,
+                        column,
+                        model.tokenizer.decode(xt[0, place : place + 1]),
+                        "bold" if inside else "normal",
+                    )
                     continue
                 bottom = 0.02
                 for letter, p in zip(LETTERS, probs[place] / probs[place].sum()):
-                    axis.add_patch(Rectangle((column + 0.06, bottom), 0.88, 0.96 * p, color=COLORS[letter], linewidth=0))
+                    axis.add_patch(
+                        Rectangle(
+                            (column + 0.06, bottom),
+                            0.88,
+                            0.96 * p,
+                            color=COLORS[letter],
+                            linewidth=0,
+                        )
+                    )
                     bottom += 0.96 * p
         if revealed < GAP:
             p = probs[order[revealed]]
@@ -99,7 +126,16 @@ def rows(columns: int, titles: list[str]) -> tuple[Figure, list[Axes]]:
 
 def write(axis: Axes, place: int, letter: str, weight: str = "normal") -> None:
     """One base."""
-    axis.text(place + 0.5, 0.47, letter, ha="center", va="center", fontsize=10, color=COLORS[letter], weight=weight)
+    axis.text(
+        place + 0.5,
+        0.47,
+        letter,
+        ha="center",
+        va="center",
+        fontsize=10,
+        color=COLORS[letter],
+        weight=weight,
+    )
 
 
 def save(figure: Figure, path: Path) -> None:

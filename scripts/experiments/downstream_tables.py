@@ -9,7 +9,9 @@ from dnadiff.config import Json
 from dnadiff.downstream.items import TaskData
 from dnadiff.downstream.published_results import published_accuracies, published_counterpart
 
-COMMAND = "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
+COMMAND = (
+    "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"
+)
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
 SPENT = (
     "Published networks were pretrained on the whole human genome with about 10^10 tokens, these with 1.2 * 10^7: the difference reflects "
@@ -46,7 +48,13 @@ class Titles:
         return f"probe, {'untrained' if network == 'scratch' else network}"
 
 
-def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Mapping[str, Json], shuffled: Mapping[str, Json]) -> str:
+def main_table(
+    task: str,
+    data: TaskData,
+    result: Mapping[str, Json],
+    tried: Mapping[str, Json],
+    shuffled: Mapping[str, Json],
+) -> str:
     """The complete results of one task."""
     train, test = len(data.train) + len(data.valid), len(data.test)
     rows = []
@@ -64,24 +72,51 @@ def main_table(task: str, data: TaskData, result: Mapping[str, Json], tried: Map
                 distance(task, name, m["accuracy"]),
             ]
         )
-    header = ["model", "accuracy (95 %)", "over seeds", "MCC", "AUROC", "items inside / outside chr20's training part", "minus published"]
-    text = [f"# {task}", f"`{COMMAND}`", f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."]
+    header = [
+        "model",
+        "accuracy (95 %)",
+        "over seeds",
+        "MCC",
+        "AUROC",
+        "items inside / outside chr20's training part",
+        "minus published",
+    ]
+    text = [
+        f"# {task}",
+        f"`{COMMAND}`",
+        f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}.",
+    ]
     text += [study.markdown(header, rows)]
     if result["differences"]:
         text += [
-            study.markdown(["difference", "accuracy (95 %)", "p (items alone)", "first is"], [difference(d) for d in result["differences"]])
+            study.markdown(
+                ["difference", "accuracy (95 %)", "p (items alone)", "first is"],
+                [difference(d) for d in result["differences"]],
+            )
         ]
     text += [f"{why(task, train, test)} {SPENT}"]
     if tried:
-        lines = [f"{name}: " + ", ".join(f"{rate} {accuracy:.3f}" for rate, accuracy in of.items()) for name, of in tried.items()]
-        text += ["Learning rates tried, with their accuracy on the validation items: " + "; ".join(lines) + "."]
+        lines = [
+            f"{name}: " + ", ".join(f"{rate} {accuracy:.3f}" for rate, accuracy in of.items())
+            for name, of in tried.items()
+        ]
+        text += [
+            "Learning rates tried, with their accuracy on the validation items: "
+            + "; ".join(lines)
+            + "."
+        ]
     if shuffled:
         chance = max(data.counts()["test"].values()) / test
         lines = [
-            f"{'k-mers' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}" for name, row in shuffled.items()
+            f"{'k-mers' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}"
+            for name, row in shuffled.items()
         ]
-        text += [f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."]
-    text += [f"Test sequences that are also in training or validation, on either strand: {shared(data)}."]
+        text += [
+            f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."
+        ]
+    text += [
+        f"Test sequences that are also in training or validation, on either strand: {shared(data)}."
+    ]
     return "\n\n".join(text)
 
 
@@ -90,25 +125,59 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
     rows, every = [], []
     for task, (data, result) in results.items():
         models = result["models"]
-        probes = [name for name in ("probe, untrained", "probe, yeast", "probe, chr20") if name in models]
+        probes = [
+            name for name in ("probe, untrained", "probe, yeast", "probe, chr20") if name in models
+        ]
         if not probes:
             continue
-        cells = [with_interval(models[name]) if name in models else "" for name in ("probe, untrained", "probe, yeast", "probe, chr20")]
+        cells = [
+            with_interval(models[name]) if name in models else ""
+            for name in ("probe, untrained", "probe, yeast", "probe, chr20")
+        ]
         words = next((with_interval(m) for name, m in models.items() if "mer logistic" in name), "")
         best = models[probes[-1]]["metrics"]
         said = {(d["a"], d["b"]): signed(d) for d in result["differences"]}
         pairs = [(f"probe, {n}", "probe, untrained") for n in ("yeast", "chr20")]
         gains = [said.get(pair, "") for pair in pairs]
-        every += [Difference(d["difference"], d["low"], d["high"]) for d in result["differences"] if (d["a"], d["b"]) in pairs]
-        far = distance(task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"])
-        rows.append([task, sizes(data, counts.get(task)), *cells, words, *gains, number(best["mcc"]["value"]), shared(data), far])
-    header = ["task", "train / tested (chance)", "untrained", "yeast", "chr20", "longest k-mers", "yeast - untrained", "chr20 - untrained"]
+        every += [
+            Difference(d["difference"], d["low"], d["high"])
+            for d in result["differences"]
+            if (d["a"], d["b"]) in pairs
+        ]
+        far = distance(
+            task.partition(",")[0], Titles.tuned("chr20"), models[probes[-1]]["accuracy"]
+        )
+        rows.append(
+            [
+                task,
+                sizes(data, counts.get(task)),
+                *cells,
+                words,
+                *gains,
+                number(best["mcc"]["value"]),
+                shared(data),
+                far,
+            ]
+        )
+    header = [
+        "task",
+        "train / tested (chance)",
+        "untrained",
+        "yeast",
+        "chr20",
+        "longest k-mers",
+        "yeast - untrained",
+        "chr20 - untrained",
+    ]
     lines = [
         "# Linear probes",
         f"`{COMMAND}`",
         "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
         "with 95 % intervals over items and seeds. MCC and the last column are for chr20.",
-        study.markdown([*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"], rows),
+        study.markdown(
+            [*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"],
+            rows,
+        ),
         *([sentence(every)] if every else []),
         "Published numbers are from networks fine-tuned on the complete task, after pretraining on the human genome with about 10^10 tokens. "
         "Here only a linear layer is trained, on the available part of the task (see the sizes), after 1.2 * 10^7 tokens, and "
@@ -119,20 +188,55 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
 
 def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> str:
     """Fine-tuning with one seed and baselines, on every other task."""
-    names = ("scratch", "fine-tuned, chr20", "CNN", "6-mer logistic regression", "4-mer gradient boosting", "GC alone")
+    names = (
+        "scratch",
+        "fine-tuned, chr20",
+        "CNN",
+        "6-mer logistic regression",
+        "4-mer gradient boosting",
+        "GC alone",
+    )
     rows, reasons = [], []
     for task, (data, result) in results.items():
         models = result["models"]
         if not models:
             continue
-        gain = next((signed(d) for d in result["differences"] if (d["a"], d["b"]) == ("fine-tuned, chr20", "scratch")), "")
-        cells = [number(models[name]["accuracy"]) if name in models else "" for name in (*names, "length alone")]
-        far = [d for name in ("fine-tuned, chr20", "CNN") if name in models and (d := distance(task, name, models[name]["accuracy"]))]
-        mcc = number(models["fine-tuned, chr20"]["metrics"]["mcc"]["value"]) if "fine-tuned, chr20" in models else ""
+        gain = next(
+            (
+                signed(d)
+                for d in result["differences"]
+                if (d["a"], d["b"]) == ("fine-tuned, chr20", "scratch")
+            ),
+            "",
+        )
+        cells = [
+            number(models[name]["accuracy"]) if name in models else ""
+            for name in (*names, "length alone")
+        ]
+        far = [
+            d
+            for name in ("fine-tuned, chr20", "CNN")
+            if name in models and (d := distance(task, name, models[name]["accuracy"]))
+        ]
+        mcc = (
+            number(models["fine-tuned, chr20"]["metrics"]["mcc"]["value"])
+            if "fine-tuned, chr20" in models
+            else ""
+        )
         rows.append([task, sizes(data, counts.get(task)), *cells, gain, mcc, "; ".join(far)])
         if far:
-            reasons.append(f"- {task}: " + why(task, len(data.train) + len(data.valid), len(data.test)))
-    header = ["task", "train / tested (chance)", *names, "length alone", "chr20 - scratch (95 %)", "MCC, chr20", "minus published"]
+            reasons.append(
+                f"- {task}: " + why(task, len(data.train) + len(data.valid), len(data.test))
+            )
+    header = [
+        "task",
+        "train / tested (chance)",
+        *names,
+        "length alone",
+        "chr20 - scratch (95 %)",
+        "MCC, chr20",
+        "minus published",
+    ]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
         "Accuracy on the test items. One seed, three epochs (two above 1 M bases, one above 2.2 M; the CNN eight), learning rates chosen on the promoters. "
@@ -155,16 +259,25 @@ def why(task: str, train: int, test: int) -> str:
 def distance(task: str, ours: str, accuracy: float) -> str:
     """The difference from the published number, with its name and training size."""
     row = published_counterpart(task, ours, PRETRAINED)
-    return f"{accuracy - row.accuracy:+.3f} ({row.model} {row.text}, {row.train:,} training sequences)" if row else ""
+    return (
+        f"{accuracy - row.accuracy:+.3f} ({row.model} {row.text}, {row.train:,} training sequences)"
+        if row
+        else ""
+    )
 
 
 def sizes(data: TaskData, counted: Mapping[str, Json] | None) -> str:
     """Sequences for training and validation, and for test, with the fraction of the larger class among the tested ones."""
     folds = counted is not None and counted["protocol"] == "kfold"
     parts = data.counts()
-    tested = {name: sum(of_part[name] for of_part in parts.values()) if folds else parts["test"][name] for name in data.classes}
+    tested = {
+        name: sum(of_part[name] for of_part in parts.values()) if folds else parts["test"][name]
+        for name in data.classes
+    }
     total = sum(tested.values())
-    said = f"{total:,}, five folds" if folds else f"{len(data.train) + len(data.valid):,} / {total:,}"
+    said = (
+        f"{total:,}, five folds" if folds else f"{len(data.train) + len(data.valid):,} / {total:,}"
+    )
     return f"{said} ({max(tested.values()) / total:.3f})"
 
 

@@ -28,7 +28,13 @@ import study
 
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import build, compose
-from dnadiff.likelihood.held_out import Scores, fit_markov, markov_nats, token_groups, window_positions
+from dnadiff.likelihood.held_out import (
+    Scores,
+    fit_markov,
+    markov_nats,
+    token_groups,
+    window_positions,
+)
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {
@@ -51,14 +57,24 @@ BLOCK = 16  # windows in a block of the bootstrap, as in configs/evaluate.yaml
 MLM = ["objective=mlm", "backbone=caduceus"]
 RATES = ("3e-3", "6e-3")
 PLAIN = {"decay": "0.01"}
-VARIANTS = {"ar": [{"dropout": dropout, "decay": decay} for dropout, decay in itertools.product(("0.0", "0.1"), ("0.01", "0.1"))]}
+VARIANTS = {
+    "ar": [
+        {"dropout": dropout, "decay": decay}
+        for dropout, decay in itertools.product(("0.0", "0.1"), ("0.01", "0.1"))
+    ]
+}
 FULL = {
-    "sizes": {"caduceus": ["backbone.d_model=64", "backbone.n_layers=4"], "mamba": ["backbone.d_model=64", "backbone.n_layers=5"]},
+    "sizes": {
+        "caduceus": ["backbone.d_model=64", "backbone.n_layers=4"],
+        "mamba": ["backbone.d_model=64", "backbone.n_layers=5"],
+    },
     "data": ["data=ecoli", "data.length=512", "data.batch_size=16"],
     **{"steps": 1464, "tune_steps": 366, "num_draws": 8, "orders": (6, 12), "rates": RATES},
 }
 QUICK = {
-    "sizes": {name: ["backbone.d_model=16", "backbone.n_layers=1"] for name in ("caduceus", "mamba")},
+    "sizes": {
+        name: ["backbone.d_model=16", "backbone.n_layers=1"] for name in ("caduceus", "mamba")
+    },
     "data": [
         *("data=ecoli", "data.length=128", "data.batch_size=4", "data.max_valid_windows=8"),
         *("data.split.valid=[0.9,0.91]", "data.split.test=[0.8,0.81]"),
@@ -72,19 +88,36 @@ class Study:
 
     def __init__(self, folder: Path, size: dict) -> None:
         self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
-        self.pieces = {f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r) for m in MODELS for rate in size["rates"]}
-        self.pieces |= {f"final-{m}{self.slug(v)}": lambda m=m, v=v: self.final(m, v) for m in MODELS for v in self.variants(m)}
-        self.pieces |= {"markov": self.markov} | {f"test-{m}": lambda m=m: self.test(m) for m in MODELS}
+        self.pieces = {
+            f"tune-{m}-{rate}": lambda m=m, r=rate: self.tune(m, r)
+            for m in MODELS
+            for rate in size["rates"]
+        }
+        self.pieces |= {
+            f"final-{m}{self.slug(v)}": lambda m=m, v=v: self.final(m, v)
+            for m in MODELS
+            for v in self.variants(m)
+        }
+        self.pieces |= {"markov": self.markov} | {
+            f"test-{m}": lambda m=m: self.test(m) for m in MODELS
+        }
 
     def variants(self, model: str) -> list[dict]:
         return VARIANTS.get(model, [PLAIN])
 
     def slug(self, variant: dict) -> str:
-        return "" if variant == PLAIN else "".join(f"-{key}{value}" for key, value in variant.items())
+        return (
+            "" if variant == PLAIN else "".join(f"-{key}{value}" for key, value in variant.items())
+        )
 
     def train(self, name: str, model: str, steps: int, rate: str, variant: dict) -> dict:
         """Train in `runs/name`; with pretraining, two runs of half the steps each."""
-        common = [*self.size["data"], f"optimizer.lr={rate}", f"weight_decay={variant['decay']}", "matmul_precision=medium"]
+        common = [
+            *self.size["data"],
+            f"optimizer.lr={rate}",
+            f"weight_decay={variant['decay']}",
+            "matmul_precision=medium",
+        ]
         if "dropout" in variant:
             common.append(f"backbone.dropout={variant['dropout']}")
 
@@ -93,8 +126,14 @@ class Study:
             return study.train(folder, [*arguments, *common, f"trainer.max_steps={steps}", often])
 
         if model == "mlm_mdlm":
-            first = go(self.runs / f"{name}-first", [*MLM, *self.size["sizes"]["caduceus"]], steps // 2)
-            second = go(self.runs / name, [*MODELS[model], f"init_from={self.runs / f'{name}-first'}"], steps - steps // 2)
+            first = go(
+                self.runs / f"{name}-first", [*MLM, *self.size["sizes"]["caduceus"]], steps // 2
+            )
+            second = go(
+                self.runs / name,
+                [*MODELS[model], f"init_from={self.runs / f'{name}-first'}"],
+                steps - steps // 2,
+            )
             return second | {key: first[key] + second[key] for key in ("tokens", "seconds")}
         backbone = next(a.partition("=")[2] for a in MODELS[model] if a.startswith("backbone="))
         return go(self.runs / name, [*MODELS[model], *self.size["sizes"][backbone]], steps)
@@ -102,18 +141,33 @@ class Study:
     def score(self, name: str, part: str) -> dict:
         """`python -m dnadiff.evaluate` on one part."""
         run = self.runs / name
-        options = [f"part={part}", "orders=[]", f"num_draws={self.size['num_draws']}", f"windows={run / f'{part}.npz'}"]
+        options = [
+            f"part={part}",
+            "orders=[]",
+            f"num_draws={self.size['num_draws']}",
+            f"windows={run / f'{part}.npz'}",
+        ]
         result = study.evaluate(run, run / f"{part}.json", *options)
-        return {"groups": result["groups"], "protocol": result["protocol"], "checkpoint_step": result["model"]["step"]}
+        return {
+            "groups": result["groups"],
+            "protocol": result["protocol"],
+            "checkpoint_step": result["model"]["step"],
+        }
 
     def tune(self, model: str, rate: str) -> dict:
         """A short run with one learning rate."""
         name = f"tune-{model}-{rate}"
-        return {"training": self.train(name, model, self.size["tune_steps"], rate, PLAIN), "valid": self.score(name, "valid")}
+        return {
+            "training": self.train(name, model, self.size["tune_steps"], rate, PLAIN),
+            "valid": self.score(name, "valid"),
+        }
 
     def final(self, model: str, variant: dict) -> dict:
         """A run of full length with the best learning rate."""
-        bits = {rate: self.kept[f"tune-{model}-{rate}"]["valid"]["groups"]["all"]["bits"] for rate in self.size["rates"]}
+        bits = {
+            rate: self.kept[f"tune-{model}-{rate}"]["valid"]["groups"]["all"]["bits"]
+            for rate in self.size["rates"]
+        }
         rate = min(bits, key=bits.get)
         name = f"final-{model}{self.slug(variant)}"
         training = self.train(name, model, self.size["steps"], rate, variant)
@@ -130,8 +184,14 @@ class Study:
         """The best variant on validation, evaluated on the test part."""
         finals = [self.kept[f"final-{model}{self.slug(v)}"] for v in self.variants(model)]
         best = min(finals, key=lambda f: f["valid"]["groups"]["all"]["bits"])
-        tried = {self.slug(f["variant"]).strip("-"): f["valid"]["groups"]["all"]["bits"] for f in finals}
-        return {**{k: best[k] for k in ("rate", "variant", "run", "training")}, "tried": tried, "test": self.score(best["run"], "test")}
+        tried = {
+            self.slug(f["variant"]).strip("-"): f["valid"]["groups"]["all"]["bits"] for f in finals
+        }
+        return {
+            **{k: best[k] for k in ("rate", "variant", "run", "training")},
+            "tried": tried,
+            "test": self.score(best["run"], "test"),
+        }
 
     def markov(self) -> dict:
         """Markov models on the same windows."""
@@ -142,20 +202,36 @@ class Study:
         groups = token_groups(data, tiles, data, "test")
         about = data.describe()
         rows = {}
-        for order, model, nats in markov_nats(data, tiles, fit_markov(data, self.size["orders"]), "test"):
+        for order, model, nats in markov_nats(
+            data, tiles, fit_markov(data, self.size["orders"]), "test"
+        ):
             sums = {name: (nats * mask).sum(1) for name, mask in groups.items()}
             tokens = {name: mask.sum(1) for name, mask in groups.items()}
             scores = Scores(window_positions(tiles), sums, tokens, BLOCK, about["split_hash"])
             self.runs.mkdir(parents=True, exist_ok=True)
             scores.save(self.runs / f"markov-{order}.npz")
-            bits = {name: scores.mean(name).value / math.log(2) for name in groups if tokens[name].any()}
+            bits = {
+                name: scores.mean(name).value / math.log(2) for name in groups if tokens[name].any()
+            }
             rows[str(order)] = {"bits": bits, "strengths": model.strengths[: order + 1]}
-        return {"orders": rows, "tokens": about["split_tokens"]["train"], "seconds": time.monotonic() - start}
+        return {
+            "orders": rows,
+            "tokens": about["split_tokens"]["train"],
+            "seconds": time.monotonic() - start,
+        }
 
     def scores(self) -> dict[str, Scores]:
         """The scores of the test windows of all finished pieces."""
-        found = {f"markov-{k}": self.runs / f"markov-{k}.npz" for k in self.size["orders"] if "markov" in self.kept}
-        found |= {m: self.runs / self.kept[f"test-{m}"]["run"] / "test.npz" for m in MODELS if f"test-{m}" in self.kept}
+        found = {
+            f"markov-{k}": self.runs / f"markov-{k}.npz"
+            for k in self.size["orders"]
+            if "markov" in self.kept
+        }
+        found |= {
+            m: self.runs / self.kept[f"test-{m}"]["run"] / "test.npz"
+            for m in MODELS
+            if f"test-{m}" in self.kept
+        }
         return {name: Scores.load(path) for name, path in found.items()}
 
     def table(self) -> str:
@@ -163,10 +239,17 @@ class Study:
         scores, rows = self.scores(), []
         low = f"markov-{min(self.size['orders'])}"
         for name, each in scores.items():
-            against = [interval(each.minus(scores[other])) if other in scores and other != name else "" for other in (low, "mdlm")]
+            against = [
+                interval(each.minus(scores[other])) if other in scores and other != name else ""
+                for other in (low, "mdlm")
+            ]
             mean = each.mean()
             bits = f"{mean.value / math.log(2):.4f} ({(mean.low / math.log(2)):.4f} to {mean.high / math.log(2):.4f})"
-            novel = f"{each.mean('novel').value / math.log(2):.4f}" if each.tokens.get("novel", np.zeros(1)).any() else ""
+            novel = (
+                f"{each.mean('novel').value / math.log(2):.4f}"
+                if each.tokens.get("novel", np.zeros(1)).any()
+                else ""
+            )
             if name.startswith("markov-"):
                 fit = self.kept["markov"]
                 rows.append(
@@ -184,7 +267,10 @@ class Study:
                 )
                 continue
             r = self.kept[f"test-{name}"]
-            t, variant = r["training"], "".join(f", {k} {v}" for k, v in r["variant"].items() if r["variant"] != PLAIN)
+            t, variant = (
+                r["training"],
+                "".join(f", {k} {v}" for k, v in r["variant"].items() if r["variant"] != PLAIN),
+            )
             rows.append(
                 [
                     *(
@@ -195,7 +281,11 @@ class Study:
                         f"{t['best_valid_nll'] / math.log(2):.4f}",
                         f"lr {r['rate']}{variant}",
                     ),
-                    *(f"{t['tokens'] / 1e6:.1f} M", f"{t['tokens'] / t['seconds']:,.0f}", f"{t['seconds'] / 60:.1f}"),
+                    *(
+                        f"{t['tokens'] / 1e6:.1f} M",
+                        f"{t['tokens'] / t['seconds']:,.0f}",
+                        f"{t['seconds'] / 60:.1f}",
+                    ),
                 ]
             )
         header = [
@@ -208,23 +298,34 @@ class Study:
             "chosen on validation",
         ]
         lines = [study.markdown([*header, "tokens", "tokens/s", "minutes"], rows)]
-        lines += [f"{TITLES.get(m, m)}: on validation {tried}" for m in MODELS if (tried := self.tried(m))]
+        lines += [
+            f"{TITLES.get(m, m)}: on validation {tried}" for m in MODELS if (tried := self.tried(m))
+        ]
         return "\n\n".join(lines)
 
     def tried(self, model: str) -> str:
         """The tuning results of a model, bits per base on validation."""
-        tunes = {r: self.kept[n]["valid"]["groups"]["all"]["bits"] for r in self.size["rates"] if (n := f"tune-{model}-{r}") in self.kept}
+        tunes = {
+            r: self.kept[n]["valid"]["groups"]["all"]["bits"]
+            for r in self.size["rates"]
+            if (n := f"tune-{model}-{r}") in self.kept
+        }
         finals = {
             n: self.kept[n]["valid"]["groups"]["all"]["bits"]
             for v in self.variants(model)
             if (n := f"final-{model}{self.slug(v)}") in self.kept
         }
-        return ", ".join([f"lr {r} {b:.4f}" for r, b in tunes.items()] + [f"{n} {b:.4f}" for n, b in finals.items()])
+        return ", ".join(
+            [f"lr {r} {b:.4f}" for r, b in tunes.items()]
+            + [f"{n} {b:.4f}" for n, b in finals.items()]
+        )
 
 
 def interval(difference: ConfidenceInterval) -> str:
     """A difference in bits per base with its 95 % interval."""
-    value, low, high = (x / math.log(2) for x in (difference.value, difference.low, difference.high))
+    value, low, high = (
+        x / math.log(2) for x in (difference.value, difference.low, difference.high)
+    )
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"
 
 

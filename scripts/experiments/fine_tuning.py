@@ -27,7 +27,10 @@ from dnadiff.commands import configure_logging
 
 FEATURES = "inputs.one_hot=false"  # the head reads the features of the network alone
 SIX = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "tf_0")
-VALUES = {"ecoli_tss": "expression/ecoli_tss_lb", "ecoli_sigma70": "expression/ecoli_sigma70_minimal"}
+VALUES = {
+    "ecoli_tss": "expression/ecoli_tss_lb",
+    "ecoli_sigma70": "expression/ecoli_sigma70_minimal",
+}
 FEW = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "ecoli_tss")
 # The first that a name begins with; human sets have names of many kinds, and mouse is a mammal.
 ORGANISMS = {
@@ -35,10 +38,23 @@ ORGANISMS = {
     **dict.fromkeys(("emp",), "yeast"),
     **dict.fromkeys(("cnnprom_bacillus", "cnnprom_arabidopsis", "demo_human_or_worm"), "multi"),
 }
-LENGTHS = ("human_ensembl_regulatory, sample", "human_ensembl_regulatory")  # whose classes differ in length
+LENGTHS = (
+    "human_ensembl_regulatory, sample",
+    "human_ensembl_regulatory",
+)  # whose classes differ in length
 # The genomes of the models that have only one, in FOLDER/genomes.
-GENOMES = {"ecoli": "ecoli_K12_MG1655", "yeast": "scerevisiae_R64-1-1", "human_chr20": "GRCh37_chr20"}
-PLAIN = ["lr=1e-3", "lr_scratch=1e-3", "layer_decay=1.0", "patience=null", "head_epochs=0"]  # one fixed rate, as published
+GENOMES = {
+    "ecoli": "ecoli_K12_MG1655",
+    "yeast": "scerevisiae_R64-1-1",
+    "human_chr20": "GRCh37_chr20",
+}
+PLAIN = [
+    "lr=1e-3",
+    "lr_scratch=1e-3",
+    "layer_decay=1.0",
+    "patience=null",
+    "head_epochs=0",
+]  # one fixed rate, as published
 ABLATION = {
     "plain": ["head=mean", FEATURES, *PLAIN],
     "head": [FEATURES, *PLAIN],
@@ -68,14 +84,34 @@ COLUMNS = {  # of tables: the models and their titles
     "fine-tuned, 3 seeds averaged": "3 seeds averaged",
     "fine-tuned + 6-mers, stacked": "stacked with 6-mers",
 }
-OVERLAP = ("fine-tuned", "scratch")  # whose scores inside and outside the pretraining data are compared
-GROUPS = ("best baseline", "scratch", "best head on the bases")  # that the fine-tuned network is compared with
+OVERLAP = (
+    "fine-tuned",
+    "scratch",
+)  # whose scores inside and outside the pretraining data are compared
+GROUPS = (
+    "best baseline",
+    "scratch",
+    "best head on the bases",
+)  # that the fine-tuned network is compared with
 VERSION = 2  # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
-FULL = {"version": VERSION, "tasks": TASKS, "seeds": 3, "few": (100, 300, 1000, MANY_ITEMS, None), "model": None, "more": ()}
+FULL = {
+    "version": VERSION,
+    "tasks": TASKS,
+    "seeds": 3,
+    "few": (100, 300, 1000, MANY_ITEMS, None),
+    "model": None,
+    "more": (),
+}
 QUICK = {
     "version": VERSION,
     "tasks": {name: ("ecoli_coding", None, ("task.max_train=60",)) for name in SIX[:1]},
-    **{"seeds": 2, "few": (40,), "model": "ecoli", "minutes": None, "more": ("epochs=1", "patience=null", "lr=1e-3", "lr_scratch=1e-3")},
+    **{
+        "seeds": 2,
+        "few": (40,),
+        "model": "ecoli",
+        "minutes": None,
+        "more": ("epochs=1", "patience=null", "lr=1e-3", "lr_scratch=1e-3"),
+    },
 }
 
 
@@ -83,24 +119,70 @@ class Study:
     """The pieces and their tables."""
 
     def __init__(self, folder: Path, size: dict, data: Path) -> None:
-        self.kept, self.size, self.folder, self.data = study.Kept(folder, size, strict=True), size, folder, data
-        self.tasks = {**size["tasks"], **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()})}
+        self.kept, self.size, self.folder, self.data = (
+            study.Kept(folder, size, strict=True),
+            size,
+            folder,
+            data,
+        )
+        self.tasks = {
+            **size["tasks"],
+            **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()}),
+        }
         six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
         several, best = f"seeds={size['seeds']}", ["baselines=all", "stack=true"]
         limit = [] if size["minutes"] is None else [f"minutes={size['minutes']}"]
         runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
-        runs |= {f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"]) for t in VALUES if t in self.tasks}
+        runs |= {
+            f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"])
+            for t in VALUES
+            if t in self.tasks
+        }
         runs |= {f"features-{t}": (t, ["seeds=1", FEATURES]) for t in six}
-        few = [(n, t) for n in size["few"] for t in FEW if t in self.tasks and (n != MANY_ITEMS or t in LARGE)]
-        runs |= {f"few-{t}-{n or 'all'}-{k}": (t, [*self.few(t, n, k), *limit]) for n, t in few for k in KINDS}
-        runs |= {f"ablation-{t}-{c}": (t, ["seeds=1", *changes, *limit]) for t in six for c, changes in ABLATION.items()}
+        few = [
+            (n, t)
+            for n in size["few"]
+            for t in FEW
+            if t in self.tasks and (n != MANY_ITEMS or t in LARGE)
+        ]
+        runs |= {
+            f"few-{t}-{n or 'all'}-{k}": (t, [*self.few(t, n, k), *limit])
+            for n, t in few
+            for k in KINDS
+        }
+        runs |= {
+            f"ablation-{t}-{c}": (t, ["seeds=1", *changes, *limit])
+            for t in six
+            for c, changes in ABLATION.items()
+        }
         runs |= {f"seeds-{t}": (t, [several, *best]) for t in six}
-        runs |= {f"length-{t}": (t, ["seeds=1", *best, "inputs.length=true", "scratch=false"]) for t in LENGTHS if t in sets}
-        genomes = {} if size is QUICK else {t: data / "genomes" / f"{GENOMES[m]}.fa.gz" for t in sets if (m := self.model(t)) in GENOMES}
+        runs |= {
+            f"length-{t}": (t, ["seeds=1", *best, "inputs.length=true", "scratch=false"])
+            for t in LENGTHS
+            if t in sets
+        }
+        genomes = (
+            {}
+            if size is QUICK
+            else {
+                t: data / "genomes" / f"{GENOMES[m]}.fa.gz"
+                for t in sets
+                if (m := self.model(t)) in GENOMES
+            }
+        )
         self.pieces: dict[str, study.Piece] = {f"head-{t}": lambda t=t: self.head(t) for t in six}
-        compared = {t: ["seeds=1", *best, f"pretraining_overlap='{genome}'"] for t, genome in genomes.items()}
-        self.pieces |= {f"overlap-{t}": lambda t=t, more=more: self.subsets(t, more) for t, more in compared.items()}
-        self.pieces |= {name: lambda n=name, t=t, more=more: self.run(n, t, more) for name, (t, more) in runs.items()}
+        compared = {
+            t: ["seeds=1", *best, f"pretraining_overlap='{genome}'"]
+            for t, genome in genomes.items()
+        }
+        self.pieces |= {
+            f"overlap-{t}": lambda t=t, more=more: self.subsets(t, more)
+            for t, more in compared.items()
+        }
+        self.pieces |= {
+            name: lambda n=name, t=t, more=more: self.run(n, t, more)
+            for name, (t, more) in runs.items()
+        }
 
     def few(self, task: str, number: int | None, kind: str) -> list[str]:
         """The arguments for a number of training items."""
@@ -109,43 +191,84 @@ class Study:
 
     def model(self, task: str) -> str:
         """The bundled model to start from."""
-        return self.size["model"] or next((name for start, name in ORGANISMS.items() if task.startswith(start)), "human_chr20")
+        return self.size["model"] or next(
+            (name for start, name in ORGANISMS.items() if task.startswith(start)), "human_chr20"
+        )
 
     def command(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
         """Run `finetune` and return what it writes."""
         reader, file, overrides = self.tasks[task]
         output = self.folder / "runs" / piece / "finetune.json"
         path = [] if file is None else [f"task.path='{self.data / file}.csv.gz'"]
-        fixed = ["task.protocol=fixed"]  # also of tasks whose default is cross-validation, which would train ten networks for each row
-        arguments = [f"checkpoint={self.model(task)}", f"task={reader}", *path, *overrides, *fixed, *more, *self.size["more"]]
-        arguments = list({argument.partition("=")[0]: argument for argument in arguments}.values())  # the last of each key counts
-        where = [f"results='{output.parents[2]}/results'", f"hydra.run.dir='{output.parent}'", "save_models=[]", "overwrite=true"]
+        fixed = [
+            "task.protocol=fixed"
+        ]  # also of tasks whose default is cross-validation, which would train ten networks for each row
+        arguments = [
+            f"checkpoint={self.model(task)}",
+            f"task={reader}",
+            *path,
+            *overrides,
+            *fixed,
+            *more,
+            *self.size["more"],
+        ]
+        arguments = list(
+            {argument.partition("=")[0]: argument for argument in arguments}.values()
+        )  # the last of each key counts
+        where = [
+            f"results='{output.parents[2]}/results'",
+            f"hydra.run.dir='{output.parent}'",
+            "save_models=[]",
+            "overwrite=true",
+        ]
         study.command("finetune", *arguments, *where)
-        return study.read_json(output) | {"arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]}
+        return study.read_json(output) | {
+            "arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]
+        }
 
     def head(self, task: str) -> dict[str, Any]:
         """The validation scores of every head that fits."""
-        minutes = [] if self.size["minutes"] is None else [f"minutes={4 * self.size['minutes']}"]  # the heads share them
-        result = self.command(f"head-{task}", task, ["seeds=1", "head=auto", FEATURES, "scratch=false", *minutes])
-        return {"tried": result["models"]["fine-tuned"]["found"][0][0]["tried"], "arguments": result["arguments"]}
+        minutes = (
+            [] if self.size["minutes"] is None else [f"minutes={4 * self.size['minutes']}"]
+        )  # the heads share them
+        result = self.command(
+            f"head-{task}", task, ["seeds=1", "head=auto", FEATURES, "scratch=false", *minutes]
+        )
+        return {
+            "tried": result["models"]["fine-tuned"]["found"][0][0]["tried"],
+            "arguments": result["arguments"],
+        }
 
     def subsets(self, task: str, more: Sequence[str]) -> dict[str, Any]:
         """The scores inside and outside the pretraining data."""
         result = self.command(f"overlap-{task}", task, more)
         subsets = {name: m["subsets"] for name, m in result["models"].items() if name in OVERLAP}
-        return {"metric": result["task"]["metric"], "subsets": subsets, "arguments": result["arguments"]}
+        return {
+            "metric": result["task"]["metric"],
+            "subsets": subsets,
+            "arguments": result["arguments"],
+        }
 
     def run(self, piece: str, task: str, more: Sequence[str]) -> dict[str, Any]:
         """The scores and differences of one command."""
         result = self.command(piece, task, more)
         metric = result["task"]["metric"]
         models = {
-            name: {"value": m[metric], **{key: m[key] for key in ("low", "high", "per_seed", "seconds")}}
+            name: {
+                "value": m[metric],
+                **{key: m[key] for key in ("low", "high", "per_seed", "seconds")},
+            }
             for name, m in result["models"].items()
         }
         outside = outside_training(result)
-        differences = [{key: value for key, value in one.items() if key != "subsets"} for one in result["differences"]]
-        kept = {key: result[key] for key in ("task", "warning", "arguments")} | {"models": models, "differences": differences}
+        differences = [
+            {key: value for key, value in one.items() if key != "subsets"}
+            for one in result["differences"]
+        ]
+        kept = {key: result[key] for key in ("task", "warning", "arguments")} | {
+            "models": models,
+            "differences": differences,
+        }
         return kept | ({"outside_training": outside} if outside else {})
 
     def table(self) -> str:
@@ -162,14 +285,29 @@ class Study:
 
     def finished(self, kind: str) -> dict[str, dict[str, Any]]:
         """The rest of the name -> result of the finished pieces of one kind."""
-        return {n.removeprefix(f"{kind}-"): self.kept[n] for n in self.pieces if n.startswith(f"{kind}-") and n in self.kept}
+        return {
+            n.removeprefix(f"{kind}-"): self.kept[n]
+            for n in self.pieces
+            if n.startswith(f"{kind}-") and n in self.kept
+        }
 
     def head_table(self) -> str:
         """Validation scores of the heads."""
-        found = {task: {one["head"]: one for one in row["tried"]} for task, row in self.finished("head").items()}
+        found = {
+            task: {one["head"]: one for one in row["tried"]}
+            for task, row in self.finished("head").items()
+        }
         heads = list(dict.fromkeys(head for row in found.values() for head in row))
         rows = [
-            [t, *(f"{row[h]['valid_accuracy']:.3f} ({row[h]['valid_loss']:.3f})" if h in row else "" for h in heads)]
+            [
+                t,
+                *(
+                    f"{row[h]['valid_accuracy']:.3f} ({row[h]['valid_loss']:.3f})"
+                    if h in row
+                    else ""
+                    for h in heads
+                ),
+            ]
             for t, row in found.items()
         ]
         return study.markdown(["validation accuracy (loss)", *heads], rows) if rows else ""
@@ -180,23 +318,63 @@ class Study:
         names = [name for name in COLUMNS if any(name in row["models"] for row in found.values())]
         rows = []
         for task, row in found.items():
-            cells = [f"{row['models'][name]['value']:.3f}" if name in row["models"] else "" for name in names]
+            cells = [
+                f"{row['models'][name]['value']:.3f}" if name in row["models"] else ""
+                for name in names
+            ]
             size = f"{sum(row['task']['items']['train'].values()):,} / {row['task']['tested']:,}"
             metric = "" if row["task"]["metric"] == "accuracy" else f" ({row['task']['metric']})"
-            rows.append([f"`{task}`{metric}", size, *cells, *(best_of_group(row, group) for group in GROUPS)])
-        header = [kind, "train / test", *(COLUMNS[name] for name in names), *(f"minus {group}" for group in GROUPS)]
+            rows.append(
+                [
+                    f"`{task}`{metric}",
+                    size,
+                    *cells,
+                    *(best_of_group(row, group) for group in GROUPS),
+                ]
+            )
+        header = [
+            kind,
+            "train / test",
+            *(COLUMNS[name] for name in names),
+            *(f"minus {group}" for group in GROUPS),
+        ]
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
 
     def training_overlap(self) -> str:
         """Accuracies on the test items of each set that do not overlap its training part, where some do."""
-        outside = {task: row["outside_training"] for task, row in self.finished("set").items() if row.get("outside_training")}
+        outside = {
+            task: row["outside_training"]
+            for task, row in self.finished("set").items()
+            if row.get("outside_training")
+        }
         rows = []
         for task, row in outside.items():
-            inside, *scores = row["inside"], *(f"{row['models'][name]['value']:.3f}" for name in OVERLAP)
+            inside, *scores = (
+                row["inside"],
+                *(f"{row['models'][name]['value']:.3f}" for name in OVERLAP),
+            )
             size = f"{inside['items']:,} / {row['items']:,}"
-            rows.append([f"`{task}`", size, f"{inside['value']:.3f}", *scores, *(best_of_group(row, group) for group in GROUPS)])
-        header = ["fine-tuned, inside", *(f"{name}, outside" for name in OVERLAP), *(f"minus {group}" for group in GROUPS)]
-        return study.markdown(["set", "test items inside / outside", *header], rows) + "\n\n" + summary(outside) if rows else ""
+            rows.append(
+                [
+                    f"`{task}`",
+                    size,
+                    f"{inside['value']:.3f}",
+                    *scores,
+                    *(best_of_group(row, group) for group in GROUPS),
+                ]
+            )
+        header = [
+            "fine-tuned, inside",
+            *(f"{name}, outside" for name in OVERLAP),
+            *(f"minus {group}" for group in GROUPS),
+        ]
+        return (
+            study.markdown(["set", "test items inside / outside", *header], rows)
+            + "\n\n"
+            + summary(outside)
+            if rows
+            else ""
+        )
 
     def few_table(self) -> str:
         """The models by the number of training items."""
@@ -206,38 +384,86 @@ class Study:
             for model, m in row["models"].items():
                 title = "LoRA" if kind == "lora" and model == "fine-tuned" else COLUMNS.get(model)
                 if title is not None:
-                    spread = f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}" if len(m["per_seed"]) > 1 else ""
-                    merged.setdefault((task, title), {}).setdefault(number, f"{m['value']:.3f}{spread}")  # of `full`, which is first
+                    spread = (
+                        f" ± {(max(m['per_seed']) - min(m['per_seed'])) / 2:.3f}"
+                        if len(m["per_seed"]) > 1
+                        else ""
+                    )
+                    merged.setdefault((task, title), {}).setdefault(
+                        number, f"{m['value']:.3f}{spread}"
+                    )  # of `full`, which is first
         numbers = [str(n or "all") for n in self.size["few"]]
         titles = ["fine-tuned", "LoRA", "frozen", "scratch", *dict.fromkeys(COLUMNS.values())]
-        rows = [[f"`{task}`", title, *(row.get(n, "") for n in numbers)] for (task, title), row in merged.items()]
-        rows.sort(key=lambda row: (FEW.index(row[0].strip("`")) if row[0].strip("`") in FEW else 0, titles.index(row[1])))
-        return study.markdown(["set", "model", *("all" if n is None else f"{n:,}" for n in self.size["few"])], rows) if rows else ""
+        rows = [
+            [f"`{task}`", title, *(row.get(n, "") for n in numbers)]
+            for (task, title), row in merged.items()
+        ]
+        rows.sort(
+            key=lambda row: (
+                FEW.index(row[0].strip("`")) if row[0].strip("`") in FEW else 0,
+                titles.index(row[1]),
+            )
+        )
+        return (
+            study.markdown(
+                ["set", "model", *("all" if n is None else f"{n:,}" for n in self.size["few"])],
+                rows,
+            )
+            if rows
+            else ""
+        )
 
     def ablation(self) -> str:
         """Fine-tuned and from scratch, with each change."""
         found, rows = self.finished("ablation"), []
         for task in dict.fromkeys(name.rpartition("-")[0] for name in found):
             for model in ("scratch", "fine-tuned"):
-                each = [found.get(f"{task}-{change}", {}).get("models", {}).get(model) for change in ABLATION]
-                rows.append([task, model, *(f"{m['value']:.3f} ({m['low']:.3f} to {m['high']:.3f})" if m else "" for m in each)])
+                each = [
+                    found.get(f"{task}-{change}", {}).get("models", {}).get(model)
+                    for change in ABLATION
+                ]
+                rows.append(
+                    [
+                        task,
+                        model,
+                        *(
+                            f"{m['value']:.3f} ({m['low']:.3f} to {m['high']:.3f})" if m else ""
+                            for m in each
+                        ),
+                    ]
+                )
         return study.markdown(["set", "network", *ABLATION], rows) if rows else ""
 
     def overlap(self) -> str:
         """Scores of test items inside and outside the pretraining data."""
         rows = []
         for task, row in self.finished("overlap").items():
-            parts = [[row["subsets"][name][f"{part} pretraining"] for name in OVERLAP] for part in ("inside", "outside")]
-            scores = [f"{m[row['metric']]:.3f}" if m["items"] else "-" for part in parts for m in part]
-            rows.append([f"`{task}`", " / ".join(f"{part[0]['items']:,}" for part in parts), *scores])
-        header = [f"{COLUMNS.get(name, name)}, {part}" for part in ("inside", "outside") for name in OVERLAP]
+            parts = [
+                [row["subsets"][name][f"{part} pretraining"] for name in OVERLAP]
+                for part in ("inside", "outside")
+            ]
+            scores = [
+                f"{m[row['metric']]:.3f}" if m["items"] else "-" for part in parts for m in part
+            ]
+            rows.append(
+                [f"`{task}`", " / ".join(f"{part[0]['items']:,}" for part in parts), *scores]
+            )
+        header = [
+            f"{COLUMNS.get(name, name)}, {part}"
+            for part in ("inside", "outside")
+            for name in OVERLAP
+        ]
         return study.markdown(["set", "test items inside / outside", *header], rows) if rows else ""
 
 
 def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """The scores and differences on the test items that do not overlap the training part; None if all are outside."""
     metric, name = result["task"]["metric"], "outside training"
-    models = {model: m["subsets"] for model, m in result["models"].items() if m.get("subsets", {}).get(name, {}).get("items")}
+    models = {
+        model: m["subsets"]
+        for model, m in result["models"].items()
+        if m.get("subsets", {}).get(name, {}).get("items")
+    }
     if "fine-tuned" not in models:
         return None
     inside = models["fine-tuned"]["inside training"]
@@ -245,13 +471,19 @@ def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
         "items": models["fine-tuned"][name]["items"],
         "inside": {"items": inside["items"], "value": inside[metric]},  # of the fine-tuned network
         "models": {model: {"value": m[name][metric]} for model, m in models.items()},
-        "differences": [{"a": d["a"], "b": d["b"], **d["subsets"][name]} for d in result["differences"]],
+        "differences": [
+            {"a": d["a"], "b": d["b"], **d["subsets"][name]} for d in result["differences"]
+        ],
     }
 
 
-def against_best(row: Mapping[str, Any], groups: Sequence[str]) -> tuple[str, Mapping[str, Any] | None]:
+def against_best(
+    row: Mapping[str, Any], groups: Sequence[str]
+) -> tuple[str, Mapping[str, Any] | None]:
     """The model of some groups with the best score, and the difference of the fine-tuned network from it."""
-    known = {d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]}
+    known = {
+        d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]
+    }
     others = {name: d for name, d in known.items() if group_of(name) in groups}
     if not others:
         return "", None
@@ -261,28 +493,50 @@ def against_best(row: Mapping[str, Any], groups: Sequence[str]) -> tuple[str, Ma
 
 def group_of(model: str) -> str:
     """What a model is compared with the fine-tuned network as."""
-    return "scratch" if model == "scratch" else "best head on the bases" if "one-hot" in model else "best baseline"
+    return (
+        "scratch"
+        if model == "scratch"
+        else "best head on the bases"
+        if "one-hot" in model
+        else "best baseline"
+    )
 
 
 def best_of_group(row: Mapping[str, Any], group: str) -> str:
     """The difference from the best of a group, with its name if the group has several."""
     name, difference = against_best(row, [group])
-    title = COLUMNS.get(name, name.replace(" logistic regression", "s").replace(" ridge regression", "s"))
+    title = COLUMNS.get(
+        name, name.replace(" logistic regression", "s").replace(" ridge regression", "s")
+    )
     return shown(difference) + (f", {title}" if difference and group != "scratch" else "")
 
 
 def shown(difference: Mapping[str, Any] | None) -> str:
     """A difference with its interval."""
-    return f"{difference['difference']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})" if difference else ""
+    return (
+        f"{difference['difference']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
+        if difference
+        else ""
+    )
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
     """How often the fine-tuned network is better, worse, and more than .005 worse than the best of other models."""
     lines = []
-    for title, groups in {**{group: [group] for group in GROUPS}, "best baseline, scratch included": GROUPS[:2]}.items():
-        differences = [difference for row in found.values() if (difference := against_best(row, groups)[1])]
-        better, worse = sum(d["low"] > 0 for d in differences), sum(d["high"] < 0 for d in differences)
-        behind = sum(round(d["difference"], 6) < -0.005 for d in differences)  # 124 of 200 minus 125 of 200 is not exactly -.005
+    for title, groups in {
+        **{group: [group] for group in GROUPS},
+        "best baseline, scratch included": GROUPS[:2],
+    }.items():
+        differences = [
+            difference for row in found.values() if (difference := against_best(row, groups)[1])
+        ]
+        better, worse = (
+            sum(d["low"] > 0 for d in differences),
+            sum(d["high"] < 0 for d in differences),
+        )
+        behind = sum(
+            round(d["difference"], 6) < -0.005 for d in differences
+        )  # 124 of 200 minus 125 of 200 is not exactly -.005
         counts = f"better with an interval on {better}, worse on {worse}, more than .005 below on {behind}"
         lines += [f"{title}: of {len(differences)} {counts}"] if differences else []
     return "Fine-tuned compared with " + "; ".join(lines) + "."
@@ -290,12 +544,26 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     parser = study.arguments(__doc__, "runs/fine_tuning")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with benchmarks/ and expression/")
-    parser.add_argument("--minutes", type=float, default=3, help="of each trained network, with its trials (default: %(default)g)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("../shared/data"),
+        help="folder with benchmarks/ and expression/",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=3,
+        help="of each trained network, with its trials (default: %(default)g)",
+    )
     options = parser.parse_args()
     configure_logging()
     quick = options.quick
-    it = Study(options.output / "quick" if quick else options.output, QUICK if quick else FULL | {"minutes": options.minutes}, options.data)
+    it = Study(
+        options.output / "quick" if quick else options.output,
+        QUICK if quick else FULL | {"minutes": options.minutes},
+        options.data,
+    )
     study.work(it.pieces, it.kept, options)
     if not options.list:
         print("\n" + it.table())

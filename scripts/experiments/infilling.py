@@ -43,7 +43,15 @@ from dnadiff.sampler.grouped import Grouped
 
 ORDER = 12
 PATTERNS = ("middle", "random")
-METHODS = ("network", "designs", "two_sided", "neighbors", "one_sided", "unconditional", "most_frequent")
+METHODS = (
+    "network",
+    "designs",
+    "two_sided",
+    "neighbors",
+    "one_sided",
+    "unconditional",
+    "most_frequent",
+)
 TITLES = {
     "network": "network, one call",
     "designs": "network, designs (`infill=`)",
@@ -53,8 +61,22 @@ TITLES = {
     "unconditional": "unconditional network",
     "most_frequent": "most frequent base",
 }
-TRAIN = ["data=ecoli", "data.length=512", "data.batch_size=16", "optimizer.lr=6e-3", "weight_decay=0.01", "matmul_precision=medium"]
-FULL = {"windows": 64, "sweeps": 24, "burn": 8, "designs": 4, "train": [*TRAIN, "trainer.max_steps=1464"], "order": ORDER}
+TRAIN = [
+    "data=ecoli",
+    "data.length=512",
+    "data.batch_size=16",
+    "optimizer.lr=6e-3",
+    "weight_decay=0.01",
+    "matmul_precision=medium",
+]
+FULL = {
+    "windows": 64,
+    "sweeps": 24,
+    "burn": 8,
+    "designs": 4,
+    "train": [*TRAIN, "trainer.max_steps=1464"],
+    "order": ORDER,
+}
 SMALL = [
     "backbone.d_model=16",
     "backbone.n_layers=1",
@@ -100,12 +122,21 @@ def one_sided(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
 def neighbors(model: BackoffMarkov, windows: np.ndarray) -> np.ndarray:
     """Left times right over the composition, normalized: (S, L, 4)."""
     left = one_sided(model, windows)
-    right = one_sided(model, np.stack([reverse_complement(bases) for bases in windows]))[:, ::-1, ::-1]
+    right = one_sided(model, np.stack([reverse_complement(bases) for bases in windows]))[
+        :, ::-1, ::-1
+    ]
     both = left * right / np.exp(log_prob_rows(model, np.full(1, UNKNOWN, np.uint8)))[0]
     return both / both.sum(-1, keepdims=True)
 
 
-def two_sided(model: BackoffMarkov, windows: np.ndarray, masks: np.ndarray, sweeps: int, burn: int, seed: int = 0) -> np.ndarray:
+def two_sided(
+    model: BackoffMarkov,
+    windows: np.ndarray,
+    masks: np.ndarray,
+    sweeps: int,
+    burn: int,
+    seed: int = 0,
+) -> np.ndarray:
     """The distribution of each masked base given all visible ones under the Markov chain: (S, L, 4), by Gibbs sampling.
 
     Bases further apart than the order are drawn together: given all others, each depends only on its own context and on the bases whose
@@ -170,7 +201,10 @@ def network(model: Any, windows: np.ndarray, masks: np.ndarray, batch_size: int 
     letters = model.tokenizer.ids_from_bases([0, 1, 2, 3]).astype(np.int64)
     t = torch.full((len(xt),), float(masks.mean()))
     with torch.no_grad():
-        parts = [model.denoiser.log_probs(x, when).exp()[..., letters] for x, when in zip(xt.split(batch_size), t.split(batch_size))]
+        parts = [
+            model.denoiser.log_probs(x, when).exp()[..., letters]
+            for x, when in zip(xt.split(batch_size), t.split(batch_size))
+        ]
     return torch.cat(parts).numpy()
 
 
@@ -183,7 +217,11 @@ def designs(model: Any, windows: np.ndarray, masks: np.ndarray, each: int) -> np
         for i, (row, mask) in enumerate(zip(ids, masks))
     ]
     filler = ConditionalSampler(model.denoiser, model.process, model.tokenizer, Grouped())
-    drawn = [row for batch in filler.batches(Templates(patterns, each, model.tokenizer.vocab.mask_id), 1, 16) for row in batch.tokens]
+    drawn = [
+        row
+        for batch in filler.batches(Templates(patterns, each, model.tokenizer.vocab.mask_id), 1, 16)
+        for row in batch.tokens
+    ]
     return (np.stack(drawn).reshape(len(ids), each, -1) == ids[:, None]).mean(1)
 
 
@@ -201,7 +239,12 @@ class Study:
         self.loaded: dict[str, tuple[Any, Any, np.ndarray]] = {}
         self.markov: dict[str, BackoffMarkov] = {}
         genomes = [genome for genome, run in runs.items() if run is not None or genome == "ecoli"]
-        self.pieces = {f"{g}-{p}-{m}": lambda g=g, p=p, m=m: self.piece(g, p, m) for g in genomes for p in PATTERNS for m in METHODS}
+        self.pieces = {
+            f"{g}-{p}-{m}": lambda g=g, p=p, m=m: self.piece(g, p, m)
+            for g in genomes
+            for p in PATTERNS
+            for m in METHODS
+        }
 
     def data(self, genome: str) -> tuple[Any, Any, np.ndarray]:
         """Model, data and windows as bases (S, L)."""
@@ -214,17 +257,22 @@ class Study:
             data.prepare()
             tiles = data.test_windows("test")
             candidates = (
-                data.tokenizer.bases(tiles[i]["ids"].numpy()) for i in np.linspace(0, len(tiles) - 1, 4 * self.size["windows"]).astype(int)
+                data.tokenizer.bases(tiles[i]["ids"].numpy())
+                for i in np.linspace(0, len(tiles) - 1, 4 * self.size["windows"]).astype(int)
             )
             known = [bases for bases in candidates if (bases < UNKNOWN).all()]
-            chosen = np.linspace(0, len(known) - 1, min(self.size["windows"], len(known))).astype(int)
+            chosen = np.linspace(0, len(known) - 1, min(self.size["windows"], len(known))).astype(
+                int
+            )
             self.loaded[genome] = model, data, np.stack([known[i] for i in chosen])
         return self.loaded[genome]
 
     def markov_of(self, genome: str) -> BackoffMarkov:
         """The back-off model, fitted once per process."""
         if genome not in self.markov:
-            self.markov[genome] = fit_markov(self.data(genome)[1], [self.size["order"]])[self.size["order"]]
+            self.markov[genome] = fit_markov(self.data(genome)[1], [self.size["order"]])[
+                self.size["order"]
+            ]
         return self.markov[genome]
 
     def distribution(self, genome: str, method: str, masks: np.ndarray) -> np.ndarray:
@@ -238,7 +286,9 @@ class Study:
         if method == "neighbors":
             return neighbors(self.markov_of(genome), seen)
         if method == "two_sided":
-            return two_sided(self.markov_of(genome), windows, masks, self.size["sweeps"], self.size["burn"])
+            return two_sided(
+                self.markov_of(genome), windows, masks, self.size["sweeps"], self.size["burn"]
+            )
         if method == "one_sided":
             return one_sided(self.markov_of(genome), seen)
         order0 = np.exp(log_prob_rows(self.markov_of(genome), np.full(1, UNKNOWN, np.uint8)))[0]
@@ -256,12 +306,20 @@ class Study:
             "data": data.describe(),
         }
         if method == "designs":
-            return {"drawn": interval(designs(model, windows, masks, self.size["designs"]), masks), **about}
+            return {
+                "drawn": interval(designs(model, windows, masks, self.size["designs"]), masks),
+                **about,
+            }
         probs = self.distribution(genome, method, masks)
         of_correct = np.take_along_axis(probs, windows[..., None].astype(int), -1)[..., 0]
         likeliest = interval(probs.argmax(-1) == windows, masks)
         bits = float(-(np.log2(np.maximum(of_correct, 1e-30)) * masks).sum() / masks.sum())
-        return {"likeliest": likeliest, "drawn": interval(of_correct, masks), "marginal_bits": bits, **about}
+        return {
+            "likeliest": likeliest,
+            "drawn": interval(of_correct, masks),
+            "marginal_bits": bits,
+            **about,
+        }
 
     def table(self) -> str:
         """The table of finished pieces."""
@@ -271,16 +329,36 @@ class Study:
                 genome, pattern, method = name.split("-")
                 row = self.kept[name]
                 cells = [_percent(row.get(key)) for key in ("likeliest", "drawn")]
-                rows.append([genome, pattern, TITLES[method], *cells, f"{row['marginal_bits']:.4f}" if "marginal_bits" in row else ""])
+                rows.append(
+                    [
+                        genome,
+                        pattern,
+                        TITLES[method],
+                        *cells,
+                        f"{row['marginal_bits']:.4f}" if "marginal_bits" in row else "",
+                    ]
+                )
         return study.markdown(
-            ["genome", "masked", "method", "most probable correct, %", "drawn correct, %", "bits of the masked bases, one by one"], rows
+            [
+                "genome",
+                "masked",
+                "method",
+                "most probable correct, %",
+                "drawn correct, %",
+                "bits of the masked bases, one by one",
+            ],
+            rows,
         )
 
 
 def _percent(found: dict[str, float] | None) -> str:
     if found is None or _unknown(found["value"]):
         return ""
-    span = "" if _unknown(found["low"]) else f" ({100 * found['low']:.2f} to {100 * found['high']:.2f})"  # few windows have no interval
+    span = (
+        ""
+        if _unknown(found["low"])
+        else f" ({100 * found['low']:.2f} to {100 * found['high']:.2f})"
+    )  # few windows have no interval
     return f"{100 * found['value']:.2f}{span}"
 
 
@@ -296,7 +374,9 @@ def main() -> None:
     parser.add_argument("--chr20", type=Path, help="a model trained on human chr20")
     options = parser.parse_args()
     folder = options.output / "quick" if options.quick else options.output
-    work = Study(folder, {"ecoli": options.ecoli, "chr20": options.chr20}, QUICK if options.quick else FULL)
+    work = Study(
+        folder, {"ecoli": options.ecoli, "chr20": options.chr20}, QUICK if options.quick else FULL
+    )
     study.work(work.pieces, work.kept, options)
     print(f"\n{work.table()}")
 

@@ -33,11 +33,34 @@ OBJECTIVES = {
     "mdlm": ["objective=mdlm", "backbone=caduceus"],
     "ar": ["objective=ar", "backbone=mamba"],
     # alpha(1) = 1e-3 would leave 1e-3 of every base unmasked and its cost, 2e-3 bits, out of the sum over steps.
-    "d3pm": ["objective=d3pm", "objective.masking.num_steps=64", "noise.eps=1e-6", "backbone=caduceus"],
+    "d3pm": [
+        "objective=d3pm",
+        "objective.masking.num_steps=64",
+        "noise.eps=1e-6",
+        "backbone=caduceus",
+    ],
     "sedd": ["objective=sedd", "backbone=caduceus"],
 }
-FULL = {"length": 256, "records": 40, "bases": 200_000, "steps": 3000, "batch": 32, "size": (64, 4), "masks": 128, "draws": 8}
-QUICK = {"length": 64, "records": 4, "bases": 4_000, "steps": 12, "batch": 8, "size": (16, 1), "masks": 4, "draws": 2}
+FULL = {
+    "length": 256,
+    "records": 40,
+    "bases": 200_000,
+    "steps": 3000,
+    "batch": 32,
+    "size": (64, 4),
+    "masks": 128,
+    "draws": 8,
+}
+QUICK = {
+    "length": 64,
+    "records": 4,
+    "bases": 4_000,
+    "steps": 12,
+    "batch": 8,
+    "size": (16, 1),
+    "masks": 4,
+    "draws": 2,
+}
 
 
 class Chain:
@@ -56,7 +79,9 @@ class Chain:
         draws = np.random.default_rng(seed)
         effects = draws.normal(size=(ORDER, 4, 4))
         each = np.indices((4,) * ORDER).reshape(ORDER, CONTEXTS)  # bases a, b, c of every context
-        logits = sum(effect[bases] for effect, bases in zip(effects, each)) + 0.5 * draws.normal(size=(CONTEXTS, 4))
+        logits = sum(effect[bases] for effect, bases in zip(effects, each)) + 0.5 * draws.normal(
+            size=(CONTEXTS, 4)
+        )
         low, high = 0.0, 50.0  # sharper rows have a lower rate; `high` is always sharp enough
         for _ in range(60):
             middle = (low + high) / 2
@@ -72,7 +97,9 @@ class Chain:
         moves[context, (4 * context + base) % CONTEXTS] = self.rows.ravel()
         # pi (P - 1) = 0 and sum pi = 1, as one least-squares problem
         system = np.vstack([moves.T - np.eye(CONTEXTS), np.ones(CONTEXTS)])
-        self.stationary = np.linalg.lstsq(system, np.append(np.zeros(CONTEXTS), 1.0), rcond=None)[0].clip(0)
+        self.stationary = np.linalg.lstsq(system, np.append(np.zeros(CONTEXTS), 1.0), rcond=None)[
+            0
+        ].clip(0)
         self.stationary /= self.stationary.sum()
 
     @property
@@ -82,7 +109,9 @@ class Chain:
 
     def conditional_bits(self, order: int) -> float:
         """Entropy of a base given `order` < 3 bases before it: the minimum cost of a model of lower order."""
-        joint = (self.stationary[:, None] * self.rows).reshape(4 ** (ORDER - order), 4**order, 4).sum(0)
+        joint = (
+            (self.stationary[:, None] * self.rows).reshape(4 ** (ORDER - order), 4**order, 4).sum(0)
+        )
         return float(-(joint * np.log2(joint / joint.sum(1, keepdims=True))).sum())
 
     def window_bits(self, length: int) -> float:
@@ -106,7 +135,9 @@ class Chain:
         """(S,) natural logarithms for windows (S, L) of a stationary sequence."""
         bases = bases.astype(np.int64)
         context = 16 * bases[:, :-ORDER] + 4 * bases[:, 1:-2] + bases[:, 2:-1]
-        return np.log(self.stationary)[context[:, 0]] + np.log(self.rows)[context, bases[:, ORDER:]].sum(1)
+        return np.log(self.stationary)[context[:, 0]] + np.log(self.rows)[
+            context, bases[:, ORDER:]
+        ].sum(1)
 
     def posterior(self, bases: np.ndarray, masked: np.ndarray) -> np.ndarray:
         """(S, L, 4): the distribution of each base given the visible ones, by forward-backward over the 64 contexts.
@@ -116,20 +147,33 @@ class Chain:
             masked: (S, L) bool.
         """
         number, length = bases.shape
-        fits = np.where(masked[..., None], 1.0, np.eye(4)[bases])  # (S, L, 4): the possible bases of each position
-        forward = np.empty((length, number, CONTEXTS))  # distribution of the last three bases, given those visible so far
-        joint = self.stationary.reshape(1, 4, 4, 4) * np.einsum("sa,sb,sc->sabc", fits[:, 0], fits[:, 1], fits[:, 2])
+        fits = np.where(
+            masked[..., None], 1.0, np.eye(4)[bases]
+        )  # (S, L, 4): the possible bases of each position
+        forward = np.empty(
+            (length, number, CONTEXTS)
+        )  # distribution of the last three bases, given those visible so far
+        joint = self.stationary.reshape(1, 4, 4, 4) * np.einsum(
+            "sa,sb,sc->sabc", fits[:, 0], fits[:, 1], fits[:, 2]
+        )
         forward[2] = (joint / joint.sum((1, 2, 3), keepdims=True)).reshape(number, CONTEXTS)
         rows = self.rows.reshape(4, 16, 4)
         for at in range(ORDER, length):
-            joint = np.einsum("sac,acx->scx", forward[at - 1].reshape(number, 4, 16), rows) * fits[:, at, None, :]
+            joint = (
+                np.einsum("sac,acx->scx", forward[at - 1].reshape(number, 4, 16), rows)
+                * fits[:, at, None, :]
+            )
             forward[at] = (joint / joint.sum((1, 2), keepdims=True)).reshape(number, CONTEXTS)
         posterior = np.empty((number, length, 4))
-        backward = np.ones((number, CONTEXTS))  # likelihood of later bases given the context, up to a factor
+        backward = np.ones(
+            (number, CONTEXTS)
+        )  # likelihood of later bases given the context, up to a factor
         for at in range(length - 1, ORDER - 1, -1):
             both = forward[at] * backward
             posterior[:, at] = both.reshape(number, 16, 4).sum(1)
-            backward = np.einsum("acx,scx->sac", rows, backward.reshape(number, 16, 4) * fits[:, at, None, :]).reshape(number, CONTEXTS)
+            backward = np.einsum(
+                "acx,scx->sac", rows, backward.reshape(number, 16, 4) * fits[:, at, None, :]
+            ).reshape(number, CONTEXTS)
             backward /= backward.max(1, keepdims=True)
         both = (forward[2] * backward).reshape(number, 4, 4, 4)
         for at, others in enumerate([(2, 3), (1, 3), (1, 2)]):
@@ -165,7 +209,12 @@ def own_bound(loaded: checkpoint.Loaded, ids: torch.Tensor, draws: int, batch: i
             x0 = ids[first : first + batch]
             noise = Draws(hash64(7, "bound"), torch.arange(batch), batch, first)
             steps = (Draws(noise.seed, noise.rows, batch, first * draws + j) for j in range(draws))
-            results.append([float(objective(loaded.denoiser, x0, torch.ones_like(x0), each).nll) for each in steps])
+            results.append(
+                [
+                    float(objective(loaded.denoiser, x0, torch.ones_like(x0), each).nll)
+                    for each in steps
+                ]
+            )
     return np.array(results)
 
 
@@ -175,18 +224,32 @@ class Study:
     def __init__(self, folder: Path, size: dict) -> None:
         self.kept, self.size, self.chain = study.Kept(folder, size), size, Chain()
         self.fasta = folder / "source.fa"
-        self.pieces = {"source": self.source, **{name: lambda name=name: self.model(name) for name in OBJECTIVES}}
+        self.pieces = {
+            "source": self.source,
+            **{name: lambda name=name: self.model(name) for name in OBJECTIVES},
+        }
 
     def source(self) -> dict:
         """The FASTA file and the exact values."""
         size, bit = self.size, math.log(2)
         bases = self.chain.sample(size["records"], size["bases"], seed=11)
         self.fasta.parent.mkdir(parents=True, exist_ok=True)
-        write_fasta(self.fasta, [Record(f"r{i}", "", np.frombuffer(b"ACGT", np.uint8)[row].tobytes()) for i, row in enumerate(bases)])
+        write_fasta(
+            self.fasta,
+            [
+                Record(f"r{i}", "", np.frombuffer(b"ACGT", np.uint8)[row].tobytes())
+                for i, row in enumerate(bases)
+            ],
+        )
         h, se = self.chain.exact_h(size["length"], size["masks"], seed=1000)
         window = self.chain.window_bits(size["length"])
-        from_h, from_h_se = float(h.mean()) / bit, float(np.sqrt((se**2).sum())) / size["length"] / bit
-        print(f"H {self.chain.rate:.5f} bits; windows {window:.5f}; sum of h(n)/L {from_h:.5f} +- {from_h_se:.5f}")
+        from_h, from_h_se = (
+            float(h.mean()) / bit,
+            float(np.sqrt((se**2).sum())) / size["length"] / bit,
+        )
+        print(
+            f"H {self.chain.rate:.5f} bits; windows {window:.5f}; sum of h(n)/L {from_h:.5f} +- {from_h_se:.5f}"
+        )
         lower = [self.chain.conditional_bits(order) for order in range(ORDER)]
         return {
             "rate": self.chain.rate,
@@ -206,10 +269,24 @@ class Study:
         metrics = study.train(
             folder,
             [
-                *("data=fasta", f"data.path={self.fasta}", "data/split=fraction", "data.stranded=true", f"data.length={size['length']}"),
+                *(
+                    "data=fasta",
+                    f"data.path={self.fasta}",
+                    "data/split=fraction",
+                    "data.stranded=true",
+                    f"data.length={size['length']}",
+                ),
                 *(f"data.batch_size={size['batch']}", *OBJECTIVES[name]),
-                *(f"backbone.d_model={width}", f"backbone.n_layers={layers}", "optimizer.lr=6e-3", "weight_decay=0.01"),
-                *(f"trainer.max_steps={size['steps']}", f"trainer.val_check_interval={max(1, size['steps'] // 6)}"),
+                *(
+                    f"backbone.d_model={width}",
+                    f"backbone.n_layers={layers}",
+                    "optimizer.lr=6e-3",
+                    "weight_decay=0.01",
+                ),
+                *(
+                    f"trainer.max_steps={size['steps']}",
+                    f"trainer.val_check_interval={max(1, size['steps'] // 6)}",
+                ),
                 "matmul_precision=medium",
             ],
         )
@@ -225,20 +302,32 @@ class Study:
         if own:
             batch = min(32, len(ids) // 2)
             bound = own_bound(loaded, ids, size["draws"], batch)
-            excess = bound.mean(1) - true[: len(bound) * batch].reshape(len(bound), batch).mean(1) / size["length"]
+            excess = (
+                bound.mean(1)
+                - true[: len(bound) * batch].reshape(len(bound), batch).mean(1) / size["length"]
+            )
         else:
             windows = Windows([{"ids": x} for x in ids], groups, 32)
             result = likelihood.estimate(loaded.denoiser, loaded.process, windows, size["draws"])
             excess = (result.per_sequence() - true) / size["length"]
-        target, target_se, how = source["window"], 0.0, "sum of h(n)" if name == "sedd" else "entropy of a window"
+        target, target_se, how = (
+            source["window"],
+            0.0,
+            "sum of h(n)" if name == "sedd" else "entropy of a window",
+        )
         if name == "d3pm":
             steps = loaded.config["objective"]["masking"]["num_steps"]
-            alpha = loaded.process.noise.alpha(torch.linspace(0, 1, steps + 1, dtype=torch.float64)).numpy()
+            alpha = loaded.process.noise.alpha(
+                torch.linspace(0, 1, steps + 1, dtype=torch.float64)
+            ).numpy()
             weight = step_weights(size["length"], alpha)
             # The mean of h over n is known exactly: only the difference to it is estimated by Monte Carlo.
             more = weight - 1 / size["length"]
             target = source["window"] + float(more @ np.array(source["h"])) / bit
-            target_se, how = float(np.sqrt((more**2 * np.array(source["h_se"]) ** 2).sum())) / bit, f"T = {steps} steps, from h(n)"
+            target_se, how = (
+                float(np.sqrt((more**2 * np.array(source["h_se"]) ** 2).sum())) / bit,
+                f"T = {steps} steps, from h(n)",
+            )
         return {
             "bits": source["window"] + float(excess.mean()) / bit,
             "se": float(excess.std(ddof=1)) / math.sqrt(len(excess)) / bit,
@@ -247,7 +336,17 @@ class Study:
             "target_se": target_se,
             "target_is": how,
             "own_bound": own,
-            **{key: metrics[key] for key in ("tokens", "seconds", "tokens_per_second", "parameters", "best_valid_nll", "arguments")},
+            **{
+                key: metrics[key]
+                for key in (
+                    "tokens",
+                    "seconds",
+                    "tokens_per_second",
+                    "parameters",
+                    "best_valid_nll",
+                    "arguments",
+                )
+            },
         }
 
     def table(self) -> str:
@@ -266,12 +365,31 @@ class Study:
             error = math.hypot(r["se"], r["target_se"])
             rows.append(
                 [
-                    *(f"`{name}`", r["target_is"], f"{r['target']:.4f} +- {r['target_se']:.4f}", f"{r['bits']:.4f}"),
-                    *(f"{gap:+.4f} +- {error:.4f}", f"{100 * gap / (2 - r['target']):.2f} %", "yes" if gap <= allowed else "no"),
+                    *(
+                        f"`{name}`",
+                        r["target_is"],
+                        f"{r['target']:.4f} +- {r['target_se']:.4f}",
+                        f"{r['bits']:.4f}",
+                    ),
+                    *(
+                        f"{gap:+.4f} +- {error:.4f}",
+                        f"{100 * gap / (2 - r['target']):.2f} %",
+                        "yes" if gap <= allowed else "no",
+                    ),
                     *(f"{r['tokens'] / 1e6:.1f} M", f"{r['seconds'] / 60:.1f}"),
                 ]
             )
-        header = ["objective", "target", "bits per base", "model", "above the target", "of 2 - target", "within 1 %", "tokens", "minutes"]
+        header = [
+            "objective",
+            "target",
+            "bits per base",
+            "model",
+            "above the target",
+            "of 2 - target",
+            "within 1 %",
+            "tokens",
+            "minutes",
+        ]
         return "\n".join([*lines, study.markdown(header, rows)])
 
 

@@ -18,20 +18,32 @@ from matplotlib.figure import Figure
 
 from dnadiff.downstream.metrics import title
 
-DEFAULT_TABLE, DEFAULT_OUTPUT = Path("docs/tables/fine_tuning.json"), Path("docs/label_efficiency.svg")
+DEFAULT_TABLE, DEFAULT_OUTPUT = (
+    Path("docs/tables/fine_tuning.json"),
+    Path("docs/label_efficiency.svg"),
+)
 ADAPTER = "fine-tuned, LoRA"
 # The networks that start from a pretrained model have solid lines.
 STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "fine-tuned": ("pretrained, fine-tuned", {"color": "#c0392b", "marker": "o"}),
     ADAPTER: ("pretrained, LoRA", {"color": "#d99000", "marker": "s"}),
     "frozen": ("pretrained, frozen features", {"color": "#7b4fa3", "marker": "^"}),
-    "scratch": ("the same network from scratch", {"color": "#8a8f98", "marker": "o", "linestyle": "--"}),
-    "same head on one-hot": ("head on bases, no network", {"color": "#c2649b", "marker": "x", "linestyle": "--"}),
+    "scratch": (
+        "the same network from scratch",
+        {"color": "#8a8f98", "marker": "o", "linestyle": "--"},
+    ),
+    "same head on one-hot": (
+        "head on bases, no network",
+        {"color": "#c2649b", "marker": "x", "linestyle": "--"},
+    ),
     "CNN": ("published CNN", {"color": "#3b6fb6", "marker": "D", "linestyle": "--"}),
     "6-mers": ("6-mers", {"color": "#1b9e77", "marker": "v", "linestyle": "--"}),
 }
 
-REPEATED = ("6-mers", "same head on one-hot")  # rows of every piece, of which those of `full` are shown
+REPEATED = (
+    "6-mers",
+    "same head on one-hot",
+)  # rows of every piece, of which those of `full` are shown
 
 
 class Point(NamedTuple):
@@ -58,8 +70,13 @@ def curves(pieces: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, list[
         for model, scores in row["models"].items():
             key = shown_as(model, kind)
             if key in STYLES and (kind == "full" or key not in REPEATED):
-                found.setdefault(task, {}).setdefault(key, []).append(Point(items, scores["value"], scores["per_seed"]))
-    return {task: {key: sorted(models[key]) for key in STYLES if key in models} for task, models in found.items()}
+                found.setdefault(task, {}).setdefault(key, []).append(
+                    Point(items, scores["value"], scores["per_seed"])
+                )
+    return {
+        task: {key: sorted(models[key]) for key in STYLES if key in models}
+        for task, models in found.items()
+    }
 
 
 def shown_as(model: str, kind: str) -> str:
@@ -76,9 +93,21 @@ def draw(axes: Axes, task: str, metric: str, models: Mapping[str, Sequence[Point
     for key, points in models.items():
         label, style = STYLES[key]
         values = np.array([point.value for point in points])
-        low, high = (np.array([edge(point.seeds or [point.value]) for point in points]) for edge in (min, max))
+        low, high = (
+            np.array([edge(point.seeds or [point.value]) for point in points])
+            for edge in (min, max)
+        )
         bars = np.stack([np.maximum(values - low, 0), np.maximum(high - values, 0)])
-        axes.errorbar([point.items for point in points], values, yerr=bars, label=label, markersize=4, linewidth=1.2, capsize=2, **style)
+        axes.errorbar(
+            [point.items for point in points],
+            values,
+            yerr=bars,
+            label=label,
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            **style,
+        )
     axes.set(xscale="log", title=task, ylabel=title(metric))
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -91,27 +120,49 @@ def picture(pieces: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """
     found = curves(pieces)
     if not found:
-        raise ValueError("the table has no piece few-; run python scripts/experiments/fine_tuning.py --only few- --collect FILE")
+        raise ValueError(
+            "the table has no piece few-; run python scripts/experiments/fine_tuning.py --only few- --collect FILE"
+        )
     metrics = {task: row["task"]["metric"] for task, _, row in few(pieces)}
     columns = min(3, len(found))
-    matplotlib.rcParams.update({"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9})
-    figure = Figure(figsize=(3.4 * columns, 2.7 * -(-len(found) // columns) + 0.5), layout="constrained")
+    matplotlib.rcParams.update(
+        {
+            "svg.hashsalt": "dnadiff",
+            "svg.fonttype": "path",
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+        }
+    )
+    figure = Figure(
+        figsize=(3.4 * columns, 2.7 * -(-len(found) // columns) + 0.5), layout="constrained"
+    )
     grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False).ravel()
     for axes, (task, models) in zip(grid, found.items()):
         draw(axes, task, metrics[task], models)
         axes.set_xlabel("training items")
     for axes in grid[len(found) :]:
         axes.set_visible(False)
-    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    handles = {
+        label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels())
+    }
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, default=DEFAULT_TABLE, help="what fine_tuning.py --collect wrote (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--table",
+        type=Path,
+        default=DEFAULT_TABLE,
+        help="what fine_tuning.py --collect wrote (default: %(default)s)",
+    )
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="default: %(default)s")
     options = parser.parse_args()
     picture(study.read_json(options.table), options.output)

@@ -35,7 +35,10 @@ def p_value(difference: Difference) -> float:
 
 def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
     """Which hypotheses are rejected with a probability of at most `level` for any false rejection (Holm 1979)."""
-    order, rejected = sorted(range(len(p_values)), key=p_values.__getitem__), [False] * len(p_values)
+    order, rejected = (
+        sorted(range(len(p_values)), key=p_values.__getitem__),
+        [False] * len(p_values),
+    )
     for rank, i in enumerate(order):
         if p_values[i] > level / (len(p_values) - rank):
             break
@@ -56,9 +59,13 @@ def count(differences: Sequence[Difference]) -> Counts:
     plain = [d.low > 0 or d.high < 0 for d in differences]
 
     def signs(chosen: Sequence[bool]) -> tuple[int, int]:
-        return sum(c and d.value > 0 for c, d in zip(chosen, differences)), sum(c and d.value < 0 for c, d in zip(chosen, differences))
+        return sum(c and d.value > 0 for c, d in zip(chosen, differences)), sum(
+            c and d.value < 0 for c, d in zip(chosen, differences)
+        )
 
-    return Counts(len(differences), signs(plain), signs(holm(p_values)), signs(benjamini_hochberg(p_values)))
+    return Counts(
+        len(differences), signs(plain), signs(holm(p_values)), signs(benjamini_hochberg(p_values))
+    )
 
 
 def sentence(differences: Sequence[Difference]) -> str:

@@ -76,12 +76,25 @@ class Predictions:
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)
         metrics = metric_values(
-            data.target.scored(new.predictions.numpy(), tested.labels.numpy(), folds_of(data, protocol, seed)), data.target.metrics
+            data.target.scored(
+                new.predictions.numpy(), tested.labels.numpy(), folds_of(data, protocol, seed)
+            ),
+            data.target.metrics,
         )
-        return {**about, "metrics": metrics, "found": new.fit_info, "seconds": round(new.seconds, 1)}
+        return {
+            **about,
+            "metrics": metrics,
+            "found": new.fit_info,
+            "seconds": round(new.seconds, 1),
+        }
 
     def of(
-        self, task: str, models: Sequence[str], seeds: Sequence[int], labels: Tensor, folds: Mapping[int, np.ndarray | None] | None = None
+        self,
+        task: str,
+        models: Sequence[str],
+        seeds: Sequence[int],
+        labels: Tensor,
+        folds: Mapping[int, np.ndarray | None] | None = None,
     ) -> dict[str, list[Prediction]]:
         """The finished predictions of these models, one per finished seed; ValueError if their items do not have these `labels`.
 
@@ -96,14 +109,28 @@ class Predictions:
                         raise ValueError(
                             f"{path} has different items from the task {task}; remove it and its piece, and run the piece again"
                         )
-                    found.setdefault(name, []).append(prediction._replace(folds=(folds or {}).get(seed)))
+                    found.setdefault(name, []).append(
+                        prediction._replace(folds=(folds or {}).get(seed))
+                    )
         return found
 
     def compared(
-        self, task: str, data: TaskData, protocol: FixedSplit, models: Sequence[str], seeds: Sequence[int], **more: Json
+        self,
+        task: str,
+        data: TaskData,
+        protocol: FixedSplit,
+        models: Sequence[str],
+        seeds: Sequence[int],
+        **more: Json,
     ) -> Mapping[str, Json]:
         """`comparison.compare` of the finished predictions; pairs with an unfinished model are left out."""
         tested = protocol.tested(data)
-        finished = self.of(task, models, seeds, tested.labels, {seed: folds_of(data, protocol, seed) for seed in seeds})
+        finished = self.of(
+            task,
+            models,
+            seeds,
+            tested.labels,
+            {seed: folds_of(data, protocol, seed) for seed in seeds},
+        )
         pairs = [(a, b) for a, b in more.pop("pairs", ()) if a in finished and b in finished]
         return compare(finished, tested, pairs, target=data.target, **more)

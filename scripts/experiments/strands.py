@@ -54,7 +54,8 @@ class Study:
     def __init__(self, folder, size: dict) -> None:
         self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
         self.pieces = {
-            self.name(n, s): lambda n=n, s=s: self.run(n, s) for s, n in itertools.product(range(1, size["seeds"] + 1), NETWORKS)
+            self.name(n, s): lambda n=n, s=s: self.run(n, s)
+            for s, n in itertools.product(range(1, size["seeds"] + 1), NETWORKS)
         }
 
     def name(self, network: str, seed: int) -> str:
@@ -64,16 +65,39 @@ class Study:
         """Train, and evaluate the test part on both strands."""
         name, (_, settings, cost) = self.name(network, seed), NETWORKS[network]
         folder, steps = self.runs / name, self.size["steps"] // cost
-        sizes = [*self.size["network"], *self.size["data"], f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps // 4}"]
+        sizes = [
+            *self.size["network"],
+            *self.size["data"],
+            f"trainer.max_steps={steps}",
+            f"trainer.val_check_interval={steps // 4}",
+        ]
         training = study.train(folder, [*DEMO, *settings, *sizes, f"seed={seed}"])
-        options = ["part=test", "orders=[]", "num_draws=4", "both_strands=true", f"windows={folder / 'test.npz'}"]
+        options = [
+            "part=test",
+            "orders=[]",
+            "num_draws=4",
+            "both_strands=true",
+            f"windows={folder / 'test.npz'}",
+        ]
         result = study.evaluate(folder, folder / "test.json", *options)
-        return {"training": training, "groups": result["groups"], "strands": result["both_strands"]["all"], "protocol": result["protocol"]}
+        return {
+            "training": training,
+            "groups": result["groups"],
+            "strands": result["both_strands"]["all"],
+            "protocol": result["protocol"],
+        }
 
     def table(self) -> str:
         """The table of finished pieces."""
-        done = {n: [s for s in range(1, self.size["seeds"] + 1) if self.name(n, s) in self.kept] for n in NETWORKS}
-        scores = {(n, s): Scores.load(self.runs / self.name(n, s) / "test.npz") for n in done for s in done[n]}
+        done = {
+            n: [s for s in range(1, self.size["seeds"] + 1) if self.name(n, s) in self.kept]
+            for n in NETWORKS
+        }
+        scores = {
+            (n, s): Scores.load(self.runs / self.name(n, s) / "test.npz")
+            for n in done
+            for s in done[n]
+        }
         rows = []
         for network, (title, _, _) in NETWORKS.items():
             if not done[network]:
@@ -81,17 +105,34 @@ class Study:
             kept = [self.kept[self.name(network, s)] for s in done[network]]
             bits = [r["groups"]["all"]["bits"] for r in kept]
             against = [
-                difference(scores[network, s].minus(scores["ph", s])) for s in done[network] if network != "ph" and ("ph", s) in scores
+                difference(scores[network, s].minus(scores["ph", s]))
+                for s in done[network]
+                if network != "ph" and ("ph", s) in scores
             ]
             mean = [r["strands"]["mean"] / math.log(2) for r in kept]
-            speed, minutes = (np.mean([r["training"][k] for r in kept]) for k in ("tokens_per_second", "seconds"))
+            speed, minutes = (
+                np.mean([r["training"][k] for r in kept]) for k in ("tokens_per_second", "seconds")
+            )
             rows.append(
                 [
-                    *(title, f"{kept[0]['training']['tokens'] / 1e6:.1f} M", " ".join(f"{b:.4f}" for b in bits), "; ".join(against)),
+                    *(
+                        title,
+                        f"{kept[0]['training']['tokens'] / 1e6:.1f} M",
+                        " ".join(f"{b:.4f}" for b in bits),
+                        "; ".join(against),
+                    ),
                     *(" ".join(f"{b:.4f}" for b in mean), f"{speed:,.0f}", f"{minutes / 60:.1f}"),
                 ]
             )
-        header = ["network", "tokens", "bits per base, by seed", "minus Ph (95 %)", "mean of both strands", "tokens/s", "minutes"]
+        header = [
+            "network",
+            "tokens",
+            "bits per base, by seed",
+            "minus Ph (95 %)",
+            "mean of both strands",
+            "tokens/s",
+            "minutes",
+        ]
         return study.markdown(header, rows)
 
 

@@ -41,8 +41,14 @@ class Kept:
         strict: a piece that was made with other settings, or without any, counts as not finished: it is never read, and is run again.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None, strict: bool = False) -> None:
-        self.folder, self.settings, self.strict = folder, json.loads(json.dumps(settings or {}, default=str)), strict
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any] | None = None, strict: bool = False
+    ) -> None:
+        self.folder, self.settings, self.strict = (
+            folder,
+            json.loads(json.dumps(settings or {}, default=str)),
+            strict,
+        )
 
     def path(self, name: str) -> Path:
         """The file of a piece."""
@@ -53,7 +59,9 @@ class Kept:
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         if name not in self:
-            raise NotYet(f"piece {name} is not finished in {self.folder}; run it first: --only {name}")
+            raise NotYet(
+                f"piece {name} is not finished in {self.folder}; run it first: --only {name}"
+            )
         row = self._read(name)
         row.pop("of_study", None)
         return row
@@ -66,7 +74,9 @@ class Kept:
         """Store the scores of each window that `evaluate windows=` wrote as the arrays of a piece, in float32."""
         scores = Scores.load(path)
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace(scores, nats={group: values.astype(np.float32) for group, values in scores.nats.items()}).save(self.arrays_path(name))
+        replace(
+            scores, nats={group: values.astype(np.float32) for group, values in scores.nats.items()}
+        ).save(self.arrays_path(name))
 
     def collect(self, names: Iterable[str], path: Path) -> None:
         """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables.
@@ -90,7 +100,9 @@ class Kept:
         if path.with_suffix(".npz").is_file():
             with np.load(path.with_suffix(".npz")) as stored:
                 for key in stored.files:
-                    arrays.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = stored[key]
+                    arrays.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = stored[
+                        key
+                    ]
         for name, row in json.loads(path.read_text(encoding="utf-8")).items():
             if name in self:
                 continue
@@ -126,26 +138,65 @@ class Kept:
         A piece without settings, of an earlier version, has not changed unless `strict`.
         """
         before = self._read(name).get("of_study", {} if self.strict else self.settings)
-        keys = [key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)]
-        return "; ".join(f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys)
+        keys = [
+            key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)
+        ]
+        return "; ".join(
+            f"{key} {_brief(before.get(key))}, now {_brief(self.settings.get(key))}" for key in keys
+        )
 
 
 def arguments(description: str, output: str) -> argparse.ArgumentParser:
     """The command-line options of all studies."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(output), help="folder for pieces and runs (default: %(default)s)")
-    parser.add_argument(
-        "--only", action="append", metavar="NAME", help="this piece, or all that start with NAME; can be repeated, the order counts"
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--list", action="store_true", help="list the pieces and which are finished")
-    parser.add_argument("--table", action="store_true", help="print the table of finished pieces without running any")
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="write all finished pieces to one JSON file, {piece: row}")
-    parser.add_argument("--restore", type=Path, metavar="FILE", help="first unpack the finished pieces of a file that --collect wrote")
-    parser.add_argument("--quick", action="store_true", help="small sizes, in OUTPUT/quick: only tests that the study runs")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(output),
+        help="folder for pieces and runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="this piece, or all that start with NAME; can be repeated, the order counts",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the pieces and which are finished"
+    )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="print the table of finished pieces without running any",
+    )
+    parser.add_argument(
+        "--collect",
+        type=Path,
+        metavar="FILE",
+        help="write all finished pieces to one JSON file, {piece: row}",
+    )
+    parser.add_argument(
+        "--restore",
+        type=Path,
+        metavar="FILE",
+        help="first unpack the finished pieces of a file that --collect wrote",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes, in OUTPUT/quick: only tests that the study runs",
+    )
     return parser
 
 
-def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace, collected: Iterable[str] | None = None) -> None:
+def work(
+    pieces: Mapping[str, Piece],
+    kept: Kept,
+    options: argparse.Namespace,
+    collected: Iterable[str] | None = None,
+) -> None:
     """Run the chosen pieces that are not finished, in the order of `--only`.
 
     Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables, unless `kept` is
@@ -166,12 +217,21 @@ def work(pieces: Mapping[str, Piece], kept: Kept, options: argparse.Namespace, c
     """
     if options.restore:
         kept.restore(options.restore)
-    chosen = list(dict.fromkeys(name for start in options.only or [""] for name in pieces if name.startswith(start)))
+    chosen = list(
+        dict.fromkeys(
+            name for start in options.only or [""] for name in pieces if name.startswith(start)
+        )
+    )
     if not chosen:
-        raise ValueError(f"--only {' '.join(options.only)} matches no piece; there are {', '.join(pieces)}")
+        raise ValueError(
+            f"--only {' '.join(options.only)} matches no piece; there are {', '.join(pieces)}"
+        )
     found = {name: kept.changed(name) for name in pieces if kept.path(name).is_file()}
     for change in dict.fromkeys(filter(None, found.values())):
-        print(f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}", flush=True)
+        print(
+            f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}",
+            flush=True,
+        )
     if options.list:
         for name in chosen:
             print(f"{'finished' if name in kept else '-':<10}{name}")
@@ -210,7 +270,13 @@ class TabulatedStudy(Protocol):
         """The table of finished pieces."""
 
 
-def run_study(make: Callable[[Path, dict], TabulatedStudy], description: str, output: str, full: dict, quick: dict) -> None:
+def run_study(
+    make: Callable[[Path, dict], TabulatedStudy],
+    description: str,
+    output: str,
+    full: dict,
+    quick: dict,
+) -> None:
     """The command line of a study: run its pieces and print its table.
 
     Args:
@@ -221,7 +287,10 @@ def run_study(make: Callable[[Path, dict], TabulatedStudy], description: str, ou
         quick: settings with `--quick`.
     """
     options = arguments(description, output).parse_args()
-    made = make(options.output / "quick" if options.quick else options.output, quick if options.quick else full)
+    made = make(
+        options.output / "quick" if options.quick else options.output,
+        quick if options.quick else full,
+    )
     work(made.pieces, made.kept, options)
     if not options.list:
         print("\n" + made.table())
@@ -246,13 +315,19 @@ def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
         ValueError: if the run in `folder` was started with other arguments.
     """
     finished, begun = folder / "metrics.json", folder / "arguments.json"
-    if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(arguments):
+    if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(
+        arguments
+    ):
         changed = " ".join(sorted(set(before) ^ set(arguments))) or "their order"
-        raise ValueError(f"{folder} has a run with other arguments ({changed}); set another --output, or remove that folder")
+        raise ValueError(
+            f"{folder} has a run with other arguments ({changed}); set another --output, or remove that folder"
+        )
     if not finished.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_json(begun, list(arguments))
-        how = "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
+        how = (
+            "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
+        )
         command("train", *arguments, how, f"hydra.run.dir={folder}")
     return read_json(finished) | {"arguments": list(arguments)}
 
@@ -264,14 +339,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def evaluate(run: Path, output: Path, *arguments: str) -> dict[str, Any]:
     """Run `python -m dnadiff.evaluate` for a run and return what it writes to `output`."""
-    command("evaluate", f"checkpoint={run}", f"output={output}", "overwrite=true", f"hydra.run.dir={run}", *arguments)
+    command(
+        "evaluate",
+        f"checkpoint={run}",
+        f"output={output}",
+        "overwrite=true",
+        f"hydra.run.dir={run}",
+        *arguments,
+    )
     return read_json(output)
 
 
 def command(name: str, *arguments: str) -> None:
     """Run one command; exits if it fails."""
     print(f"$ python -m dnadiff.{name} {' '.join(arguments)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", f"dnadiff.{name}", *arguments], check=False).returncode
+    status = subprocess.run(
+        [sys.executable, "-m", f"dnadiff.{name}", *arguments], check=False
+    ).returncode
     if status:
         raise SystemExit(status)
 

@@ -76,7 +76,10 @@ class Book:
     def batch(self, size: Size, step: int, seed: int) -> torch.Tensor:
         """Windows of the training part at uniform starts, (batch, length)."""
         text = self.parts["train"][0]  # 0-80 %: the held-out parts are at the end
-        start = (Draws.for_batch(seed, size.batch, step, text.device).uniform("window") * (len(text) - size.length)).long()
+        start = (
+            Draws.for_batch(seed, size.batch, step, text.device).uniform("window")
+            * (len(text) - size.length)
+        ).long()
         return text[start[:, None] + torch.arange(size.length, device=text.device)]
 
     def windows(self, part: str, length: int, max_windows: int | None = None) -> torch.Tensor:
@@ -86,13 +89,22 @@ class Book:
         return (
             rows
             if max_windows is None
-            else rows[torch.linspace(0, len(rows) - 1, min(max_windows, len(rows)), device=rows.device).round().long()]
+            else rows[
+                torch.linspace(0, len(rows) - 1, min(max_windows, len(rows)), device=rows.device)
+                .round()
+                .long()
+            ]
         )
 
 
-def score(denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool) -> Likelihood:
+def score(
+    denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool
+) -> Likelihood:
     """The bound by counts, or the exact likelihood of an autoregressive model; bootstrap blocks of 16 windows."""
-    batches = [WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)}) for rows in windows.split(256)]
+    batches = [
+        WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)})
+        for rows in windows.split(256)
+    ]
     with torch.autocast(windows.device.type, dtype=torch.bfloat16, enabled=bf16):
         return estimate(denoiser, process, batches, draws)
 
@@ -103,20 +115,37 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
     cuda, process = args.device == "cuda", AbsorbingProcess(book.vocab, LogLinear())
     objective = MODELS[name](process)
     kind = next(kind for kind in (DiT, Transformer) if issubclass(kind, objective.reads))
-    network = kind(book.vocab, size.width, size.layers, size.heads, dropout=args.dropout, compile=cuda and not args.eager).to(args.device)
+    network = kind(
+        book.vocab,
+        size.width,
+        size.layers,
+        size.heads,
+        dropout=args.dropout,
+        compile=cuda and not args.eager,
+    ).to(args.device)
     denoiser = objective.denoiser(network)
     averaged = copy.deepcopy(denoiser).eval()
     live, mean = list(denoiser.parameters()), list(averaged.parameters())
-    optimizer = torch.optim.AdamW(parameter_groups(denoiser, 0.03), size.rate, betas=(0.9, 0.95), fused=cuda)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(denoiser, 0.03), size.rate, betas=(0.9, 0.95), fused=cuda
+    )
     weight = torch.ones(size.batch, size.length, device=args.device)
     curve, best, kept = [], math.inf, None
     total, step, start, scored = 60 * args.minutes, 0, time.perf_counter(), 0
     while (used := time.perf_counter() - start) < total:
         for group in optimizer.param_groups:
-            group["lr"] = size.rate * min(1.0, (step + 1) / args.warmup) * 0.5 * (1 + math.cos(math.pi * used / total))
+            group["lr"] = (
+                size.rate
+                * min(1.0, (step + 1) / args.warmup)
+                * 0.5
+                * (1 + math.cos(math.pi * used / total))
+            )
         with torch.autocast(args.device, dtype=torch.bfloat16, enabled=cuda):
             loss = objective(
-                denoiser, book.batch(size, step, args.seed), weight, Draws.for_batch(args.seed, size.batch, step, args.device)
+                denoiser,
+                book.batch(size, step, args.seed),
+                weight,
+                Draws.for_batch(args.seed, size.batch, step, args.device),
             ).loss
         optimizer.zero_grad()
         loss.backward()
@@ -129,17 +158,43 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
             torch.cuda.synchronize()  # the host, which reads the clock, runs ahead of the GPU
         if (due := int((time.perf_counter() - start) / total * SCORES)) > scored:
             scored = due
-            bits = score(averaged, process, book.windows("valid", size.length, WINDOWS), 4, cuda).summary()["bits"]
+            bits = score(
+                averaged, process, book.windows("valid", size.length, WINDOWS), 4, cuda
+            ).summary()["bits"]
             minutes = (time.perf_counter() - start) / 60
-            curve.append({"minutes": minutes, "step": step, "characters": step * size.batch * size.length, "valid_bits": bits})
-            print(f"{name}  {minutes:5.2f} min  step {step:,}  loss {loss.item():.4f}  validation {bits:.4f} bits", flush=True)
+            curve.append(
+                {
+                    "minutes": minutes,
+                    "step": step,
+                    "characters": step * size.batch * size.length,
+                    "valid_bits": bits,
+                }
+            )
+            print(
+                f"{name}  {minutes:5.2f} min  step {step:,}  loss {loss.item():.4f}  validation {bits:.4f} bits",
+                flush=True,
+            )
             if bits < best:
                 best, kept = bits, copy.deepcopy(averaged.state_dict())
     if kept is not None:
         averaged.load_state_dict(kept)
-    found = score(averaged, process, book.windows("test", size.length, args.max_windows), size.draws, cuda)
-    shown = {"parameters": sum(p.numel() for p in live), "device": torch.cuda.get_device_name() if cuda else "cpu", "dropout": args.dropout}
-    return {"model": name, "book": book.name, **shown, "size": vars(size), "curve": curve, "best_valid_bits": best, "test": found.summary()}
+    found = score(
+        averaged, process, book.windows("test", size.length, args.max_windows), size.draws, cuda
+    )
+    shown = {
+        "parameters": sum(p.numel() for p in live),
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
+        "dropout": args.dropout,
+    }
+    return {
+        "model": name,
+        "book": book.name,
+        **shown,
+        "size": vars(size),
+        "curve": curve,
+        "best_valid_bits": best,
+        "test": found.summary(),
+    }
 
 
 def tables(rows: list[dict]) -> str:
@@ -148,32 +203,70 @@ def tables(rows: list[dict]) -> str:
     for number in range(max(len(r["curve"]) for r in rows)):
         points = [r["curve"][number] if number < len(r["curve"]) else None for r in rows]
         minutes = next(p["minutes"] for p in points if p)
-        lines.append((f"{minutes:.1f}", *("" if p is None else f"{p['valid_bits']:.4f}  ({p['characters'] / 1e6:,.0f} M)" for p in points)))
-    tests = [f"{r['test']['bits']:.4f} ({r['test']['bits_low']:.4f} to {r['test']['bits_high']:.4f})" for r in rows]
+        lines.append(
+            (
+                f"{minutes:.1f}",
+                *(
+                    "" if p is None else f"{p['valid_bits']:.4f}  ({p['characters'] / 1e6:,.0f} M)"
+                    for p in points
+                ),
+            )
+        )
+    tests = [
+        f"{r['test']['bits']:.4f} ({r['test']['bits_low']:.4f} to {r['test']['bits_high']:.4f})"
+        for r in rows
+    ]
     lines.append(("test, best of these", *tests))
-    return table(lines, ("minutes", *(f"{r['model']}, {r['parameters'] / 1e6:.1f} M, bits per character" for r in rows)))
+    return table(
+        lines,
+        (
+            "minutes",
+            *(f"{r['model']}, {r['parameters'] / 1e6:.1f} M, bits per character" for r in rows),
+        ),
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/text/war_and_peace.txt.gz"))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mdlm", "ar"])
-    parser.add_argument("--minutes", type=float, default=9.0, help="training time for each model, including validation, without the test")
-    parser.add_argument("--output", type=Path, default=Path("runs/war_and_peace"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--dropout", type=float, default=0.2, help="needed because training repeats the book many times (default: %(default)s)"
+        "--data", type=Path, default=Path("../shared/data/text/war_and_peace.txt.gz")
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mdlm", "ar"])
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="training time for each model, including validation, without the test",
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/war_and_peace"))
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda")
+    )
+    parser.add_argument(
+        "--dropout",
+        type=float,
+        default=0.2,
+        help="needed because training repeats the book many times (default: %(default)s)",
     )
     parser.add_argument("--warmup", type=int, default=200, help="steps")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eager", action="store_true", help="do not compile the blocks")
-    parser.add_argument("--table", action="store_true", help="print the tables of finished models without training")
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of finished models without training"
+    )
     parser.add_argument("--quick", action="store_true")
     parser.set_defaults(max_windows=None)
     args = parser.parse_args()
     size = Size()
     if args.quick:
-        size, args.minutes, args.max_windows, args.warmup = Size(32, 1, 2, 64, 8, 3e-3, 2), 0.2, 16, 5
+        size, args.minutes, args.max_windows, args.warmup = (
+            Size(32, 1, 2, 64, 8, 3e-3, 2),
+            0.2,
+            16,
+            5,
+        )
         args.output = args.output / "quick"
     torch.set_float32_matmul_precision("high")
     args.output.mkdir(parents=True, exist_ok=True)

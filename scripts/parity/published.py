@@ -45,11 +45,20 @@ def ag_news() -> torch.Tensor:
     from datasets import load_dataset
     from transformers import AutoTokenizer
 
-    texts, tokenizer = load_dataset("ag_news", split="test")["text"], AutoTokenizer.from_pretrained("gpt2")
+    texts, tokenizer = (
+        load_dataset("ag_news", split="test")["text"],
+        AutoTokenizer.from_pretrained("gpt2"),
+    )
     begin, end, inside, rows = tokenizer.bos_token_id, tokenizer.eos_token_id, 1022, []
     for first in range(0, len(texts), 1000):
-        ids = list(chain.from_iterable([*tokenizer(text)["input_ids"], end] for text in texts[first : first + 1000]))
-        rows += [[begin, *ids[i : i + inside], end] for i in range(0, len(ids) - inside + 1, inside)]
+        ids = list(
+            chain.from_iterable(
+                [*tokenizer(text)["input_ids"], end] for text in texts[first : first + 1000]
+            )
+        )
+        rows += [
+            [begin, *ids[i : i + inside], end] for i in range(0, len(ids) - inside + 1, inside)
+        ]
     return torch.tensor(rows)
 
 
@@ -75,19 +84,44 @@ def as_published(denoiser: Denoiser, ids: torch.Tensor, size: int) -> float:
             batch = batch.to(next(denoiser.parameters()).device)
             draws = Draws(0, torch.arange(len(batch), device=batch.device), step=step)
             result = objective(wrapped, batch, torch.ones_like(batch, dtype=torch.float32), draws)
-            nats, tokens = nats + float(result.nll * result.num_tokens), tokens + float(result.num_tokens)
+            nats, tokens = (
+                nats + float(result.nll * result.num_tokens),
+                tokens + float(result.num_tokens),
+            )
     return math.exp(nats / tokens)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=HUB, help="one of the above; may be repeated (all)")
-    parser.add_argument("--revision", action="append", default=[], metavar="NAME=COMMIT", help="a model's commit, 40 hexadecimal digits")
-    parser.add_argument("--sequences", type=int, default=512, help="evaluate this many, evenly spread (512); 0 is all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", action="append", choices=HUB, help="one of the above; may be repeated (all)"
+    )
+    parser.add_argument(
+        "--revision",
+        action="append",
+        default=[],
+        metavar="NAME=COMMIT",
+        help="a model's commit, 40 hexadecimal digits",
+    )
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        default=512,
+        help="evaluate this many, evenly spread (512); 0 is all",
+    )
     parser.add_argument("--length", type=int, default=1024, help="window of DNA (1024)")
-    parser.add_argument("--num-draws", type=int, default=8, help="masks a sequence for the NELBO (8)")
+    parser.add_argument(
+        "--num-draws", type=int, default=8, help="masks a sequence for the NELBO (8)"
+    )
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--fasta", type=Path, default=Path("chr20.fa.gz"), help="hg38 chr20, fetched to here if absent (chr20.fa.gz)")
+    parser.add_argument(
+        "--fasta",
+        type=Path,
+        default=Path("chr20.fa.gz"),
+        help="hg38 chr20, fetched to here if absent (chr20.fa.gz)",
+    )
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     revisions = dict(item.split("=", 1) for item in args.revision)
@@ -103,14 +137,29 @@ def main() -> None:
         ids = ag_news() if name == "mdlm-owt" else chr20(args.length, args.fasta)
         if args.sequences:
             ids = ids[:: max(1, len(ids) // args.sequences)][: args.sequences]
-        counted = ((batch, {"all": torch.ones_like(batch, dtype=torch.bool)}) for batch in ids.split(args.batch_size))
-        nelbo = likelihood.estimate(denoiser, AbsorbingProcess(denoiser.vocab, LogLinear()), counted, args.num_draws).summary()
+        counted = (
+            (batch, {"all": torch.ones_like(batch, dtype=torch.bool)})
+            for batch in ids.split(args.batch_size)
+        )
+        nelbo = likelihood.estimate(
+            denoiser, AbsorbingProcess(denoiser.vocab, LogLinear()), counted, args.num_draws
+        ).summary()
         error = nelbo["perplexity"] * nelbo["se_total"]
         theirs = f"{PERPLEXITY[name]:.2f}" if name in PERPLEXITY else "none"
-        rows.append((name, len(ids), theirs, as_published(denoiser, ids, args.batch_size), f"{nelbo['perplexity']:.3f} +- {error:.3f}"))
+        rows.append(
+            (
+                name,
+                len(ids),
+                theirs,
+                as_published(denoiser, ids, args.batch_size),
+                f"{nelbo['perplexity']:.3f} +- {error:.3f}",
+            )
+        )
 
     print("\nPerplexity per token\n")
-    print("| weights | sequences | published | as published, here | NELBO, here |\n|---|---|---|---|---|")
+    print(
+        "| weights | sequences | published | as published, here | NELBO, here |\n|---|---|---|---|---|"
+    )
     for name, count, theirs, ours, bound in rows:
         print(f"| {name} | {count} | {theirs} | {ours:.3f} | {bound} |")
 

@@ -46,7 +46,9 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self.world, self.out, self.cache = (self.folder / name for name in ("world", "out", "cache"))
+        self.world, self.out, self.cache = (
+            self.folder / name for name in ("world", "out", "cache")
+        )
         self._kernels, self._modules = self.folder / "kernels", self.folder / "modules"
 
     def prepare(self, runs: bool = True) -> None:
@@ -66,7 +68,9 @@ class Bench:
 
     def settle(self) -> None:
         """Wait until the cache trusts the time stamps of the input files."""
-        time.sleep(max(0.0, max(p.stat().st_ctime for p in self.world.rglob("*")) + _SETTLED - time.time()))
+        time.sleep(
+            max(0.0, max(p.stat().st_ctime for p in self.world.rglob("*")) + _SETTLED - time.time())
+        )
 
     def _build(self, runs: bool) -> int:
         from dnadiff.kernels import build
@@ -132,7 +136,11 @@ class Bench:
         """A digest of each file and folder under `out` and `cache`; `hidden` includes temporary files."""
         paths = sorted(path for folder in (self.out, self.cache) for path in folder.rglob("*"))
         named = [(path, str(path.relative_to(self.folder))) for path in paths]
-        return {n: "folder" if p.is_dir() else digest(p, n, case.ignored) for p, n in named if hidden or not is_temporary(n)}
+        return {
+            n: "folder" if p.is_dir() else digest(p, n, case.ignored)
+            for p, n in named
+            if hidden or not is_temporary(n)
+        }
 
     def undisturbed(self, case: Case) -> Reference:
         """Run a case twice without a disturbance and return its files and calls.
@@ -146,25 +154,35 @@ class Bench:
             versions: dict[str, set[str]] = {}
 
             def note(call: Call, versions: dict[str, set[str]] = versions) -> int:
-                if call.name in RENAMES and call.paths[0].exists() and self._own(call.paths[1]):  # complete now, whatever becomes of it
+                if (
+                    call.name in RENAMES and call.paths[0].exists() and self._own(call.paths[1])
+                ):  # complete now, whatever becomes of it
                     old, new = (str(path.relative_to(self.folder)) for path in call.paths)
                     for path in [call.paths[0], *call.paths[0].rglob("*")]:
                         name = new + str(path.relative_to(self.folder)).removeprefix(old)
-                        versions.setdefault(name, set()).add("folder" if path.is_dir() else digest(path, name, case.ignored))
+                        versions.setdefault(name, set()).add(
+                            "folder" if path.is_dir() else digest(path, name, case.ignored)
+                        )
                 return PASS
 
             outcome = self.start(case, decide=note, after=self.note_modules)
             if outcome.status:
-                raise ValueError(f"{case.name}: the undisturbed command ends with status {outcome.status}: {outcome.errors[-600:]}")
+                raise ValueError(
+                    f"{case.name}: the undisturbed command ends with status {outcome.status}: {outcome.errors[-600:]}"
+                )
             self.import_what_was_used()
             contents = self.contents(case)
             for name, value in contents.items():
                 versions.setdefault(name, set()).add(value)
             found.append(Reference(contents, versions, outcome))
         if different := differences(found[0].contents, found[1].contents):
-            raise ValueError(f"{case.name}: two undisturbed runs differ: {', '.join(different[:5])}")
+            raise ValueError(
+                f"{case.name}: two undisturbed runs differ: {', '.join(different[:5])}"
+            )
         if left := [name for name in found[1].contents if is_temporary(name)]:
-            raise ValueError(f"{case.name}: the undisturbed run leaves temporary files: {', '.join(left[:5])}")
+            raise ValueError(
+                f"{case.name}: the undisturbed run leaves temporary files: {', '.join(left[:5])}"
+            )
         return found[1]
 
     def _own(self, path: Path) -> bool:
@@ -183,7 +201,9 @@ class Bench:
             elif known is None and value != "folder":
                 found.append(f"{name} is no file of the undisturbed run")
             elif known is not None and value not in known:
-                found.append(f"{name} is half-written or has other contents ({(self.folder / name).stat().st_size} bytes)")
+                found.append(
+                    f"{name} is half-written or has other contents ({(self.folder / name).stat().st_size} bytes)"
+                )
         return found
 
     def compare(self, case: Case, reference: Reference) -> list[str]:
@@ -195,7 +215,10 @@ class Bench:
         found = []
         for path in self.out.rglob("metrics.json"):
             for name, value in json.loads(path.read_text()).get("sha256", {}).items():
-                if hashlib.sha256((path.parent / "checkpoints" / name).read_bytes()).hexdigest() != value:
+                if (
+                    hashlib.sha256((path.parent / "checkpoints" / name).read_bytes()).hexdigest()
+                    != value
+                ):
                     found.append(f"{name} is not the file whose hash metrics.json records")
         return found
 
@@ -204,7 +227,11 @@ class Bench:
         found = hashlib.sha256()
         for folder in (self.out, self.cache):
             for path in sorted(folder.rglob("*"), key=lambda path: _plain(str(path))):
-                found.update(_plain(str(path)).encode() + b"\0" + (b"" if path.is_dir() else hashlib.sha256(path.read_bytes()).digest()))
+                found.update(
+                    _plain(str(path)).encode()
+                    + b"\0"
+                    + (b"" if path.is_dir() else hashlib.sha256(path.read_bytes()).digest())
+                )
         return found.hexdigest()
 
 
@@ -217,7 +244,9 @@ class Reference:
 
 def is_temporary(name: str) -> bool:
     """Whether a file, or a folder above it, has the name of an unfinished one."""
-    return not name.endswith(".lock") and any(part.startswith((".", "compiling-")) for part in Path(name).parts)
+    return not name.endswith(".lock") and any(
+        part.startswith((".", "compiling-")) for part in Path(name).parts
+    )
 
 
 def _plain(name: str) -> str:
@@ -228,14 +257,20 @@ def differences(one: Contents, other: Contents) -> list[str]:
     """Missing, further and changed files, in words."""
     missing = [f"{name} is missing" for name in one if name not in other]
     more = [f"{name} is left over" for name in other if name not in one]
-    return missing + more + [f"{name} differs" for name in one if name in other and one[name] != other[name]]
+    return (
+        missing
+        + more
+        + [f"{name} differs" for name in one if name in other and one[name] != other[name]]
+    )
 
 
 def digest(path: Path, name: str, ignored: Sequence[str]) -> str:
     """A digest of what a file named `name` says, without the keys and columns of `ignored`; of its bytes if it cannot be read."""
     content = path.read_bytes()
     ignored, suffix = (*ignored, *_STAMPS), Path(name).suffix
-    with suppress(Exception):  # a damaged file keeps its bytes, which differ from those of every complete version
+    with suppress(
+        Exception
+    ):  # a damaged file keeps its bytes, which differ from those of every complete version
         if suffix == ".ckpt":
             content = _plain_values(without(_checkpoint(content), ignored))
         elif suffix == ".json":
@@ -243,12 +278,23 @@ def digest(path: Path, name: str, ignored: Sequence[str]) -> str:
         elif suffix == ".yaml":
             content = repr(without(yaml.safe_load(content), ignored)).encode()
         elif suffix == ".csv":
-            content = repr([without(row, ignored) for row in csv.DictReader(io.StringIO(content.decode()))]).encode()
+            content = repr(
+                [without(row, ignored) for row in csv.DictReader(io.StringIO(content.decode()))]
+            ).encode()
         elif suffix == ".npz":
             with np.load(io.BytesIO(content)) as arrays:
                 values = {key: arrays[key] for key in arrays if key not in ignored}
-            texts = {key: without(json.loads(str(value)), ignored) for key, value in values.items() if value.dtype.kind == "U"}
-            content = repr([(key, texts.get(key) or (value.dtype, value.shape, value.tobytes())) for key, value in values.items()]).encode()
+            texts = {
+                key: without(json.loads(str(value)), ignored)
+                for key, value in values.items()
+                if value.dtype.kind == "U"
+            }
+            content = repr(
+                [
+                    (key, texts.get(key) or (value.dtype, value.shape, value.tobytes()))
+                    for key, value in values.items()
+                ]
+            ).encode()
     return hashlib.sha256(content).hexdigest()
 
 
@@ -271,15 +317,26 @@ def without(value: object, ignored: Sequence[str]) -> object:
     """A value without some keys of its dictionaries."""
     if isinstance(value, dict):
         return {key: without(inner, ignored) for key, inner in value.items() if key not in ignored}
-    return [without(inner, ignored) for inner in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [without(inner, ignored) for inner in value] if isinstance(value, (list, tuple)) else value
+    )
 
 
 def _plain_values(value: object) -> bytes:
     """Every bit of a nested structure of tensors."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{tuple(value.shape)}".encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (
+            f"{value.dtype}{tuple(value.shape)}".encode()
+            + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     if isinstance(value, dict):
-        return b"{" + b",".join(repr(key).encode() + b":" + _plain_values(inner) for key, inner in value.items()) + b"}"
+        return (
+            b"{"
+            + b",".join(
+                repr(key).encode() + b":" + _plain_values(inner) for key, inner in value.items()
+            )
+            + b"}"
+        )
     if isinstance(value, (list, tuple)):
         return b"[" + b",".join(map(_plain_values, value)) + b"]"
     return repr(value).encode()

@@ -32,8 +32,22 @@ from bench import Bench, Reference, one_line, sample
 from cases import CASES, Case, case
 from supervisor import KILL, PASS, Call, Outcome, unavailable
 
-REFUSALS = (" exists; set overwrite=true", " is complete already", " already; set trainer.max_steps above that to continue")
-COLUMNS = ("case", "calls", "points", "kills", "second kills", "next starts", "refused", "failed", "seconds")
+REFUSALS = (
+    " exists; set overwrite=true",
+    " is complete already",
+    " already; set trainer.max_steps above that to continue",
+)
+COLUMNS = (
+    "case",
+    "calls",
+    "points",
+    "kills",
+    "second kills",
+    "next starts",
+    "refused",
+    "failed",
+    "seconds",
+)
 
 
 @dataclass
@@ -53,7 +67,15 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """As in the table."""
-        numbers = (self.calls, self.points, self.kills, self.second_kills, self.starts, self.refused, len(self.failures))
+        numbers = (
+            self.calls,
+            self.points,
+            self.kills,
+            self.second_kills,
+            self.starts,
+            self.refused,
+            len(self.failures),
+        )
         return (self.case, *(f"{n:,}" for n in numbers), f"{self.seconds:.0f}")
 
 
@@ -90,10 +112,16 @@ class Choice:
             (k, sample(range(1, max(2, min(40, calls))), 1, self.seed, case.name, k)[0])
             for k in sample(range(1, calls + 1), self.twice, self.seed, case.name, "first")
         ]
-        return [*((k, 0) for k in range(1, min(self.first, calls) + 1)), *((k, 0) for k in later), *pairs]
+        return [
+            *((k, 0) for k in range(1, min(self.first, calls) + 1)),
+            *((k, 0) for k in later),
+            *pairs,
+        ]
 
 
-def kill_case(bench: Bench, case: Case, choice: Choice, report: Callable[[str], None] = print) -> Row:
+def kill_case(
+    bench: Bench, case: Case, choice: Choice, report: Callable[[str], None] = print
+) -> Row:
     """All kills of a case."""
     row, start = Row(case.name), time.monotonic()
     try:
@@ -113,7 +141,15 @@ def kill_case(bench: Bench, case: Case, choice: Choice, report: Callable[[str], 
     return row
 
 
-def trial(bench: Bench, case: Case, reference: Reference, point: int, second: int, row: Row, known: dict[str, list[str]]) -> list[str]:
+def trial(
+    bench: Bench,
+    case: Case,
+    reference: Reference,
+    point: int,
+    second: int,
+    row: Row,
+    known: dict[str, list[str]],
+) -> list[str]:
     """Kill the first start at `point`, the second one at `second` unless that is 0, and let the next finish; returns what is wrong.
 
     `known` holds what went wrong after kills that left the same files with the same bytes: they are not started again.
@@ -122,7 +158,9 @@ def trial(bench: Bench, case: Case, reference: Reference, point: int, second: in
     killer = Killer(point)
     bench.start(case, decide=killer)
     if killer.call is None:
-        return [f"{case.name}, point {point}: the command made fewer calls than the undisturbed one"]
+        return [
+            f"{case.name}, point {point}: the command made fewer calls than the undisturbed one"
+        ]
     row.kills += 1
     where = f"{case.name}, point {point}, killed before {short(bench, killer.call)}"
     found = [f"{where}: {problem}" for problem in bench.half_written(case, reference)]
@@ -165,23 +203,60 @@ def table(rows: Sequence[Row]) -> str:
     names = ("calls", "points", "kills", "second_kills", "starts", "refused", "seconds")
     sums = {name: sum(asdict(row)[name] for row in counted) for name in names}
     everything = Row("all", **sums, failures=[f for row in counted for f in row.failures])
-    lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *(row.cells() for row in [*counted, everything])]
+    lines = [
+        COLUMNS,
+        ("---", *["---:"] * (len(COLUMNS) - 1)),
+        *(row.cells() for row in [*counted, everything]),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="only this case; several may be given")
-    parser.add_argument("--points", help="kill at these calls only, as in 17 or 3,17 or 3:9 (the second start at call 9)")
-    parser.add_argument("--first", type=int, default=60, help="kill at every call up to this one (default: %(default)s)")
-    parser.add_argument("--later", type=int, default=160, help="size of the sample of later calls of a case (default: %(default)s)")
-    parser.add_argument("--twice", type=int, default=12, help="trials of a case whose second start is killed too (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (default: %(default)s)")
-    parser.add_argument(
-        "--json", type=Path, help="write the rows to this file; a case in it with the same settings and without a failure is not run again"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, help="keep the files of the last trial, and the world, in this folder")
+    parser.add_argument(
+        "--case",
+        action="append",
+        choices=[c.name for c in CASES],
+        help="only this case; several may be given",
+    )
+    parser.add_argument(
+        "--points",
+        help="kill at these calls only, as in 17 or 3,17 or 3:9 (the second start at call 9)",
+    )
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=60,
+        help="kill at every call up to this one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--later",
+        type=int,
+        default=160,
+        help="size of the sample of later calls of a case (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--twice",
+        type=int,
+        default=12,
+        help="trials of a case whose second start is killed too (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="write the rows to this file; a case in it with the same settings and without a failure is not run again",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="keep the files of the last trial, and the world, in this folder",
+    )
     return parser.parse_args(arguments)
 
 
@@ -190,22 +265,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := unavailable():
         print(f"skipped: {reason}")
         return 0
-    parts = [[int(n) for n in part.split(":")] for part in args.points.split(",")] if args.points else []
-    choice = Choice(tuple((part[0], part[1] if len(part) > 1 else 0) for part in parts), args.first, args.later, args.twice, args.seed)
+    parts = (
+        [[int(n) for n in part.split(":")] for part in args.points.split(",")]
+        if args.points
+        else []
+    )
+    choice = Choice(
+        tuple((part[0], part[1] if len(part) > 1 else 0) for part in parts),
+        args.first,
+        args.later,
+        args.twice,
+        args.seed,
+    )
     cases = [case(name) for name in args.case] if args.case else list(CASES)
     settings = json.loads(json.dumps(asdict(choice)))
     known = json.loads(args.json.read_text()) if args.json and args.json.is_file() else {}
-    done = {row["case"]: Row(**row) for row in known.get("rows", ()) if not row["failures"]} if known.get("settings") == settings else {}
+    done = (
+        {row["case"]: Row(**row) for row in known.get("rows", ()) if not row["failures"]}
+        if known.get("settings") == settings
+        else {}
+    )
     rows = []
     with ExitStack() as stack:
-        bench = Bench(args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-points-"))))
+        bench = Bench(
+            args.folder
+            or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crash-points-")))
+        )
         bench.prepare(runs=any(c.reads_runs for c in cases))
         for one in cases:
-            rows.append(done.get(one.name) or kill_case(bench, one, choice, lambda problem: print(problem, flush=True)))
-            print(", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, rows[-1].cells())), flush=True)
+            rows.append(
+                done.get(one.name)
+                or kill_case(bench, one, choice, lambda problem: print(problem, flush=True))
+            )
+            print(
+                ", ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, rows[-1].cells())),
+                flush=True,
+            )
             if args.json:
-                about = {"settings": settings, "python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-                args.json.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+                about = {
+                    "settings": settings,
+                    "python": platform.python_version(),
+                    "system": f"{platform.system()} {platform.machine()}",
+                }
+                args.json.write_text(
+                    json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+                )
     print(table(rows))
     return int(any(row.failures for row in rows))
 

@@ -86,8 +86,12 @@ def lines_of(data: bytes) -> list[str]:
 def fasta(data: bytes) -> tuple[tuple[str, str], ...]:
     """Name and letters, in upper case, of each record."""
     records: list[tuple[str, list[str]]] = []
-    data = re.sub(rb"\n{9,}", b"\n", data)  # blank lines mean nothing, and 64 million of them would take longer than what is tested
-    for line in re.split(r"\r\n?|\n", data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")):
+    data = re.sub(
+        rb"\n{9,}", b"\n", data
+    )  # blank lines mean nothing, and 64 million of them would take longer than what is tested
+    for line in re.split(
+        r"\r\n?|\n", data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    ):
         if line.startswith(">"):
             if not (words := line[1:].split()):
                 raise InvalidError("no name")
@@ -104,7 +108,9 @@ def fasta(data: bytes) -> tuple[tuple[str, str], ...]:
 
 def unknown_as_n(records: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """The records as a genome has them: U as T, ambiguity codes as N."""
-    return tuple((name, re.sub("[RYKMSWBDHV]", "N", letters.replace("U", "T"))) for name, letters in records)
+    return tuple(
+        (name, re.sub("[RYKMSWBDHV]", "N", letters.replace("U", "T"))) for name, letters in records
+    )
 
 
 def vcf(data: bytes) -> tuple[tuple[str, ...], ...]:
@@ -121,7 +127,11 @@ def vcf(data: bytes) -> tuple[tuple[str, ...], ...]:
     rows = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
     if any(len(row) != lines[head].count("\t") + 1 for row in rows):
         raise InvalidError("columns")
-    contigs = {found[1] for line in lines[:head] if (found := re.match(r"##contig=<(?:.*,)?ID=([^,>]+)", line))}
+    contigs = {
+        found[1]
+        for line in lines[:head]
+        if (found := re.match(r"##contig=<(?:.*,)?ID=([^,>]+)", line))
+    }
     if not contigs.issuperset(row[0] for row in rows):
         raise InvalidError("contigs")
     for row in rows:
@@ -131,9 +141,15 @@ def vcf(data: bytes) -> tuple[tuple[str, ...], ...]:
 
 def variants(data: bytes) -> tuple[tuple[str, ...], ...]:
     """The same of a table; ID is `.` if it has none."""
-    rows = [[cell.strip() for cell in line.split("\t")] for line in lines_of(re.sub(rb"\n{9,}", b"\n", data)) if line.strip()]
+    rows = [
+        [cell.strip() for cell in line.split("\t")]
+        for line in lines_of(re.sub(rb"\n{9,}", b"\n", data))
+        if line.strip()
+    ]
     names = [name.lstrip("#").lower() for name in rows[0]] if rows else []
-    if not {"chrom", "pos", "ref", "alt"} <= set(names) or any(len(row) != len(names) for row in rows):
+    if not {"chrom", "pos", "ref", "alt"} <= set(names) or any(
+        len(row) != len(names) for row in rows
+    ):
         raise InvalidError("columns")
     found = [{name: row[names.index(name)] for name in names} for row in rows[1:]]
     for row in found:
@@ -186,13 +202,19 @@ def _twobit(data: bytes) -> tuple[tuple[str, str], ...]:
         end = here + -(-length // 4)
         if end > len(data) or not length:
             raise InvalidError("cut short")
-        letters = bytearray("".join("TCAG"[byte >> shift & 3] for byte in data[here:end] for shift in (6, 4, 2, 0))[:length].encode())
+        letters = bytearray(
+            "".join("TCAG"[byte >> shift & 3] for byte in data[here:end] for shift in (6, 4, 2, 0))[
+                :length
+            ].encode()
+        )
         for a, b in blocks[0]:
             letters[a : a + b] = b"N" * b
         extents.append((start, end))
         found.append((name, letters.decode()))
     extents.sort()
-    if any(end > after for (_, end), (after, _) in itertools.pairwise(extents)) or extents[-1][1] != len(data):
+    if any(end > after for (_, end), (after, _) in itertools.pairwise(extents)) or extents[-1][
+        1
+    ] != len(data):
         raise InvalidError("records overlap, or do not end where the file ends")
     if not found or len(dict(found)) < len(found):
         raise InvalidError("no record, or a name twice")
@@ -224,8 +246,15 @@ def _integer(text: str) -> int:
     return int(text.strip()[:4000])
 
 
-def _region(chrom: str, start: int, end: int, strand: str, lengths: Mapping[str, int]) -> tuple[str, int, int, str]:
-    if chrom not in lengths or not 0 <= start < end <= lengths[chrom] or strand not in "+-." or not strand:
+def _region(
+    chrom: str, start: int, end: int, strand: str, lengths: Mapping[str, int]
+) -> tuple[str, int, int, str]:
+    if (
+        chrom not in lengths
+        or not 0 <= start < end <= lengths[chrom]
+        or strand not in "+-."
+        or not strand
+    ):
         raise InvalidError("region")
     return chrom, start, end, strand
 
@@ -242,7 +271,9 @@ def bed(data: bytes, lengths: Mapping[str, int]) -> tuple[tuple[str, int, int, s
         if len(columns) < max(3, width):
             raise InvalidError("columns")
         strand = columns[5] if len(columns) > 5 else "."
-        found.append(_region(columns[0], _integer(columns[1]), _integer(columns[2]), strand, lengths))
+        found.append(
+            _region(columns[0], _integer(columns[1]), _integer(columns[2]), strand, lengths)
+        )
     if not found:
         raise InvalidError("empty")
     return tuple(found)
@@ -259,23 +290,37 @@ def gff(data: bytes, lengths: Mapping[str, int]) -> tuple[tuple[str, int, int, s
         width = width or len(columns)
         if len(columns) < max(8, width):
             raise InvalidError("columns")
-        found.append(_region(columns[0], _integer(columns[3]) - 1, _integer(columns[4]), columns[6], lengths))
+        found.append(
+            _region(columns[0], _integer(columns[3]) - 1, _integer(columns[4]), columns[6], lengths)
+        )
     if not found:
         raise InvalidError("empty")
     return tuple(found)
 
 
-def table(data: bytes, columns: Sequence[str], delimiter: str = ",", empty_cells: bool = False) -> tuple[tuple[str, ...], ...]:
+def table(
+    data: bytes, columns: Sequence[str], delimiter: str = ",", empty_cells: bool = False
+) -> tuple[tuple[str, ...], ...]:
     """The cells of some columns in each row, stripped."""
     try:
         csv.field_size_limit(2**31 - 1)
         rows = [
-            row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=None), delimiter=delimiter, strict=True) if any(row)
+            row
+            for row in csv.reader(
+                io.StringIO(data.decode("utf-8-sig"), newline=None),
+                delimiter=delimiter,
+                strict=True,
+            )
+            if any(row)
         ]
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidError(str(error)) from None
     header = [name.strip() for name in rows[0]] if rows else []
-    if len(rows) < 2 or any(len(row) != len(header) for row in rows) or not set(columns) <= set(header):
+    if (
+        len(rows) < 2
+        or any(len(row) != len(header) for row in rows)
+        or not set(columns) <= set(header)
+    ):
         raise InvalidError("fields")
     where = [header.index(name) for name in columns]
     found = tuple(tuple(row[i].strip() for i in where) for row in rows[1:])
@@ -332,10 +377,18 @@ def safetensors(data: bytes) -> dict[str, object]:
     (size,) = struct.unpack("<Q", data[:8])
     header = parsed(data[8 : 8 + size])
     try:
-        extents = sorted((int(a), int(b)) for name, about in header.items() if name != "__metadata__" for a, b in [about["data_offsets"]])  # type: ignore[index]
+        extents = sorted(
+            (int(a), int(b))
+            for name, about in header.items()
+            if name != "__metadata__"
+            for a, b in [about["data_offsets"]]
+        )  # type: ignore[index]
     except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise InvalidError(str(error)) from None
     ends = [0, *(end for _, end in extents)]
-    if any(start != before for (start, _), before in zip(extents, ends)) or ends[-1] != len(data) - 8 - size:
+    if (
+        any(start != before for (start, _), before in zip(extents, ends))
+        or ends[-1] != len(data) - 8 - size
+    ):
         raise InvalidError("tensors do not fill the file")
     return header

@@ -73,7 +73,10 @@ class Row:
 
     def add(self, outcome: Outcome) -> None:
         self.counts[outcome.kind] += 1
-        self.slowest, self.memory = max(self.slowest, outcome.seconds), max(self.memory, outcome.memory)
+        self.slowest, self.memory = (
+            max(self.slowest, outcome.seconds),
+            max(self.memory, outcome.memory),
+        )
         if outcome.kind not in PASSED:
             self.wrong.append(outcome)
 
@@ -116,9 +119,18 @@ def judge(reader: Reader, work: Path, path: Path, names: str, undamaged: object)
         if isinstance(error, KeyboardInterrupt):
             raise
         return "wrong", f"raises {type(error).__name__}: {_short(error)}"
-    if content == undamaged or (valid and allowed == content) or (forged and not valid and reader.expected.__name__ == "nothing"):
+    if (
+        content == undamaged
+        or (valid and allowed == content)
+        or (forged and not valid and reader.expected.__name__ == "nothing")
+    ):
         return "success", ""
-    return "wrong", "is accepted, but reads as something else" if valid else f"is accepted, but is damaged ({_short(allowed)})"
+    return (
+        "wrong",
+        "is accepted, but reads as something else"
+        if valid
+        else f"is accepted, but is damaged ({_short(allowed)})",
+    )
 
 
 def refusal(reader: Reader, path: Path, error: Exception) -> tuple[str, str]:
@@ -129,7 +141,10 @@ def refusal(reader: Reader, path: Path, error: Exception) -> tuple[str, str]:
     if isinstance(error, UnicodeError) or type(error).__module__ == "json.decoder":
         return "wrong", f"raises a bare {type(error).__name__}: {_short(error)}"
     if not any(word in str(error) for word in (path.name, *reader.also_named)):
-        return "wrong", f"an error without the name of the file: {type(error).__name__}: {_short(error)}"
+        return (
+            "wrong",
+            f"an error without the name of the file: {type(error).__name__}: {_short(error)}",
+        )
     text = printable(explain(error, "train", []))
     if "\n" in text or "\x1b" in text or len(text) > LINE:
         return "wrong", f"not one line: {_short(text)}"
@@ -140,7 +155,9 @@ def _short(what: object) -> str:
     return ascii(str(what))[1:-1][:200]
 
 
-def serve(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int], pipe: int) -> None:
+def serve(
+    reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int], pipe: int
+) -> None:
     """In a forked process: read input after input, and report each as a line of JSON."""
     os.fsync = lambda handle: None  # the disk is not what is tested
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -151,7 +168,9 @@ def serve(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(source, work)
     undamaged = reader.read(work)
-    resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MEMORY, resource.RLIM_INFINITY))  # so that no input takes the machine with it
+    resource.setrlimit(
+        resource.RLIMIT_AS, (size + 2 * MEMORY, resource.RLIM_INFINITY)
+    )  # so that no input takes the machine with it
     started = _memory("VmRSS")
     for number in numbers:
         path, names = place(reader, source, work, seed, number)
@@ -172,7 +191,9 @@ def _memory(key: str) -> int:
     return 0
 
 
-def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]) -> Iterator[Outcome]:
+def outcomes(
+    reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]
+) -> Iterator[Outcome]:
     """The outcome of each input; a process that hangs or dies is replaced by another, which continues with the next input."""
     left = list(numbers)
     while left:
@@ -185,7 +206,9 @@ def outcomes(reader: Reader, source: Path, work: Path, seed: int, numbers: Seque
                 serve(reader, source, work, seed, left, theirs)
                 status = 0
             except BaseException:
-                os.write(theirs, (json.dumps({"failed": traceback.format_exc()[-2000:]}) + "\n").encode())
+                os.write(
+                    theirs, (json.dumps({"failed": traceback.format_exc()[-2000:]}) + "\n").encode()
+                )
             finally:
                 os._exit(status)
         os.close(theirs)
@@ -207,12 +230,23 @@ def _received(pipe: int, child: int) -> Iterator[Outcome]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             if current is not None:
-                yield Outcome(current["number"], "wrong", f"hangs: more than {SECONDS:g} s", current["mutation"], SECONDS)
+                yield Outcome(
+                    current["number"],
+                    "wrong",
+                    f"hangs: more than {SECONDS:g} s",
+                    current["mutation"],
+                    SECONDS,
+                )
             return
         if not block:
             ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if current is not None:
-                yield Outcome(current["number"], "wrong", f"ends the process with status {ended}", current["mutation"])
+                yield Outcome(
+                    current["number"],
+                    "wrong",
+                    f"ends the process with status {ended}",
+                    current["mutation"],
+                )
             return
         *lines, buffer = (buffer + block).split(b"\n")
         for line in lines:
@@ -235,11 +269,15 @@ def prepare(readers: Sequence[Reader], folder: Path) -> None:
     child = os.fork()
     if child:
         if os.waitpid(child, 0)[1]:
-            raise SystemExit(f"the undamaged files could not be written:\n{(folder / 'prepare.log').read_text()[-2000:]}")
+            raise SystemExit(
+                f"the undamaged files could not be written:\n{(folder / 'prepare.log').read_text()[-2000:]}"
+            )
         return
     status = 1
     try:
-        time.localtime = lambda *_: time.gmtime(315_532_800)  # what zip files record, so that they have the same bytes every time
+        time.localtime = lambda *_: time.gmtime(
+            315_532_800
+        )  # what zip files record, so that they have the same bytes every time
         os.environ["DNADIFF_CACHE"] = str(folder / CACHE)
         with (folder / "prepare.log").open("w") as log:
             os.dup2(log.fileno(), 1)
@@ -257,7 +295,16 @@ def prepare(readers: Sequence[Reader], folder: Path) -> None:
         os._exit(status)
 
 
-NEED_RUNS = ("checkpoint", "exported folder", "model card", "checkpoint of text", "resume", "metrics.csv", "evaluate.json", "dnd")
+NEED_RUNS = (
+    "checkpoint",
+    "exported folder",
+    "model card",
+    "checkpoint of text",
+    "resume",
+    "metrics.csv",
+    "evaluate.json",
+    "dnd",
+)
 
 
 def slug(reader: Reader) -> str:
@@ -283,15 +330,42 @@ def import_all(readers: Sequence[Reader]) -> None:
         "dnadiff.data.genome.genome",
         "dnadiff.data.text.pretrained",
     ]
-    names += [f"dnadiff.{name}" for name in ("downstream.table", "downstream.results", "design.output", "data.text.tokenized")]
+    names += [
+        f"dnadiff.{name}"
+        for name in (
+            "downstream.table",
+            "downstream.results",
+            "design.output",
+            "data.text.tokenized",
+        )
+    ]
     if any(reader.name in NEED_RUNS for reader in readers):
-        names += [f"dnadiff.{name}" for name in ("train", "evaluate", "decompress", "judge_text", "model", "published", "report.results")]
-        names += ["lightning", "constriction", "safetensors.torch", "dnadiff.training.callbacks", "dnadiff.data.text.datamodule"]
+        names += [
+            f"dnadiff.{name}"
+            for name in (
+                "train",
+                "evaluate",
+                "decompress",
+                "judge_text",
+                "model",
+                "published",
+                "report.results",
+            )
+        ]
+        names += [
+            "lightning",
+            "constriction",
+            "safetensors.torch",
+            "dnadiff.training.callbacks",
+            "dnadiff.data.text.datamodule",
+        ]
     for name in names:
         importlib.import_module(name)
 
 
-def run(readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: int = 3) -> Iterator[Row]:
+def run(
+    readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: int = 3
+) -> Iterator[Row]:
     """Damage and read `count` files of these readers, one reader after the other; the first inputs that do not pass are saved in `wrong`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -364,14 +438,21 @@ def show_one(reader: Reader, seed: int, number: int, folder: Path, save: Path | 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--reader", action="append", choices=sorted(READERS), help="only these readers")
+    parser.add_argument(
+        "--reader", action="append", choices=sorted(READERS), help="only these readers"
+    )
     parser.add_argument("--count", type=int, default=10_000, help="inputs in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the outcomes here")
     parser.add_argument("--input", type=int, help="only this input of one reader")
     parser.add_argument("--save", type=Path, help="with --input: write the damaged file here")
     name = f"dnadiff-fuzz-{os.getuid()}-{hashlib.sha256(str(Path.cwd()).encode()).hexdigest()[:8]}"
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / name, help="for the files; emptied first")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / name,
+        help="for the files; emptied first",
+    )
     given = parser.parse_args(argv)
     chosen = [READERS[name] for name in given.reader or READERS]
     if given.input is not None:
@@ -387,10 +468,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(row)
         print(line_of(row), flush=True)
         if target is not None:
-            content = [{**vars(row), "wrong": [vars(outcome) for outcome in row.wrong]} for row in rows]
+            content = [
+                {**vars(row), "wrong": [vars(outcome) for outcome in row.wrong]} for row in rows
+            ]
             target.write_text(json.dumps({"seed": given.seed, "readers": content}, indent=1) + "\n")
     print(summary(rows))
-    print(f"{sum(row.counts.total() for row in rows):,} inputs in {time.monotonic() - started:.0f} s, seed {given.seed}")
+    print(
+        f"{sum(row.counts.total() for row in rows):,} inputs in {time.monotonic() - started:.0f} s, seed {given.seed}"
+    )
     return int(any(row.wrong for row in rows))
 
 

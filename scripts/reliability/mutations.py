@@ -19,7 +19,20 @@ from collections.abc import Callable, Sequence
 
 Mutation = Callable[[random.Random, bytes], bytes]
 BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
-HUGE = ("0", "-1", "1e309", "4294967296", "9223372036854775808", "1" + "0" * 30, "1" * 400, "1_0", "nan", "+1", "٣", "")
+HUGE = (
+    "0",
+    "-1",
+    "1e309",
+    "4294967296",
+    "9223372036854775808",
+    "1" + "0" * 30,
+    "1" * 400,
+    "1_0",
+    "nan",
+    "+1",
+    "٣",
+    "",
+)
 WRONG = (
     None,
     True,
@@ -70,7 +83,9 @@ def flip_bits(draw: random.Random, data: bytes) -> bytes:
 
 def set_bytes(draw: random.Random, data: bytes) -> bytes:
     start, end = _block(draw, data)
-    return data[:start] + draw.choice((b"\0", b"\xff", draw.randbytes(1))) * (end - start) + data[end:]
+    return (
+        data[:start] + draw.choice((b"\0", b"\xff", draw.randbytes(1))) * (end - start) + data[end:]
+    )
 
 
 def cut(draw: random.Random, data: bytes) -> bytes:
@@ -99,20 +114,49 @@ def swap_blocks(draw: random.Random, data: bytes) -> bytes:
 def insert(draw: random.Random, data: bytes) -> bytes:
     at = _place(draw, data)
     new = draw.choice(
-        (b"\0", b"\0" * 500, b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\x1b[2J", b"\n", b"\r", b"\n\n", b"\t", b" ", draw.randbytes(9))
+        (
+            b"\0",
+            b"\0" * 500,
+            b"\xff",
+            b"\xc3\x28",
+            b"\xed\xa0\x80",
+            b"\x1b[2J",
+            b"\n",
+            b"\r",
+            b"\n\n",
+            b"\t",
+            b" ",
+            draw.randbytes(9),
+        )
     )
     return data[:at] + new + data[at:]
 
 
 def append(draw: random.Random, data: bytes) -> bytes:
-    return data + draw.choice((b"\0", b"\0" * 512, b"garbage", draw.randbytes(40), data[: len(data) // 2], b"\x1f\x8b", b"\n"))
+    return data + draw.choice(
+        (
+            b"\0",
+            b"\0" * 512,
+            b"garbage",
+            draw.randbytes(40),
+            data[: len(data) // 2],
+            b"\x1f\x8b",
+            b"\n",
+        )
+    )
 
 
 def change_integer(draw: random.Random, data: bytes) -> bytes:
     """A length or an offset in a binary header: a small integer replaced by an extreme one."""
     size, order = draw.choice((1, 2, 4, 4, 8)), draw.choice("<>")
-    at = draw.randrange(min(max(len(data) - size, 1), 256)) if draw.random() < 0.7 else _place(draw, data)
-    value = draw.choice((0, 1, -1, 2**15, 2**31 - 1, 2**40, 2**62, draw.randrange(2**16))) % 256**size
+    at = (
+        draw.randrange(min(max(len(data) - size, 1), 256))
+        if draw.random() < 0.7
+        else _place(draw, data)
+    )
+    value = (
+        draw.choice((0, 1, -1, 2**15, 2**31 - 1, 2**40, 2**62, draw.randrange(2**16))) % 256**size
+    )
     new = struct.pack(order + {1: "B", 2: "H", 4: "I", 8: "Q"}[size], value)
     return data[:at] + new + data[at + size :]
 
@@ -121,21 +165,47 @@ def empty(draw: random.Random, data: bytes) -> bytes:
     return draw.choice((b"", b"\n", b" ", b"\0"))
 
 
-BYTES: list[Mutation] = [flip_bits, flip_bits, cut, cut, cut_start, set_bytes, remove_block, repeat_block, swap_blocks, insert, append]
+BYTES: list[Mutation] = [
+    flip_bits,
+    flip_bits,
+    cut,
+    cut,
+    cut_start,
+    set_bytes,
+    remove_block,
+    repeat_block,
+    swap_blocks,
+    insert,
+    append,
+]
 BYTES += [change_integer, change_integer, empty]
 
 
 def line_ends(draw: random.Random, data: bytes) -> bytes:
     lines, ends = (
         data.split(b"\n"),
-        draw.choice(((b"\r",), (b"\r\n",), (b"\r", b"\n"), (b"\r\n", b"\n", b"\r"), (b"\n\r",), (b"\x0b",), (b"\xe2\x80\xa8",))),
+        draw.choice(
+            (
+                (b"\r",),
+                (b"\r\n",),
+                (b"\r", b"\n"),
+                (b"\r\n", b"\n", b"\r"),
+                (b"\n\r",),
+                (b"\x0b",),
+                (b"\xe2\x80\xa8",),
+            )
+        ),
     )
     return b"".join(line + draw.choice(ends) for line in lines)
 
 
 def long_line(draw: random.Random, data: bytes) -> bytes:
     at = _place(draw, data)
-    return data[:at] + draw.choice((b"A", b"N", b">", b" ", b"1", b"\t", b'"', b"x\x1b")) * _LONG + data[at:]
+    return (
+        data[:at]
+        + draw.choice((b"A", b"N", b">", b" ", b"1", b"\t", b'"', b"x\x1b")) * _LONG
+        + data[at:]
+    )
 
 
 def deep(draw: random.Random, data: bytes) -> bytes:
@@ -195,7 +265,13 @@ def changed_value(draw: random.Random, value: object) -> object:
     places: list[tuple[object, object]] = []
 
     def walk(node: object) -> None:
-        keys = node.keys() if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        keys = (
+            node.keys()
+            if isinstance(node, dict)
+            else range(len(node))
+            if isinstance(node, list)
+            else ()
+        )
         for key in keys:
             places.append((node, key))
             walk(node[key])  # type: ignore[index]
@@ -212,14 +288,18 @@ def changed_value(draw: random.Random, value: object) -> object:
     elif action == 1 and isinstance(node, list):
         node.append(node[key])  # type: ignore[call-overload]
     elif action == 2 and isinstance(node[key], (int, float)):  # type: ignore[index]
-        node[key] = draw.choice((node[key] + 1, -node[key], node[key] * 1_000_003, str(node[key]), 0, 0.5, [node[key]]))  # type: ignore[index]
+        node[key] = draw.choice(
+            (node[key] + 1, -node[key], node[key] * 1_000_003, str(node[key]), 0, 0.5, [node[key]])
+        )  # type: ignore[index]
     else:
         node[key] = draw.choice(WRONG)  # type: ignore[index]
     return value
 
 
 def forged_json(draw: random.Random, data: bytes) -> bytes:
-    return json.dumps(changed_value(draw, json.loads(data)), ensure_ascii=draw.random() < 0.9).encode("utf-8", "surrogatepass")
+    return json.dumps(
+        changed_value(draw, json.loads(data)), ensure_ascii=draw.random() < 0.9
+    ).encode("utf-8", "surrogatepass")
 
 
 def forged_lines(draw: random.Random, data: bytes) -> bytes:
@@ -249,8 +329,18 @@ def bgzip(text: bytes, size: int = 4096, end: bool = True) -> bytes:
     for start in range(0, len(text), size):
         packer = zlib.compressobj(6, zlib.DEFLATED, -15)
         body = packer.compress(text[start : start + size]) + packer.flush()
-        head = bytes.fromhex("1f8b08040000000000ff0600424302") + b"\0" + struct.pack("<H", len(body) + 25)
-        blocks.append(head + body + struct.pack("<II", zlib.crc32(text[start : start + size]), len(text[start : start + size])))
+        head = (
+            bytes.fromhex("1f8b08040000000000ff0600424302")
+            + b"\0"
+            + struct.pack("<H", len(body) + 25)
+        )
+        blocks.append(
+            head
+            + body
+            + struct.pack(
+                "<II", zlib.crc32(text[start : start + size]), len(text[start : start + size])
+            )
+        )
     return b"".join(blocks) + (BGZIP_END if end else b"")
 
 
@@ -264,7 +354,14 @@ def cut_between_members(draw: random.Random, data: bytes) -> bytes:
 
 
 def gzip_member(draw: random.Random, data: bytes) -> bytes:
-    return data + draw.choice((gzip.compress(b"", mtime=0), gzip.compress(b"\n", mtime=0)[:-3], gzip.compress(b"\0", mtime=0), data[:30]))
+    return data + draw.choice(
+        (
+            gzip.compress(b"", mtime=0),
+            gzip.compress(b"\n", mtime=0)[:-3],
+            gzip.compress(b"\0", mtime=0),
+            data[:30],
+        )
+    )
 
 
 def bomb(draw: random.Random, data: bytes) -> bytes:
@@ -322,7 +419,14 @@ def forged_checkpoint(draw: random.Random, data: bytes) -> bytes:
     if action == 0:
         name = draw.choice(list(state))
         state[name] = draw.choice(
-            (state[name][:-1], state[name].double(), state[name].long(), torch.zeros(()), state[name].to_sparse(), "x")
+            (
+                state[name][:-1],
+                state[name].double(),
+                state[name].long(),
+                torch.zeros(()),
+                state[name].to_sparse(),
+                "x",
+            )
         )
     elif action == 1:
         state.pop(draw.choice(list(state)))
@@ -347,7 +451,9 @@ def forged_arrays(draw: random.Random, data: bytes) -> bytes:
     if action == 1:
         arrays[name] = value.reshape(-1)[:-1]
     elif action == 2:
-        arrays[name] = np.array(draw.choice(("x", "{}", "[]", "null", '{"found": 3}', '{"more": 1}')))
+        arrays[name] = np.array(
+            draw.choice(("x", "{}", "[]", "null", '{"found": 3}', '{"more": 1}'))
+        )
     elif action == 3:
         arrays[name] = np.array(draw.choice((-1, 0, 2**62, math.nan, 1e308)))
     elif action == 4:

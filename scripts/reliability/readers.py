@@ -70,7 +70,10 @@ class Reader:
 
 def _records() -> dict[str, str]:
     draw = random.Random(1)
-    records = {name: "".join(draw.choices("AAACCGGTTT", k=size)) for name, size in (("one", 900), ("two", 420), ("3", 61))}
+    records = {
+        name: "".join(draw.choices("AAACCGGTTT", k=size))
+        for name, size in (("one", 900), ("two", 420), ("3", 61))
+    }
     two = records["two"]
     return records | {"two": two[:90] + two[90:150].lower() + "N" * 40 + two[190:]}
 
@@ -78,27 +81,44 @@ def _records() -> dict[str, str]:
 def _fasta(records: Mapping[str, str], width: int = 60) -> bytes:
     lines = []
     for name, letters in records.items():
-        lines += [f">{name} some words", *(letters[i : i + width] for i in range(0, len(letters), width))]
+        lines += [
+            f">{name} some words",
+            *(letters[i : i + width] for i in range(0, len(letters), width)),
+        ]
     return ("\n".join(lines) + "\n").encode()
 
 
 FASTA = _fasta(_records() | {"codes": "ACGURYKMSWBDHVNacgtn"})
 LENGTHS = {name: len(letters) for name, letters in _records().items()}
-WORDS = [f"{word}{number}" for number in range(12) for word in ("the cat", "a dog", "one \u00fc bird", "that, tree")]
+WORDS = [
+    f"{word}{number}"
+    for number in range(12)
+    for word in ("the cat", "a dog", "one \u00fc bird", "that, tree")
+]
 
 
 def _twobit(records: Mapping[str, str]) -> bytes:
     def block(pairs: Sequence[tuple[int, int]]) -> bytes:
-        return struct.pack(f"<{1 + 2 * len(pairs)}I", len(pairs), *(a for a, _ in pairs), *(n for _, n in pairs))
+        return struct.pack(
+            f"<{1 + 2 * len(pairs)}I", len(pairs), *(a for a, _ in pairs), *(n for _, n in pairs)
+        )
 
     index, body, size = b"", b"", 16 + sum(5 + len(name) for name in records)
     for name, letters in records.items():
         index += bytes([len(name)]) + name.encode() + struct.pack("<I", size + len(body))
         padded = letters.upper() + "T" * (-len(letters) % 4)
         codes = ["TCAG".find(letter) % 5 % 4 for letter in padded]
-        packed = bytes(sum(codes[i + k] << (6 - 2 * k) for k in range(4)) for i in range(0, len(padded), 4))
+        packed = bytes(
+            sum(codes[i + k] << (6 - 2 * k) for k in range(4)) for i in range(0, len(padded), 4)
+        )
         unknown = [(150, 40)] if "N" in letters else []
-        body += struct.pack("<I", len(letters)) + block(unknown) + block([(90, 60)] if unknown else []) + struct.pack("<I", 0) + packed
+        body += (
+            struct.pack("<I", len(letters))
+            + block(unknown)
+            + block([(90, 60)] if unknown else [])
+            + struct.pack("<I", 0)
+            + packed
+        )
     return struct.pack("<4I", 0x1A412743, 0, len(records), 0) + index + body
 
 
@@ -114,7 +134,11 @@ def _genbank() -> bytes:
     for name, letters in _records().items():
         about = {"molecule_type": "DNA", "date": "01-JAN-2020"}
         gene = SeqFeature(SimpleLocation(3, 30, 1), "gene", qualifiers={"gene": ["abc"]})
-        records.append(SeqRecord(Seq(letters), f"acc{name}.1", name, "made", annotations=about, features=[gene]))
+        records.append(
+            SeqRecord(
+                Seq(letters), f"acc{name}.1", name, "made", annotations=about, features=[gene]
+            )
+        )
     SeqIO.write(records, text, "genbank")
     return text.getvalue().encode()
 
@@ -151,7 +175,10 @@ def _genome(name: str) -> Callable[[Path], object]:
         genome = Genome.open(folder / name)
         letters = bytes.maketrans(bytes(range(7, 12)), b"ACGTN")
         codes = [(genome.records.packed(i) & 127).tobytes() for i in range(len(genome.names))]
-        return tuple((record, each.translate(letters).decode("latin-1")) for record, each in zip(genome.names, codes))
+        return tuple(
+            (record, each.translate(letters).decode("latin-1"))
+            for record, each in zip(genome.names, codes)
+        )
 
     return read
 
@@ -170,27 +197,45 @@ def _as_genome(folder: Path, name: str) -> object:
 
 
 BED = "".join(
-    f"{chrom}\t{start}\t{start + 20}\tname{start}\t0\t{'+-.'[start % 3]}\n" for chrom in ("one", "two") for start in range(0, 300, 37)
+    f"{chrom}\t{start}\t{start + 20}\tname{start}\t0\t{'+-.'[start % 3]}\n"
+    for chrom in ("one", "two")
+    for start in range(0, 300, 37)
 )
 GTF = "".join(
     f'{chrom}\tmade\tCDS\t{start + 1}\t{start + 20}\t.\t{"+-"[start % 2]}\t0\tgene_id "g{start}";\n'
     for chrom in ("one", "two")
     for start in range(0, 300, 37)
 )
-GFF = "##gff-version 3\n" + GTF.replace('gene_id "', "ID=").replace('";', "") + "##FASTA\n" + FASTA.decode()
+GFF = (
+    "##gff-version 3\n"
+    + GTF.replace('gene_id "', "ID=").replace('";', "")
+    + "##FASTA\n"
+    + FASTA.decode()
+)
 
 
 def _regions(name: str, read: str) -> Callable[[Path], object]:
     def regions(folder: Path) -> object:
         from dnadiff.data.genome import regions
 
-        return tuple((r.chrom, r.start, r.end, r.strand) for r in vars(regions)[read](folder / name, lengths=LENGTHS))
+        return tuple(
+            (r.chrom, r.start, r.end, r.strand)
+            for r in vars(regions)[read](folder / name, lengths=LENGTHS)
+        )
 
     return regions
 
 
 GENOMES = (
-    Reader("fasta", _writes("s.fa", lambda: FASTA), {"s.fa": m.TEXT}, _read_fasta("s.fa"), _by_format(formats.fasta), 6, ("samples.fa",)),
+    Reader(
+        "fasta",
+        _writes("s.fa", lambda: FASTA),
+        {"s.fa": m.TEXT},
+        _read_fasta("s.fa"),
+        _by_format(formats.fasta),
+        6,
+        ("samples.fa",),
+    ),
     Reader(
         "fasta.gz",
         _writes("s.fa.gz", _zipped(lambda: FASTA)),
@@ -200,7 +245,15 @@ GENOMES = (
         3,
         ("samples.fa",),
     ),
-    Reader("genome fasta", _writes("g.fa", lambda: FASTA), {"g.fa": m.TEXT}, _genome("g.fa"), _as_genome, 6, ("genome.fa.gz",)),
+    Reader(
+        "genome fasta",
+        _writes("g.fa", lambda: FASTA),
+        {"g.fa": m.TEXT},
+        _genome("g.fa"),
+        _as_genome,
+        6,
+        ("genome.fa.gz",),
+    ),
     Reader(
         "genome fasta.gz",
         _writes("g.fa.gz", _zipped(lambda: FASTA)),
@@ -298,34 +351,57 @@ GENOMES = (
 
 def _vcf() -> bytes:
     records = _records()
-    lines = ["##fileformat=VCFv4.2", *(f"##contig=<ID={name},length={len(letters)}>" for name, letters in records.items())]
+    lines = [
+        "##fileformat=VCFv4.2",
+        *(f"##contig=<ID={name},length={len(letters)}>" for name, letters in records.items()),
+    ]
     lines.append("#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO")
-    lines += [f"{name}\t{pos}\tv{pos}\tA\tC,<DEL>\t.\tPASS\tDP=3" for name in ("one", "two") for pos in range(1, 200, 23)]
+    lines += [
+        f"{name}\t{pos}\tv{pos}\tA\tC,<DEL>\t.\tPASS\tDP=3"
+        for name in ("one", "two")
+        for pos in range(1, 200, 23)
+    ]
     return ("\n".join(lines) + "\n").encode()
 
 
 def _variant_rows() -> bytes:
-    return ("chrom\tpos\tref\talt\n" + "".join(f"one\t{pos}\tA\tC\n" for pos in range(1, 200, 23))).encode()
+    return (
+        "chrom\tpos\tref\talt\n" + "".join(f"one\t{pos}\tA\tC\n" for pos in range(1, 200, 23))
+    ).encode()
 
 
 def _variants(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         from dnadiff.variant_effect.sources import open_source
 
-        return tuple((r.chrom, str(r.pos), r.id, r.ref, ",".join(r.alts)) for r in open_source(folder / name))
+        return tuple(
+            (r.chrom, str(r.pos), r.id, r.ref, ",".join(r.alts)) for r in open_source(folder / name)
+        )
 
     return read
 
 
-def _same_position(expected: Callable[..., tuple[tuple[str, ...], ...]]) -> Callable[[Path, str], object]:
+def _same_position(
+    expected: Callable[..., tuple[tuple[str, ...], ...]],
+) -> Callable[[Path, str], object]:
     def found(folder: Path, name: str) -> object:  # 007 is 7
-        return tuple((r[0], str(int(r[1])), *r[2:]) for r in expected(formats.content_of(folder / name)))
+        return tuple(
+            (r[0], str(int(r[1])), *r[2:]) for r in expected(formats.content_of(folder / name))
+        )
 
     return found
 
 
 VARIANTS = (
-    Reader("vcf", _writes("v.vcf", _vcf), {"v.vcf": m.TABLE}, _variants("v.vcf"), _same_position(formats.vcf), 4, ("variants.vcf",)),
+    Reader(
+        "vcf",
+        _writes("v.vcf", _vcf),
+        {"v.vcf": m.TABLE},
+        _variants("v.vcf"),
+        _same_position(formats.vcf),
+        4,
+        ("variants.vcf",),
+    ),
     Reader(
         "vcf bgzip",
         _writes("v.vcf.gz", lambda: m.bgzip(_vcf(), 400)),
@@ -351,8 +427,13 @@ VARIANTS = (
 
 def _label_rows(separator: str) -> bytes:
     draw = random.Random(2)
-    rows = [separator.join((str(n), "".join(draw.choices("ACGT", k=20)), f'"say ""{"ab"[n % 2]}"""')) for n in range(30)]
-    return (separator.join(("number", "sequence", "label")) + "\n" + "\n".join(rows) + "\n").encode()
+    rows = [
+        separator.join((str(n), "".join(draw.choices("ACGT", k=20)), f'"say ""{"ab"[n % 2]}"""'))
+        for n in range(30)
+    ]
+    return (
+        separator.join(("number", "sequence", "label")) + "\n" + "\n".join(rows) + "\n"
+    ).encode()
 
 
 def _parquet(columns: Mapping[str, list[str]]) -> bytes:
@@ -360,13 +441,20 @@ def _parquet(columns: Mapping[str, list[str]]) -> bytes:
     import pyarrow.parquet
 
     sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink, write_page_checksum=True, row_group_size=16)
+    pyarrow.parquet.write_table(
+        pyarrow.table(columns), sink, write_page_checksum=True, row_group_size=16
+    )
     return sink.getvalue().to_pybytes()
 
 
 def _label_parquet() -> bytes:
-    rows = [line.replace('""', "'").replace('"', "").split(",") for line in _label_rows(",").decode().splitlines()[1:]]
-    return _parquet({name: [row[i] for row in rows] for i, name in enumerate(("number", "sequence", "label"))})
+    rows = [
+        line.replace('""', "'").replace('"', "").split(",")
+        for line in _label_rows(",").decode().splitlines()[1:]
+    ]
+    return _parquet(
+        {name: [row[i] for row in rows] for i, name in enumerate(("number", "sequence", "label"))}
+    )
 
 
 def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -375,7 +463,12 @@ def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
 
         tokenizer = DNATokenizer()
         found = task(folder).read(tokenizer)  # type: ignore[attr-defined]
-        return tuple(sorted((tokenizer.decode(ids), label, part) for ids, label, part in zip(found.sequences, found.labels, found.parts)))
+        return tuple(
+            sorted(
+                (tokenizer.decode(ids), label, part)
+                for ids, label, part in zip(found.sequences, found.labels, found.parts)
+            )
+        )
 
     return read
 
@@ -396,7 +489,10 @@ def _of_table(delimiter: str) -> Callable[[Path, str], object]:
             raise InvalidError("no nucleotide")
         return tuple(
             sorted(
-                (letters, label, "train") for (_, letters), (_, label) in zip(formats.unknown_as_n([(b, a.upper()) for a, b in rows]), rows)
+                (letters, label, "train")
+                for (_, letters), (_, label) in zip(
+                    formats.unknown_as_n([(b, a.upper()) for a, b in rows]), rows
+                )
             )
         )
 
@@ -408,7 +504,10 @@ def _class_folders(folder: Path) -> None:
     for part in ("train", "test"):
         for label in ("a", "b"):
             for n in range(3):
-                _write(folder / "t" / part / label / f"{n}.txt", ("".join(draw.choices("ACGT", k=40)) + "\n").encode())
+                _write(
+                    folder / "t" / part / label / f"{n}.txt",
+                    ("".join(draw.choices("ACGT", k=40)) + "\n").encode(),
+                )
 
 
 def _folder_task(folder: Path) -> object:
@@ -423,19 +522,29 @@ def _of_folders(folder: Path, name: str) -> object:
         letters = "".join(formats.text_of(file.read_bytes()).split()).upper()
         if not letters or not formats.LETTERS.fullmatch(letters):
             raise InvalidError("no nucleotide")
-        found.append((formats.unknown_as_n([("", letters)])[0][1], file.parent.name, file.parent.parent.name))
+        found.append(
+            (formats.unknown_as_n([("", letters)])[0][1], file.parent.name, file.parent.parent.name)
+        )
     return tuple(sorted(found))
 
 
 def _intervals(folder: Path) -> None:
     _write(folder / "g.fa", FASTA)
-    _write(folder / "t" / "metadata.yaml", b"version: 0\nclasses:\n  a: {type: fa.gz, url: x}\n  b: {type: fa.gz, url: y}\n")
+    _write(
+        folder / "t" / "metadata.yaml",
+        b"version: 0\nclasses:\n  a: {type: fa.gz, url: x}\n  b: {type: fa.gz, url: y}\n",
+    )
     for part, first in (("train", 0), ("test", 200)):
         for label, step in (("a", 31), ("b", 43)):
-            rows = [f"{i},one,{first + i * step % 400},{first + i * step % 400 + 25},{'+-'[i % 2]}" for i in range(8)]
+            rows = [
+                f"{i},one,{first + i * step % 400},{first + i * step % 400 + 25},{'+-'[i % 2]}"
+                for i in range(8)
+            ]
             _write(
                 folder / "t" / part / f"{label}.csv.gz",
-                gzip.compress(("id,region,start,end,strand\n" + "\n".join(rows) + "\n").encode(), mtime=0),
+                gzip.compress(
+                    ("id,region,start,end,strand\n" + "\n".join(rows) + "\n").encode(), mtime=0
+                ),
             )
 
 
@@ -451,10 +560,16 @@ def _of_intervals(folder: Path, name: str) -> object:
     records, found = dict(formats.unknown_as_n(formats.fasta((folder / "g.fa").read_bytes()))), []
     complement = str.maketrans("ACGTN", "TGCAN")
     for file in sorted((folder / "t").rglob("*.csv.gz")):
-        for chrom, start, end, strand in formats.table(formats.content_of(file), ("region", "start", "end", "strand")):
+        for chrom, start, end, strand in formats.table(
+            formats.content_of(file), ("region", "start", "end", "strand")
+        ):
             low, high = formats._integer(start), formats._integer(end)
             chrom = chrom if chrom in records else chrom.removeprefix("chr")
-            if chrom not in records or not 0 <= low < high <= len(records[chrom]) or strand not in ("+", "-", "."):
+            if (
+                chrom not in records
+                or not 0 <= low < high <= len(records[chrom])
+                or strand not in ("+", "-", ".")
+            ):
                 raise InvalidError("interval")
             letters = records[chrom][low:high]
             letters = letters.translate(complement)[::-1] if strand == "-" else letters
@@ -463,9 +578,23 @@ def _of_intervals(folder: Path, name: str) -> object:
 
 
 LABELED = (
-    Reader("labels csv", _writes("l.csv", lambda: _label_rows(",")), {"l.csv": m.TABLE}, _csv("l.csv"), _of_table(","), 5, ("labels.csv",)),
     Reader(
-        "labels tsv", _writes("l.tsv", lambda: _label_rows("\t")), {"l.tsv": m.TABLE}, _csv("l.tsv"), _of_table("\t"), 4, ("labels.csv",)
+        "labels csv",
+        _writes("l.csv", lambda: _label_rows(",")),
+        {"l.csv": m.TABLE},
+        _csv("l.csv"),
+        _of_table(","),
+        5,
+        ("labels.csv",),
+    ),
+    Reader(
+        "labels tsv",
+        _writes("l.tsv", lambda: _label_rows("\t")),
+        {"l.tsv": m.TABLE},
+        _csv("l.tsv"),
+        _of_table("\t"),
+        4,
+        ("labels.csv",),
     ),
     Reader(
         "labels csv.gz",
@@ -476,8 +605,24 @@ LABELED = (
         3,
         ("labels.csv",),
     ),
-    Reader("labels parquet", _writes("l.parquet", _label_parquet), {"l.parquet": m.BYTES}, _csv("l.parquet"), nothing, 3, ("labels.csv",)),
-    Reader("class folders", _class_folders, {"t/*/*/*.txt": m.TEXT}, _labeled(_folder_task), _of_folders, 2, ("labels.csv",)),
+    Reader(
+        "labels parquet",
+        _writes("l.parquet", _label_parquet),
+        {"l.parquet": m.BYTES},
+        _csv("l.parquet"),
+        nothing,
+        3,
+        ("labels.csv",),
+    ),
+    Reader(
+        "class folders",
+        _class_folders,
+        {"t/*/*/*.txt": m.TEXT},
+        _labeled(_folder_task),
+        _of_folders,
+        2,
+        ("labels.csv",),
+    ),
     Reader(
         "intervals",
         _intervals,
@@ -506,14 +651,19 @@ def _arrow(folder: Path) -> None:
     import pyarrow
 
     schema = pyarrow.schema([("text", pyarrow.string())])
-    with pyarrow.OSFile(str(folder / "d.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
+    with (
+        pyarrow.OSFile(str(folder / "d.arrow"), "wb") as sink,
+        pyarrow.ipc.new_stream(sink, schema) as writer,
+    ):
         writer.write_table(pyarrow.table({"text": WORDS}, schema=schema), 16)
 
 
 def _read_arrow(folder: Path) -> object:
     from dnadiff.data.text.hub import Hub, HubPart
 
-    hub: Hub = Hub("arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())})
+    hub: Hub = Hub(
+        "arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())}
+    )
     return tuple(HubPart(hub, "train", "d.arrow", streaming=True))
 
 
@@ -549,26 +699,37 @@ def _judged(name: str) -> Callable[[Path], object]:
 
 
 def _paragraphs(folder: Path, name: str) -> object:
-    found = tuple(part for part in formats.text_of(formats.content_of(folder / name)).split("\n\n") if part.strip())
+    found = tuple(
+        part
+        for part in formats.text_of(formats.content_of(folder / name)).split("\n\n")
+        if part.strip()
+    )
     if not found:
         raise InvalidError("empty")
     return found
 
 
 def _spoken(folder: Path, name: str) -> object:
-    found = tuple(text for text in formats.objects(formats.content_of(folder / name), "text") if text.strip())
+    found = tuple(
+        text for text in formats.objects(formats.content_of(folder / name), "text") if text.strip()
+    )
     if not found:
         raise InvalidError("empty")
     return found
 
 
 def _jsonl() -> bytes:
-    return "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(WORDS)).encode()
+    return "".join(
+        json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(WORDS)
+    ).encode()
 
 
 def _vocab() -> dict[str, int]:
     letters = [*map(chr, range(33, 127)), "\u0120", "\u010a"]
-    return {token: number for number, token in enumerate([*letters, "th", "the", "ca", "cat", "<|endoftext|>"])}
+    return {
+        token: number
+        for number, token in enumerate([*letters, "th", "the", "ca", "cat", "<|endoftext|>"])
+    }
 
 
 MERGES = "#version: 0.2\nt h\nth e\nc a\nca t\n"
@@ -583,9 +744,13 @@ def _tokenizer_json() -> bytes:
 def _tokenizer_folder(folder: Path) -> None:
     _write(folder / "k" / "tokenizer.json", _tokenizer_json())
     _write(
-        folder / "k" / "tokenizer_config.json", json.dumps({"eos_token": {"content": "<|endoftext|>"}, "model_max_length": 1024}).encode()
+        folder / "k" / "tokenizer_config.json",
+        json.dumps({"eos_token": {"content": "<|endoftext|>"}, "model_max_length": 1024}).encode(),
     )
-    _write(folder / "k" / "special_tokens_map.json", json.dumps({"bos_token": "<|endoftext|>", "unk_token": "the"}).encode())
+    _write(
+        folder / "k" / "special_tokens_map.json",
+        json.dumps({"bos_token": "<|endoftext|>", "unk_token": "the"}).encode(),
+    )
 
 
 def _pair(folder: Path) -> None:
@@ -602,7 +767,11 @@ def _tokenizer(*names: str) -> Callable[[Path], object]:
         ids = tokenizer.encode("the cat sat").tolist()
         tokenizer.decode(range(min(tokenizer.vocab.size, 4000)))
         rules = json.loads(tokenizer.config()["json"])
-        vocab = {token: number for token, number in rules["model"]["vocab"].items() if not token.startswith("[no token")}
+        vocab = {
+            token: number
+            for token, number in rules["model"]["vocab"].items()
+            if not token.startswith("[no token")
+        }
         return tuple(sorted(vocab.items())), len(rules["model"].get("merges", ())), len(ids) > 0
 
     return read
@@ -634,13 +803,35 @@ class _WithIds:
 
 def _of_pair(folder: Path, name: str) -> object:
     vocab = formats.parsed((folder / "vocab.json").read_bytes())
-    lines = [line for line in formats.text_of((folder / "merges.txt").read_bytes()).split("\n") if line and not line.startswith("#version")]
-    if any(line.count(" ") != 1 for line in lines) or any(type(value) is not int for value in vocab.values()):
+    lines = [
+        line
+        for line in formats.text_of((folder / "merges.txt").read_bytes()).split("\n")
+        if line and not line.startswith("#version")
+    ]
+    if any(line.count(" ") != 1 for line in lines) or any(
+        type(value) is not int for value in vocab.values()
+    ):
         raise InvalidError("merges or ids")
     return _WithIds(vocab, len(lines))  # type: ignore[arg-type]
 
 
-WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "to", "be", "or", "not", "##s", ".", ",", "the", "cat", "sat"]
+WORD_PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "to",
+    "be",
+    "or",
+    "not",
+    "##s",
+    ".",
+    ",",
+    "the",
+    "cat",
+    "sat",
+]
 
 
 def _of_vocab_txt(folder: Path, name: str) -> object:
@@ -669,7 +860,8 @@ def _template(name: str) -> Callable[[Path], object]:
 
         tokenizer = DNATokenizer() if name.endswith(".fa") else CharTokenizer("".join(WORDS) + "\n")
         return tuple(
-            (record, pattern.ids.tolist(), pattern.codes.tolist()) for record, pattern in read_patterns(str(folder / name), tokenizer, [])
+            (record, pattern.ids.tolist(), pattern.codes.tolist())
+            for record, pattern in read_patterns(str(folder / name), tokenizer, [])
         )
 
     return read
@@ -678,13 +870,24 @@ def _template(name: str) -> Callable[[Path], object]:
 def _of_template(folder: Path, name: str) -> object:
     code = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15)))
     ids = {1: 7, 2: 8, 4: 9, 8: 10}
-    codes = [(record, [code[letter] for letter in letters]) for record, letters in formats.fasta((folder / name).read_bytes())]
+    codes = [
+        (record, [code[letter] for letter in letters])
+        for record, letters in formats.fasta((folder / name).read_bytes())
+    ]
     return tuple((record, [ids.get(c, 3) for c in each], each) for record, each in codes)
 
 
 BOOK = ("\n\n".join(WORDS) + "\n").encode()
 TEXTS = (
-    Reader("text txt", _writes("d.txt", lambda: BOOK), {"d.txt": m.TEXT}, _documents("d.txt"), _of_texts, 3, ("book.txt",)),
+    Reader(
+        "text txt",
+        _writes("d.txt", lambda: BOOK),
+        {"d.txt": m.TEXT},
+        _documents("d.txt"),
+        _of_texts,
+        3,
+        ("book.txt",),
+    ),
     Reader(
         "text lines.gz",
         _writes("d.txt.gz", _zipped(lambda: BOOK)),
@@ -705,7 +908,12 @@ TEXTS = (
     ),
     Reader(
         "text csv",
-        _writes("d.csv", lambda: ("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(WORDS))).encode()),
+        _writes(
+            "d.csv",
+            lambda: (
+                "id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(WORDS))
+            ).encode(),
+        ),
         {"d.csv": m.TABLE},
         _documents("d.csv"),
         _of_rows,
@@ -722,7 +930,15 @@ TEXTS = (
         ("book.txt",),
     ),
     Reader("text arrow", _arrow, {"d.arrow": m.BYTES}, _read_arrow, anything, 1, ("book.txt",)),
-    Reader("samples jsonl", _writes("d.jsonl", _jsonl), {"d.jsonl": m.JSON_LINES}, _judged("d.jsonl"), _spoken, 2, ("samples.jsonl",)),
+    Reader(
+        "samples jsonl",
+        _writes("d.jsonl", _jsonl),
+        {"d.jsonl": m.JSON_LINES},
+        _judged("d.jsonl"),
+        _spoken,
+        2,
+        ("samples.jsonl",),
+    ),
     Reader(
         "samples txt.gz",
         _writes("d.txt.gz", _zipped(lambda: BOOK)),
@@ -735,7 +951,11 @@ TEXTS = (
     Reader(
         "tokenizer.json",
         _tokenizer_folder,
-        {"k/tokenizer.json": m.JSON, "k/tokenizer_config.json": m.JSON, "k/special_tokens_map.json": m.JSON},
+        {
+            "k/tokenizer.json": m.JSON,
+            "k/tokenizer_config.json": m.JSON,
+            "k/special_tokens_map.json": m.JSON,
+        },
         _tokenizer("k"),
         _of_tokenizer,
         6,
@@ -760,7 +980,15 @@ TEXTS = (
         2,
         ("book.txt",),
     ),
-    Reader("template fasta", _writes("t.fa", lambda: FASTA[:400]), {"t.fa": m.TEXT}, _template("t.fa"), _of_template, 2, ("template",)),
+    Reader(
+        "template fasta",
+        _writes("t.fa", lambda: FASTA[:400]),
+        {"t.fa": m.TEXT},
+        _template("t.fa"),
+        _of_template,
+        2,
+        ("template",),
+    ),
     Reader(
         "template text",
         _writes("t.txt", lambda: b"the cat[MASK*3]\na dog[MASK]1\n"),
@@ -782,9 +1010,20 @@ def _small(backbone: str, vocab: object) -> object:
     from dnadiff.denoiser import Denoiser
 
     torch.manual_seed(0)
-    sizes = ("backbone.d_model=16", "backbone.n_layers=1", *(["backbone.n_heads=2"] if backbone == "dit" else []))
-    config = compose("train", ["data=ecoli", f"backbone={backbone}", *sizes], resolve=True)["backbone"]
-    return Denoiser(build({**config, "time_conditioning": False} if "time_conditioning" in config else config, vocab=vocab))
+    sizes = (
+        "backbone.d_model=16",
+        "backbone.n_layers=1",
+        *(["backbone.n_heads=2"] if backbone == "dit" else []),
+    )
+    config = compose("train", ["data=ecoli", f"backbone={backbone}", *sizes], resolve=True)[
+        "backbone"
+    ]
+    return Denoiser(
+        build(
+            {**config, "time_conditioning": False} if "time_conditioning" in config else config,
+            vocab=vocab,
+        )
+    )
 
 
 def _published(backbone: str) -> Make:
@@ -793,7 +1032,11 @@ def _published(backbone: str) -> Make:
         from dnadiff.published import export_published
         from dnadiff.vocab import Vocab
 
-        vocab = DNATokenizer().vocab if backbone != "dit" else Vocab(size=14, mask_id=13, pad_id=13, never_emitted=(13,))
+        vocab = (
+            DNATokenizer().vocab
+            if backbone != "dit"
+            else Vocab(size=14, mask_id=13, pad_id=13, never_emitted=(13,))
+        )
         export_published(_small(backbone, vocab), folder / "p")  # type: ignore[arg-type]
 
     return make
@@ -807,7 +1050,14 @@ def _gpt2(folder: Path) -> None:
     from dnadiff.published.gpt2 import from_published
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "bos_token_id": 19}
+    sizes = {
+        "vocab_size": 20,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 32,
+        "bos_token_id": 19,
+    }
     config = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -818,7 +1068,9 @@ def _gpt2(folder: Path) -> None:
     from dnadiff.config import build
 
     network = build(from_published(config), vocab=_gpt2_vocab())
-    tensors = {names[0]: tensor.contiguous().clone() for tensor, names in published_layout(network).weights}
+    tensors = {
+        names[0]: tensor.contiguous().clone() for tensor, names in published_layout(network).weights
+    }
     _write(folder / "p" / "config.json", json.dumps(config).encode())
     _write(folder / "p" / "model.safetensors", save(tensors, metadata={"format": "pt"}))
 
@@ -866,7 +1118,9 @@ def _exported(folder: Path) -> None:
     from dnadiff import export
 
     if not (RUNS / "exported").is_dir():
-        export.run(dict(_command("export", f"checkpoint={RUNS}/dna", f"output={RUNS}/exported")), RUNS, [])
+        export.run(
+            dict(_command("export", f"checkpoint={RUNS}/dna", f"output={RUNS}/exported")), RUNS, []
+        )
     shutil.copytree(RUNS / "exported", folder / "p")
 
 
@@ -874,7 +1128,9 @@ def _read_exported(folder: Path) -> object:
     from dnadiff import checkpoint
 
     loaded = checkpoint.load(folder / "p")
-    about = json.dumps([loaded.config, loaded.origin.likelihood, loaded.origin.data], sort_keys=True, default=str)
+    about = json.dumps(
+        [loaded.config, loaded.origin.likelihood, loaded.origin.data], sort_keys=True, default=str
+    )
     return _digest(loaded.denoiser), about, loaded.tokenizer.config(), loaded.step, loaded.labels
 
 
@@ -888,8 +1144,26 @@ CARD = b"---\nlibrary_name: dnadiff\nlicense: apache-2.0\ntags: [dna]\n---\n\n# 
 _FOLDER = {"p/config.json": m.JSON, "p/model.safetensors": m.SAFETENSORS}
 _NAMES = ("config.json", "model.safetensors", "pytorch_model.bin")
 PUBLISHED = (
-    Reader("published Caduceus", _published("caduceus"), _FOLDER, _read_published, _of_published, 3, ("dna",), _NAMES),
-    Reader("published MDLM", _published("dit"), _FOLDER, _read_published, _of_published, 3, ("text",), _NAMES),
+    Reader(
+        "published Caduceus",
+        _published("caduceus"),
+        _FOLDER,
+        _read_published,
+        _of_published,
+        3,
+        ("dna",),
+        _NAMES,
+    ),
+    Reader(
+        "published MDLM",
+        _published("dit"),
+        _FOLDER,
+        _read_published,
+        _of_published,
+        3,
+        ("text",),
+        _NAMES,
+    ),
     Reader("GPT-2 folder", _gpt2, _FOLDER, _read_gpt2, _of_published, 3, ("ar",), _NAMES),
     Reader(
         "exported folder",
@@ -901,8 +1175,25 @@ PUBLISHED = (
         ("dna", "text", "export", "info"),
         (*_NAMES, "dnadiff.json", "work/p"),
     ),
-    Reader("model card", _writes("README.md", lambda: CARD), {"README.md": m.TEXT}, _read_card, anything, 1, ("dna", "info")),
-    Reader("pytorch_model.bin", _bin, {"p/pytorch_model.bin": [*m.BYTES, m.forged_entry]}, _read_published, nothing, 2, ("dna",), _NAMES),
+    Reader(
+        "model card",
+        _writes("README.md", lambda: CARD),
+        {"README.md": m.TEXT},
+        _read_card,
+        anything,
+        1,
+        ("dna", "info"),
+    ),
+    Reader(
+        "pytorch_model.bin",
+        _bin,
+        {"p/pytorch_model.bin": [*m.BYTES, m.forged_entry]},
+        _read_published,
+        nothing,
+        2,
+        ("dna",),
+        _NAMES,
+    ),
 )
 
 # Run folders
@@ -922,7 +1213,10 @@ def train_runs() -> None:
         "data.max_valid_windows=2",
         "callbacks.checkpoints.every_n_steps=1",
     )
-    for kind, data in (("dna", ("data=fasta", f"data.path={RUNS}/g.fa")), ("text", ("data=text", f"data.path={RUNS}/d.txt"))):
+    for kind, data in (
+        ("dna", ("data=fasta", f"data.path={RUNS}/g.fa")),
+        ("text", ("data=text", f"data.path={RUNS}/d.txt")),
+    ):
         if cases.start("train", [*data, *small, f"hydra.run.dir={RUNS}/{kind}"]):
             raise RuntimeError(f"training of {kind} failed")
     run = RUNS / "dna"
@@ -985,7 +1279,9 @@ def _resume(folder: Path) -> object:
 
     config, data = _data()  # type: ignore[misc]
     config = {**config, "trainer": {**config["trainer"], "max_steps": 4}}
-    found = resume.resumable({**config, "trainer": {**config["trainer"], "max_steps": 2}}, folder / "new")
+    found = resume.resumable(
+        {**config, "trainer": {**config["trainer"], "max_steps": 2}}, folder / "new"
+    )
     return None if found is None else (found.name, resume.resume_step(found, config, data))
 
 
@@ -1021,13 +1317,19 @@ def _of_metrics(folder: Path, name: str) -> object:
     if not rows or not {"step", "seconds"} <= {*rows[0]}:
         raise InvalidError("no steps")
     step = rows[0].index("step")
-    return tuple(tuple(zip(rows[0], row)) for row, number in zip(rows[1:], numbers) if number[step] <= 2)
+    return tuple(
+        tuple(zip(rows[0], row)) for row, number in zip(rows[1:], numbers) if number[step] <= 2
+    )
 
 
 def _curve(folder: Path) -> object:
     from dnadiff.likelihood.stored_curve import StoredCurve
 
-    return tuple(sorted(StoredCurve(folder / "run" / "checkpoints" / "best.ckpt", 2).groups(32).items(), key=str))
+    return tuple(
+        sorted(
+            StoredCurve(folder / "run" / "checkpoints" / "best.ckpt", 2).groups(32).items(), key=str
+        )
+    )
 
 
 def _of_curve(folder: Path, name: str) -> object:
@@ -1050,7 +1352,15 @@ def _dnd(folder: Path) -> None:
 def _decompress(folder: Path) -> object:
     from dnadiff import decompress
 
-    config = dict(_command("decompress", f"checkpoint={folder}/run", f"input={folder}/s.dnd", f"output={folder}/s.fa", "accelerator=cpu"))
+    config = dict(
+        _command(
+            "decompress",
+            f"checkpoint={folder}/run",
+            f"input={folder}/s.dnd",
+            f"output={folder}/s.fa",
+            "accelerator=cpu",
+        )
+    )
     return decompress.run(config, folder, []).read_bytes()
 
 
@@ -1067,7 +1377,9 @@ def _read_packed(folder: Path) -> object:
     from dnadiff.data.genome.genome import Genome
 
     genome = Genome.open(folder / "g.fa")
-    return _genome("g.fa")(folder), genome.n_runs.starts.tolist() if hasattr(genome.n_runs, "starts") else str(vars(genome.n_runs))
+    return _genome("g.fa")(folder), genome.n_runs.starts.tolist() if hasattr(
+        genome.n_runs, "starts"
+    ) else str(vars(genome.n_runs))
 
 
 @contextlib.contextmanager
@@ -1090,7 +1402,9 @@ def _read_tokenized(folder: Path) -> object:
     from dnadiff.data.text.tokenized import tokenize
     from dnadiff.data.tokenizer import CharTokenizer
 
-    found = tokenize(Files(str(folder / "d.txt"), "line"), CharTokenizer(BOOK.decode()), None, None, "d.txt", 1)
+    found = tokenize(
+        Files(str(folder / "d.txt"), "line"), CharTokenizer(BOOK.decode()), None, None, "d.txt", 1
+    )
     return found.tokens.tolist(), found.ends.tolist()
 
 
@@ -1101,14 +1415,21 @@ def _task_cache(folder: Path) -> None:
 
     with _cache_in(folder):
         sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
-        cache.save("0" * 32, cache.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}))
+        cache.save(
+            "0" * 32,
+            cache.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}),
+        )
 
 
 def _read_task_cache(folder: Path) -> object:
     from dnadiff.downstream import cache
 
     found = cache.load("0" * 32)
-    return None if found is None else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.more)
+    return (
+        None
+        if found is None
+        else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.more)
+    )
 
 
 def _read_again(folder: Path, name: str) -> object:
@@ -1116,7 +1437,11 @@ def _read_again(folder: Path, name: str) -> object:
     return None
 
 
-SETTINGS = {"num_samples": 6, "seed": 1, "sampler": {"_target_": "dnadiff.sampler.grouped.Grouped", "num_groups": 4}}
+SETTINGS = {
+    "num_samples": 6,
+    "seed": 1,
+    "sampler": {"_target_": "dnadiff.sampler.grouped.Grouped", "num_groups": 4},
+}
 
 
 def _sample_files(folder: Path) -> None:
@@ -1154,7 +1479,9 @@ def _shards(folder: Path) -> None:
     from dnadiff.shards.shard import Shard
 
     for number in (1, 2):
-        OneShard("sample", Shard(number, 2), ["seed=1"]).compute(folder / "s.fa", {"samples": Task(_letters(), SETTINGS)})
+        OneShard("sample", Shard(number, 2), ["seed=1"]).compute(
+            folder / "s.fa", {"samples": Task(_letters(), SETTINGS)}
+        )
 
 
 def _letters() -> Work:
@@ -1179,7 +1506,10 @@ def _merge(folder: Path) -> object:
 
     merging = Merging(ShardFolder.of(folder / "s.fa"))
     merging.folder.environments(merging.manifest)
-    found = [(result.items, result.content, dict(result.about)) for result in merging.results("samples", _letters())]
+    found = [
+        (result.items, result.content, dict(result.about))
+        for result in merging.results("samples", _letters())
+    ]
     return found, merging.settings("samples", SETTINGS), merging.manifest.overrides
 
 
@@ -1211,9 +1541,18 @@ def _results(folder: Path) -> None:
     labels = torch.arange(6) % 2
     folder.mkdir(parents=True, exist_ok=True)
     for n in range(3):
-        prediction = Prediction(torch.log_softmax(torch.arange(12.0).reshape(6, 2) * n, -1), 1.5, [{"epochs": n}])
-        save_prediction(folder / f"m-s{n}-0123456789a{n}.npz", prediction, labels, {"model": "m", "seed": n})
-        row = dict.fromkeys(COLUMNS, "0.5") | {"task": "t", "model": 'm, "x"', "seed": n, "digest": f"0123456789a{n}"}
+        prediction = Prediction(
+            torch.log_softmax(torch.arange(12.0).reshape(6, 2) * n, -1), 1.5, [{"epochs": n}]
+        )
+        save_prediction(
+            folder / f"m-s{n}-0123456789a{n}.npz", prediction, labels, {"model": "m", "seed": n}
+        )
+        row = dict.fromkeys(COLUMNS, "0.5") | {
+            "task": "t",
+            "model": 'm, "x"',
+            "seed": n,
+            "digest": f"0123456789a{n}",
+        }
         append_row(folder / "results.csv", row, COLUMNS)
     _write(folder / "results.json", json.dumps({"other": {"seeds": [1], "models": {}}}).encode())
 
@@ -1231,7 +1570,11 @@ def _result_rows(folder: Path) -> object:
     from dnadiff.downstream.results import COLUMNS, append_row, listed_digests
 
     listed = listed_digests(folder / "results.csv")
-    append_row(folder / "results.csv", dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}, (*COLUMNS, "more"))
+    append_row(
+        folder / "results.csv",
+        dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"},
+        (*COLUMNS, "more"),
+    )
     with (folder / "results.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file, strict=True))
     return listed, [row for row in rows if any(row)]
@@ -1244,30 +1587,51 @@ def _of_result_rows(folder: Path, name: str) -> object:
     from dnadiff.downstream.results import COLUMNS
 
     try:
-        rows = [row for row in csv.reader(io.StringIO((folder / name).read_text(encoding="utf-8"), newline=None), strict=True) if row]
+        rows = [
+            row
+            for row in csv.reader(
+                io.StringIO((folder / name).read_text(encoding="utf-8"), newline=None), strict=True
+            )
+            if row
+        ]
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidError(str(error)) from None
-    if len(rows) > 1 and len(rows[-1]) < len(rows[0]) and not (folder / name).read_bytes().endswith((b"\n", b"\r")):
+    if (
+        len(rows) > 1
+        and len(rows[-1]) < len(rows[0])
+        and not (folder / name).read_bytes().endswith((b"\n", b"\r"))
+    ):
         rows.pop()
     if any(len(row) != len(rows[0]) for row in rows) or (rows and "digest" not in rows[0]):
         raise InvalidError("fields")
     if not rows:
-        return set(), [[*COLUMNS, "more"], [*("new" if name == "digest" else "0.7" for name in COLUMNS), ""]]
+        return set(), [
+            [*COLUMNS, "more"],
+            [*("new" if name == "digest" else "0.7" for name in COLUMNS), ""],
+        ]
     header = [*rows[0], *(name for name in (*COLUMNS, "more") if name not in rows[0])]
     new = dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}
     wider = [[*row, *[""] * (len(header) - len(row))] for row in rows[1:]]
-    return {row[rows[0].index("digest")] for row in rows[1:]}, [header, *wider, [new.get(name, "") for name in header]]
+    return {row[rows[0].index("digest")] for row in rows[1:]}, [
+        header,
+        *wider,
+        [new.get(name, "") for name in header],
+    ]
 
 
 def _summary(folder: Path) -> object:
     from dnadiff.downstream.results import ResultsFolder
 
-    ResultsFolder(folder, {"checkpoint": "x"}, {"dnadiff": "1"}).write_summary("new", {"seeds": [1]})
+    ResultsFolder(folder, {"checkpoint": "x"}, {"dnadiff": "1"}).write_summary(
+        "new", {"seeds": [1]}
+    )
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def _of_summary(folder: Path, name: str) -> object:
-    return formats.finite(formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}})
+    return formats.finite(
+        formats.parsed((folder / name).read_bytes()) | {"new": {"checkpoint": "x", "seeds": [1]}}
+    )
 
 
 def _classifier(folder: Path) -> None:
@@ -1282,7 +1646,10 @@ def _classifier(folder: Path) -> None:
     network = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": 40}
     for seed in (1, 2):
         weights = write_weights(
-            folder / f"{seed}.safetensors", build_classifier(DiT(tokenizer.vocab, **network), MEAN_HEAD, HeadInputs(), 2, 40, stranded=True)
+            folder / f"{seed}.safetensors",
+            build_classifier(
+                DiT(tokenizer.vocab, **network), MEAN_HEAD, HeadInputs(), 2, 40, stranded=True
+            ),
         )
         about = {
             "name": "fine-tuned",
@@ -1304,7 +1671,12 @@ def _read_classifier(folder: Path) -> object:
     from dnadiff.downstream import saved
 
     model = saved.load(folder)
-    return model.classes, model.seeds, [_network_digest(member.classifier) for member in model.members], model.batch_size
+    return (
+        model.classes,
+        model.seeds,
+        [_network_digest(member.classifier) for member in model.members],
+        model.batch_size,
+    )
 
 
 def _network_digest(network: object) -> str:
@@ -1320,7 +1692,9 @@ def _scores(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     values = {"all": np.arange(6.0), "novel": np.arange(6.0)[::-1]}
-    Scores(np.arange(18).reshape(6, 3), values, {name: np.full(6, 9) for name in values}, 2, "abc").save(folder / "w.npz")
+    Scores(
+        np.arange(18).reshape(6, 3), values, {name: np.full(6, 9) for name in values}, 2, "abc"
+    ).save(folder / "w.npz")
 
 
 def _read_scores(folder: Path) -> object:
@@ -1337,8 +1711,24 @@ def _read_scores(folder: Path) -> object:
 
 
 STORED = (
-    Reader("checkpoint", _run("dna"), {"run/checkpoints/best.ckpt": m.CHECKPOINT}, _checkpoint, nothing, 6, ("dna", "ar")),
-    Reader("checkpoint of text", _run("text"), {"run/checkpoints/best.ckpt": m.CHECKPOINT}, _checkpoint, nothing, 4, ("text", "ar")),
+    Reader(
+        "checkpoint",
+        _run("dna"),
+        {"run/checkpoints/best.ckpt": m.CHECKPOINT},
+        _checkpoint,
+        nothing,
+        6,
+        ("dna", "ar"),
+    ),
+    Reader(
+        "checkpoint of text",
+        _run("text"),
+        {"run/checkpoints/best.ckpt": m.CHECKPOINT},
+        _checkpoint,
+        nothing,
+        4,
+        ("text", "ar"),
+    ),
     Reader(
         "resume",
         _unfinished,
@@ -1348,17 +1738,70 @@ STORED = (
         6,
         ("resume=true",),
     ),
-    Reader("metrics.csv", _run("dna"), {"run/metrics.csv": m.TABLE}, _metrics, _of_metrics, 4, ("resume=true",)),
-    Reader("evaluate.json", _run("dna"), {"run/evaluate.json": m.JSON}, _curve, _of_curve, 4, ("sample",)),
+    Reader(
+        "metrics.csv",
+        _run("dna"),
+        {"run/metrics.csv": m.TABLE},
+        _metrics,
+        _of_metrics,
+        4,
+        ("resume=true",),
+    ),
+    Reader(
+        "evaluate.json",
+        _run("dna"),
+        {"run/evaluate.json": m.JSON},
+        _curve,
+        _of_curve,
+        4,
+        ("sample",),
+    ),
     Reader("dnd", _dnd, {"s.dnd": m.DND}, _decompress, nothing, 5, ("samples.dnd",)),
-    Reader("genome cache", _packed, {"cache/genomes/*/*": [*m.BYTES, m.number]}, _read_packed, nothing, 4, ("genome.fa.gz",)),
-    Reader("token cache", _tokenized, {"cache/texts/*/*": [*m.BYTES, m.number]}, _read_tokenized, nothing, 4, ("book.txt",)),
-    Reader("task cache", _task_cache, {"cache/tasks/*.npz": m.ARRAYS}, _read_task_cache, _read_again, 3, ("labels.csv",)),
-    Reader("sample sidecar", _sample_files, {"s.fa.json": m.JSON, "s.fa": m.TEXT}, _is_complete, _not_complete, 3, ("sample",)),
+    Reader(
+        "genome cache",
+        _packed,
+        {"cache/genomes/*/*": [*m.BYTES, m.number]},
+        _read_packed,
+        nothing,
+        4,
+        ("genome.fa.gz",),
+    ),
+    Reader(
+        "token cache",
+        _tokenized,
+        {"cache/texts/*/*": [*m.BYTES, m.number]},
+        _read_tokenized,
+        nothing,
+        4,
+        ("book.txt",),
+    ),
+    Reader(
+        "task cache",
+        _task_cache,
+        {"cache/tasks/*.npz": m.ARRAYS},
+        _read_task_cache,
+        _read_again,
+        3,
+        ("labels.csv",),
+    ),
+    Reader(
+        "sample sidecar",
+        _sample_files,
+        {"s.fa.json": m.JSON, "s.fa": m.TEXT},
+        _is_complete,
+        _not_complete,
+        3,
+        ("sample",),
+    ),
     Reader(
         "sample journal",
         _unfinished_samples,
-        {".s.fa.journal": m.JSON, ".s.fa.gz.journal": m.JSON, ".s.fa.part": m.BYTES, ".s.fa.gz.part": m.BYTES},
+        {
+            ".s.fa.journal": m.JSON,
+            ".s.fa.gz.journal": m.JSON,
+            ".s.fa.part": m.BYTES,
+            ".s.fa.gz.part": m.BYTES,
+        },
         _resume_samples,
         _of_journal,
         4,
@@ -1368,15 +1811,37 @@ STORED = (
     Reader(
         "shards",
         _shards,
-        {"s.fa.shards/manifest.json": m.JSON, "s.fa.shards/*.json": m.JSON, "s.fa.shards/*.part": m.BYTES},
+        {
+            "s.fa.shards/manifest.json": m.JSON,
+            "s.fa.shards/*.json": m.JSON,
+            "s.fa.shards/*.part": m.BYTES,
+        },
         _merge,
         nothing,
         4,
         ("shards",),
     ),
-    Reader("predictions", _results, {"m-s1-0123456789a1.npz": m.ARRAYS}, _prediction, nothing, 3, ("finetune",)),
-    Reader("results.csv", _results, {"results.csv": m.TABLE}, _result_rows, _of_result_rows, 3, ("finetune",)),
-    Reader("results.json", _results, {"results.json": m.JSON}, _summary, _of_summary, 3, ("finetune",)),
+    Reader(
+        "predictions",
+        _results,
+        {"m-s1-0123456789a1.npz": m.ARRAYS},
+        _prediction,
+        nothing,
+        3,
+        ("finetune",),
+    ),
+    Reader(
+        "results.csv",
+        _results,
+        {"results.csv": m.TABLE},
+        _result_rows,
+        _of_result_rows,
+        3,
+        ("finetune",),
+    ),
+    Reader(
+        "results.json", _results, {"results.json": m.JSON}, _summary, _of_summary, 3, ("finetune",)
+    ),
     Reader(
         "saved classifier",
         _classifier,
@@ -1389,7 +1854,9 @@ STORED = (
     ),
     Reader("windows npz", _scores, {"w.npz": m.ARRAYS}, _read_scores, nothing, 2, ("evaluate",)),
 )
-READERS = {reader.name: reader for reader in (*GENOMES, *VARIANTS, *LABELED, *TEXTS, *PUBLISHED, *STORED)}
+READERS = {
+    reader.name: reader for reader in (*GENOMES, *VARIANTS, *LABELED, *TEXTS, *PUBLISHED, *STORED)
+}
 
 
 def readers_of(command: str) -> list[str]:
@@ -1399,7 +1866,11 @@ def readers_of(command: str) -> list[str]:
     read = {command}
     for case in cases.CASES:
         if case.command == command:
-            read |= {*case.inputs, *case.resume, *(key.partition("=")[0] for key in case.arguments if key.startswith("template="))}
+            read |= {
+                *case.inputs,
+                *case.resume,
+                *(key.partition("=")[0] for key in case.arguments if key.startswith("template=")),
+            }
     return [name for name, reader in READERS.items() if read & {*reader.command_files}]
 
 

@@ -36,17 +36,31 @@ def case_of(command: str, shards: int, world: Path) -> Case:
     output = f"output={{out}}/{OUTPUTS[command]}"
     if command == "sample":
         return Case(
-            command, (DNA, f"num_samples={4 * shards}", "batch_size=2", "length=12", "sampler.num_groups=3", "accelerator=cpu", output)
+            command,
+            (
+                DNA,
+                f"num_samples={4 * shards}",
+                "batch_size=2",
+                "length=12",
+                "sampler.num_groups=3",
+                "accelerator=cpu",
+                output,
+            ),
         )
     path, draw = world / f"records_{shards}.fa", random.Random(0)
-    if not path.exists():  # 512 windows of two bases for each shard; most borders of shards are inside records
+    if (
+        not path.exists()
+    ):  # 512 windows of two bases for each shard; most borders of shards are inside records
         letters, records = "".join(draw.choices("ACGT", k=1024 * shards)), []
         while letters:
             size = min(draw.randrange(2, 2000, 2), len(letters))
             records.append(f">r{len(records)}\n{letters[:size]}\n")
             letters = letters[size:]
         path.write_text("".join(records))
-    return Case(command, (DNA, f"input={{world}}/{path.name}", "window=2", "num_draws=2", "accelerator=cpu", output))
+    return Case(
+        command,
+        (DNA, f"input={{world}}/{path.name}", "window=2", "num_draws=2", "accelerator=cpu", output),
+    )
 
 
 def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
@@ -63,8 +77,18 @@ def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
     draw.shuffle(order)
     doomed = set(draw.sample(order, -(-shards // 3)))
     again = set(draw.sample(sorted(doomed), len(doomed) // 4))
-    found = {"command": command, "shards": shards, "killed shards": len(doomed), "kills": 0, "continued": 0}
-    queue = [number for number in order if not (parts.with_name(f"{parts.name}.shards") / f"{number:04d}.json").exists()]
+    found = {
+        "command": command,
+        "shards": shards,
+        "killed shards": len(doomed),
+        "kills": 0,
+        "continued": 0,
+    }
+    queue = [
+        number
+        for number in order
+        if not (parts.with_name(f"{parts.name}.shards") / f"{number:04d}.json").exists()
+    ]
     while queue:
         number = queue.pop(0)
         one = in_folder(case, "parts", f"shard={number}/{shards}")
@@ -83,20 +107,30 @@ def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
     found["merge killed"] = killer.call is not None
     if found["merge killed"]:
         finished(bench, merge)
-    equal = contents(whole.parent) == contents(parts.parent)  # no shards or temporary files are left either
-    return found | {"bytes": whole.stat().st_size, "equal": equal, "seconds": round(time.monotonic() - start, 1)}
+    equal = contents(whole.parent) == contents(
+        parts.parent
+    )  # no shards or temporary files are left either
+    return found | {
+        "bytes": whole.stat().st_size,
+        "equal": equal,
+        "seconds": round(time.monotonic() - start, 1),
+    }
 
 
 def in_folder(case: Case, folder: str, *more: str) -> Case:
     """A case that writes to a folder in `out`."""
-    return Case(case.command, (*(a.replace("{out}/", f"{{out}}/{folder}/") for a in case.arguments), *more))
+    return Case(
+        case.command, (*(a.replace("{out}/", f"{{out}}/{folder}/") for a in case.arguments), *more)
+    )
 
 
 def finished(bench: Bench, case: Case) -> str:
     """Run a case, which must succeed; what it printed."""
     outcome = bench.start(case, timeout=_TIMEOUT)
     if outcome.status:
-        raise ValueError(f"{case.command}: status {outcome.status}: {one_line(outcome.errors) or outcome.errors[-600:]}")
+        raise ValueError(
+            f"{case.command}: status {outcome.status}: {one_line(outcome.errors) or outcome.errors[-600:]}"
+        )
     return outcome.output + outcome.errors
 
 
@@ -106,25 +140,35 @@ def contents(folder: Path) -> dict[str, str]:
     for path in sorted(path for path in folder.rglob("*") if path.suffix != ".done"):
         content = path.read_bytes() if path.is_file() else b"folder"
         if path.suffix == ".json":
-            content = repr({key: value for key, value in json.loads(content).items() if key != "seconds"}).encode()
+            content = repr(
+                {key: value for key, value in json.loads(content).items() if key != "seconds"}
+            ).encode()
         found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=200, help="of each command (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shards", type=int, default=200, help="of each command (default: %(default)s)"
+    )
     parser.add_argument("--command", action="append", choices=tuple(OUTPUTS), help="only this one")
     parser.add_argument("--seed", type=int, default=0, help="of the kills (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write what was found to this file")
-    parser.add_argument("--folder", type=Path, help="keep the files in this folder, and continue in it")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the files in this folder, and continue in it"
+    )
     args = parser.parse_args(arguments)
     if reason := unavailable():
         print(f"skipped: {reason}")
         return 0
     rows = []
     with ExitStack() as stack:
-        bench = Bench(args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shards-"))))
+        bench = Bench(
+            args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shards-")))
+        )
         bench.prepare()
         if not (bench.out.exists() and bench.cache.exists()):
             bench.reset()

@@ -32,14 +32,60 @@ from pathlib import Path
 # System call numbers of x86-64 and 64-bit ARM, which has only the newer calls: include/uapi/asm-generic/unistd.h.
 _NUMBERS = {
     "x86_64": {
-        **{"write": 1, "open": 2, "mmap": 9, "pwrite64": 18, "writev": 20, "sendfile": 40, "fsync": 74, "fdatasync": 75, "truncate": 76},
-        **{"ftruncate": 77, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87, "symlink": 88, "openat": 257},
-        **{"mkdirat": 258, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266, "fallocate": 285, "pwritev": 296},
+        **{
+            "write": 1,
+            "open": 2,
+            "mmap": 9,
+            "pwrite64": 18,
+            "writev": 20,
+            "sendfile": 40,
+            "fsync": 74,
+            "fdatasync": 75,
+            "truncate": 76,
+        },
+        **{
+            "ftruncate": 77,
+            "rename": 82,
+            "mkdir": 83,
+            "rmdir": 84,
+            "creat": 85,
+            "link": 86,
+            "unlink": 87,
+            "symlink": 88,
+            "openat": 257,
+        },
+        **{
+            "mkdirat": 258,
+            "unlinkat": 263,
+            "renameat": 264,
+            "linkat": 265,
+            "symlinkat": 266,
+            "fallocate": 285,
+            "pwritev": 296,
+        },
         **{"renameat2": 316, "copy_file_range": 326, "pwritev2": 328, "openat2": 437},
     },
     "aarch64": {
-        **{"mkdirat": 34, "unlinkat": 35, "symlinkat": 36, "linkat": 37, "renameat": 38, "truncate": 45, "ftruncate": 46, "fallocate": 47},
-        **{"openat": 56, "write": 64, "writev": 66, "pwrite64": 68, "pwritev": 70, "sendfile": 71, "fsync": 82, "fdatasync": 83},
+        **{
+            "mkdirat": 34,
+            "unlinkat": 35,
+            "symlinkat": 36,
+            "linkat": 37,
+            "renameat": 38,
+            "truncate": 45,
+            "ftruncate": 46,
+            "fallocate": 47,
+        },
+        **{
+            "openat": 56,
+            "write": 64,
+            "writev": 66,
+            "pwrite64": 68,
+            "pwritev": 70,
+            "sendfile": 71,
+            "fsync": 82,
+            "fdatasync": 83,
+        },
         **{"mmap": 222, "renameat2": 276, "copy_file_range": 285, "pwritev2": 287, "openat2": 437},
     },
 }
@@ -47,7 +93,21 @@ _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 # Where the arguments of a call name files: a number is a descriptor, a pair a descriptor of a folder (None: the current one) and a path.
 _BY_HANDLE = {
-    **dict.fromkeys(("write", "pwrite64", "writev", "pwritev", "pwritev2", "ftruncate", "fallocate", "fsync", "fdatasync", "sendfile"), 0),
+    **dict.fromkeys(
+        (
+            "write",
+            "pwrite64",
+            "writev",
+            "pwritev",
+            "pwritev2",
+            "ftruncate",
+            "fallocate",
+            "fsync",
+            "fdatasync",
+            "sendfile",
+        ),
+        0,
+    ),
     **{"copy_file_range": 2, "mmap": 4},
 }
 _BY_PATH: dict[str, tuple[tuple[int | None, int], ...]] = {
@@ -66,7 +126,9 @@ _LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06  # cla
 _NOTIFY, _ALLOW = 0x7FC00000, 0x7FFF0000
 _NO_NEW_PRIVILEGES, _SET_FILTER, _NEW_LISTENER, _ONLY_KILLABLE = 38, 1, 1 << 3, 1 << 5
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
-_NOTIFICATION = struct.Struct("=QII iIQ 6Q")  # id, thread, flags; number, architecture, instruction, arguments
+_NOTIFICATION = struct.Struct(
+    "=QII iIQ 6Q"
+)  # id, thread, flags; number, architecture, instruction, arguments
 
 PASS, KILL = 0, -1
 
@@ -128,10 +190,17 @@ def unavailable() -> str:
         os._exit(1)
     failed = os.waitpid(child, 0)[1]
     receiver.close(), sender.close()
-    return "this kernel or container does not allow seccomp filters with a listener" if failed else ""
+    return (
+        "this kernel or container does not allow seccomp filters with a listener" if failed else ""
+    )
 
 
-def supervise(work: Callable[[], int], folders: Sequence[Path], decide: Decision = lambda call: PASS, timeout: float = 120.0) -> Outcome:
+def supervise(
+    work: Callable[[], int],
+    folders: Sequence[Path],
+    decide: Decision = lambda call: PASS,
+    timeout: float = 120.0,
+) -> Outcome:
     """Run `work` in a child process and let `decide` answer each change of a file in `folders`; returns when all its processes ended."""
     started, roots = time.monotonic(), [os.path.realpath(f) for f in folders]
     receiver, sender = socket.socketpair()
@@ -176,7 +245,15 @@ def _drain(reader: int) -> str:
         return (file.read() or b"").decode(errors="replace")
 
 
-def _serve(listener: int, process: int, child: int, roots: list[str], decide: Decision, outcome: Outcome, end: float) -> None:
+def _serve(
+    listener: int,
+    process: int,
+    child: int,
+    roots: list[str],
+    decide: Decision,
+    outcome: Outcome,
+    end: float,
+) -> None:
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     poll.register(process, select.POLLIN)
@@ -222,7 +299,9 @@ def _answer(listener: int, roots: list[str], decide: Decision, outcome: Outcome)
         if any(_within(path, roots) for path in paths):
             creates = name in _BY_HANDLE or name.startswith(("mkdir", "link", "symlink", "creat"))
             if name in _OPEN_FLAGS:
-                creates = bool(arguments[_OPEN_FLAGS[name]] & os.O_CREAT) and not os.path.lexists(paths[0])
+                creates = bool(arguments[_OPEN_FLAGS[name]] & os.O_CREAT) and not os.path.lexists(
+                    paths[0]
+                )
             found = Call(len(outcome.calls) + 1, name, tuple(map(Path, paths)), thread, creates)
             outcome.calls.append(found)
             answer = decide(found)
@@ -244,7 +323,9 @@ def _paths(name: str, thread: int, arguments: list[int]) -> list[str]:
     found = []
     for folder, at in _BY_PATH[name]:
         number = -100 if folder is None else ctypes.c_int32(arguments[folder] & 0xFFFFFFFF).value
-        start = os.readlink(f"/proc/{thread}/cwd" if number == -100 else f"/proc/{thread}/fd/{number}")
+        start = os.readlink(
+            f"/proc/{thread}/cwd" if number == -100 else f"/proc/{thread}/fd/{number}"
+        )
         path = os.path.normpath(os.path.join(start, _string(thread, arguments[at])))
         found.append(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
     return found
@@ -255,7 +336,9 @@ def _string(thread: int, address: int) -> str:
     with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
         while b"\0" not in found and len(found) < 8192:
-            found += memory.read(4096 - (address + len(found)) % 4096)  # up to the end of a page: the next may not exist
+            found += memory.read(
+                4096 - (address + len(found)) % 4096
+            )  # up to the end of a page: the next may not exist
     return os.fsdecode(found.partition(b"\0")[0])
 
 
@@ -291,7 +374,10 @@ def _install() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     about = Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    for flags in (_NEW_LISTENER | _ONLY_KILLABLE, _NEW_LISTENER):  # signals wait for the end of a reported call (Linux 5.19)
+    for flags in (
+        _NEW_LISTENER | _ONLY_KILLABLE,
+        _NEW_LISTENER,
+    ):  # signals wait for the end of a reported call (Linux 5.19)
         found = libc.syscall(_SECCOMP[machine], _SET_FILTER, flags, ctypes.byref(about))
         if found >= 0:
             return found
@@ -316,6 +402,13 @@ def _program(numbers: dict[str, int], architecture: int) -> bytes:
         elif name == "write":  # not to the terminal
             body = argument(0) + code(_GREATER, 2, 0, 1) + notify + allow
         elif name == "mmap":  # shared and writable
-            body = argument(2) + code(_ANY_BIT, 2, 0, 3) + argument(3) + code(_ANY_BIT, 1, 0, 1) + notify + allow
+            body = (
+                argument(2)
+                + code(_ANY_BIT, 2, 0, 3)
+                + argument(3)
+                + code(_ANY_BIT, 1, 0, 1)
+                + notify
+                + allow
+            )
         found += code(_EQUAL, number, 0, len(body) // 8) + body
     return found + allow

@@ -76,31 +76,58 @@ class Trial:
     def chosen(self, suitable: Callable[[Call], bool] = lambda call: True) -> list[int]:
         """Calls at which the fault happens."""
         numbers = [call.number for call in self.reference.outcome.calls if suitable(call)]
-        return [n for n in numbers if n in self.points] if self.points else sample(numbers, self.count, self.seed, self.case.name)
+        return (
+            [n for n in numbers if n in self.points]
+            if self.points
+            else sample(numbers, self.count, self.seed, self.case.name)
+        )
 
-    def start(self, decide: Decision = lambda call: PASS, before: Callable[[], None] = lambda: None) -> Outcome:
+    def start(
+        self, decide: Decision = lambda call: PASS, before: Callable[[], None] = lambda: None
+    ) -> Outcome:
         """Run the command with a fault in empty folders."""
         self.row.trials += 1
         self.bench.reset()
         return self.bench.start(self.case, decide=decide, before=before)
 
     def problems(
-        self, outcome: Outcome, statuses: Sequence[int] = (1,), names_file: bool = False, keeps_parts: bool = False, saves: bool = False
+        self,
+        outcome: Outcome,
+        statuses: Sequence[int] = (1,),
+        names_file: bool = False,
+        keeps_parts: bool = False,
+        saves: bool = False,
     ) -> Iterator[str]:
         """What is wrong with the end of a command that met a fault; with `saves` it may have saved a checkpoint at another step."""
         if outcome.timed_out:
             yield "it did not end"
         elif outcome.status == 0:
             self.row.succeeded += 1
-            yield from (d for d in self.bench.compare(self.case, self.reference) if not d.startswith("cache/"))
+            yield from (
+                d
+                for d in self.bench.compare(self.case, self.reference)
+                if not d.startswith("cache/")
+            )
         elif outcome.status not in statuses:
             yield f"it ended with status {outcome.status}: {outcome.errors[-400:]}"
-        elif outcome.status == 1 and not (message := one_line(outcome.errors) or _openmp(outcome.errors)):
+        elif outcome.status == 1 and not (
+            message := one_line(outcome.errors) or _openmp(outcome.errors)
+        ):
             yield f"its error is not one line: {outcome.errors[-1500:]}"
-        elif names_file and not any(text in message for text in (str(self.bench.out), str(self.bench.cache), "run/")):
+        elif names_file and not any(
+            text in message for text in (str(self.bench.out), str(self.bench.cache), "run/")
+        ):
             yield f"its error does not name the file: {message}"
-        yield from (found for found in self.bench.half_written(self.case, self.reference) if not (saves and self.is_checkpoint(found)))
-        left = [name for name in self.bench.contents(self.case) if is_temporary(name) and _RANDOM_PART.search(name)]
+        yield from (
+            found
+            for found in self.bench.half_written(self.case, self.reference)
+            if not (saves and self.is_checkpoint(found))
+        )
+        left = [
+            name
+            for name in self.bench.contents(self.case)
+            if is_temporary(name) and _RANDOM_PART.search(name)
+        ]
         if left and not keeps_parts:
             yield f"left over: {', '.join(left)}"
 
@@ -124,13 +151,19 @@ class Trial:
         if last.status and not complete:
             yield f"the next start ends with status {last.status}: {one_line(last.errors) or last.errors[-600:]}"
         for problem in self.bench.compare(self.case, self.reference):
-            if not (complete and problem.startswith("cache/") and problem.endswith(" is missing")):  # a complete result needs no cache
+            if not (
+                complete and problem.startswith("cache/") and problem.endswith(" is missing")
+            ):  # a complete result needs no cache
                 yield f"after the next start {problem}"
 
 
 def full_disk(trial: Trial) -> Iterator[str]:
     for point in trial.chosen(lambda call: call.creates):
-        outcome = trial.start(lambda call, point=point: errno.ENOSPC if call.number >= point and call.creates else PASS)
+        outcome = trial.start(
+            lambda call, point=point: (
+                errno.ENOSPC if call.number >= point and call.creates else PASS
+            )
+        )
         for problem in [*trial.problems(outcome, names_file=True), *trial.recovery()]:
             yield f"point {point}, {where(trial, point)}: {problem}"
 
@@ -144,14 +177,20 @@ def io_error(trial: Trial) -> Iterator[str]:
 
 def read_only(trial: Trial) -> Iterator[str]:
     for folder in (trial.bench.out, trial.bench.cache):
-        outcome = trial.start(lambda call, folder=folder: errno.EROFS if any(p.is_relative_to(folder) for p in call.paths) else PASS)
+        outcome = trial.start(
+            lambda call, folder=folder: (
+                errno.EROFS if any(p.is_relative_to(folder) for p in call.paths) else PASS
+            )
+        )
         for problem in [*trial.problems(outcome, names_file=True), *trial.recovery()]:
             yield f"{folder.name}: {problem}"
 
 
 def file_size(trial: Trial) -> Iterator[str]:
     for size in (0, 300, 3_000, 30_000):
-        outcome = trial.start(before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)))
+        outcome = trial.start(
+            before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+        )
         for problem in [*trial.problems(outcome, names_file=True), *trial.recovery()]:
             yield f"{size} bytes: {problem}"
 
@@ -180,7 +219,10 @@ def sigterm(trial: Trial) -> Iterator[str]:
         outcome = trial.start(partial(interrupt, point=point, number=signal.SIGTERM))
         saves = trial.case.command == "train" and outcome.status != -signal.SIGTERM
         statuses = (-signal.SIGTERM, 128 + signal.SIGTERM)
-        for problem in [*trial.problems(outcome, statuses, keeps_parts=not saves, saves=saves), *trial.recovery()]:
+        for problem in [
+            *trial.problems(outcome, statuses, keeps_parts=not saves, saves=saves),
+            *trial.recovery(),
+        ]:
             yield f"point {point}, {where(trial, point)}: {problem}"
 
 
@@ -198,20 +240,26 @@ def clock(trial: Trial) -> Iterator[str]:
         if outcome.status:
             yield f"input files of {year or 'today'}: it ended with status {outcome.status}: {outcome.errors[-400:]}"
         for problem in trial.problems(outcome, statuses=()):
-            if year is None or not problem.startswith("cache/"):  # the cache names and describes input files by their time stamps
+            if year is None or not problem.startswith(
+                "cache/"
+            ):  # the cache names and describes input files by their time stamps
                 yield f"input files of {year or 'today'}: {problem}"
     for path, about in times.items():
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
 
 def two(trial: Trial) -> Iterator[str]:
-    for point in trial.chosen(lambda call: any(p.is_relative_to(trial.bench.cache) for p in call.paths)):
+    for point in trial.chosen(
+        lambda call: any(p.is_relative_to(trial.bench.cache) for p in call.paths)
+    ):
         other = Companion(trial, point)
         outcome = trial.start(other)
         status = other.wait(60)
         found = [] if status == 0 else [f"the second process ended with status {status}"]
         if outcome.status:
-            found.append(f"the first process ended with status {outcome.status}: {outcome.errors[-400:]}")
+            found.append(
+                f"the first process ended with status {outcome.status}: {outcome.errors[-400:]}"
+            )
         for problem in [*found, *trial.bench.compare(trial.case, trial.reference)]:
             yield f"point {point}, {where(trial, point)}: {problem}"
         trial.row.succeeded += not found
@@ -222,7 +270,9 @@ def worker(trial: Trial) -> Iterator[str]:
         return
     with_workers = replace(trial.case, arguments=(*trial.case.arguments, "data.num_workers=1"))
     trial = replace(trial, case=with_workers, reference=trial.bench.undisturbed(with_workers))
-    for point in [call.number for call in trial.reference.outcome.calls if call.paths[0].name == "metrics.csv"][:3]:
+    for point in [
+        call.number for call in trial.reference.outcome.calls if call.paths[0].name == "metrics.csv"
+    ][:3]:
         outcome = trial.start(partial(kill_workers, point=point))
         found = [*trial.problems(outcome)]
         if outcome.status == 1 and "worker" not in one_line(outcome.errors):
@@ -232,7 +282,19 @@ def worker(trial: Trial) -> Iterator[str]:
 
 
 FAULTS: dict[str, Callable[[Trial], Iterator[str]]] = {
-    f.__name__: f for f in (full_disk, io_error, read_only, file_size, memory, sigint, sigterm, two, worker, clock)
+    f.__name__: f
+    for f in (
+        full_disk,
+        io_error,
+        read_only,
+        file_size,
+        memory,
+        sigint,
+        sigterm,
+        two,
+        worker,
+        clock,
+    )
 }
 
 
@@ -282,7 +344,9 @@ class Companion:
 
 
 def _openmp(errors: str) -> str:
-    return errors.strip().rpartition("\n")[2] if "\nlibgomp: Thread creation failed" in errors else ""
+    return (
+        errors.strip().rpartition("\n")[2] if "\nlibgomp: Thread creation failed" in errors else ""
+    )
 
 
 def interrupt(call: Call, point: int, number: int) -> int:
@@ -310,7 +374,10 @@ def where(trial: Trial, point: int) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Trials of each case and fault, with the number of failures in brackets, as Markdown."""
     faults = list(dict.fromkeys(row.fault for row in rows))
-    by_case = {name: {row.fault: row for row in rows if row.case == name} for name in dict.fromkeys(row.case for row in rows)}
+    by_case = {
+        name: {row.fault: row for row in rows if row.case == name}
+        for name in dict.fromkeys(row.case for row in rows)
+    }
     lines = [["case", *faults], ["---", *["---:"] * len(faults)]]
     for name, found in by_case.items():
         lines.append([name, *(cell([found[fault]] if fault in found else []) for fault in faults)])
@@ -326,14 +393,37 @@ def cell(rows: Sequence[Row]) -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="only this case; several may be given")
-    parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this fault; several may be given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--case",
+        action="append",
+        choices=[c.name for c in CASES],
+        help="only this case; several may be given",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=list(FAULTS),
+        help="only this fault; several may be given",
+    )
     parser.add_argument("--points", help="only at these calls, as in 3,17")
-    parser.add_argument("--count", type=int, default=10, help="size of the sample of calls for each fault (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (default: %(default)s)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=10,
+        help="size of the sample of calls for each fault (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the samples (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--folder", type=Path, help="keep the files of the last trial, and the world, in this folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="keep the files of the last trial, and the world, in this folder",
+    )
     return parser.parse_args(arguments)
 
 
@@ -345,7 +435,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     points = [int(n) for n in args.points.split(",")] if args.points else None
     rows: list[Row] = []
     with ExitStack() as stack:
-        bench = Bench(args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="system-faults-"))))
+        bench = Bench(
+            args.folder
+            or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="system-faults-")))
+        )
         cases = [case(name) for name in args.case] if args.case else CASES
         bench.prepare(runs=any(c.reads_runs for c in cases))
         for one in cases:
@@ -353,7 +446,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reference = bench.undisturbed(one)
             for fault in args.fault or FAULTS:
                 row, start = Row(one.name, fault), time.monotonic()
-                for problem in FAULTS[fault](Trial(bench, one, reference, points, args.count, args.seed, row)):
+                for problem in FAULTS[fault](
+                    Trial(bench, one, reference, points, args.count, args.seed, row)
+                ):
                     row.failures.append(problem)
                     print(f"FAILED {one.name}, {fault}, {problem}", flush=True)
                 row.seconds = round(time.monotonic() - start, 1)
@@ -364,7 +459,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows.append(row)
                 if args.json:
                     args.json.write_text(
-                        json.dumps({"count": args.count, "seed": args.seed, "rows": [asdict(r) for r in rows]}, indent=1) + "\n"
+                        json.dumps(
+                            {
+                                "count": args.count,
+                                "seed": args.seed,
+                                "rows": [asdict(r) for r in rows],
+                            },
+                            indent=1,
+                        )
+                        + "\n"
                     )
     print(table(rows))
     return int(any(row.failures for row in rows))

@@ -31,7 +31,10 @@ from typing import Any
 
 import cases
 
-SECONDS, WARM_UP = 60.0, 120.0  # a refusal or a tiny run takes less; the first of a command imports its libraries
+SECONDS, WARM_UP = (
+    60.0,
+    120.0,
+)  # a refusal or a tiny run takes less; the first of a command imports its libraries
 # Type errors, and values out of range. Each is what follows `KEY=` on the command line.
 VALUES = {
     "word": "banana",
@@ -56,33 +59,98 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("*", "output windows results", ("word", "missing file"), "a file that does not exist yet"),
     ("*", "*.name", ("word", "missing file"), "any name"),
     ("*", "trust", ("word",), "a package"),
-    ("*", "data.max_n data.soft_weight data.label_dropout *.dropout", ("zero",), "a fraction from 0 to 1"),
+    (
+        "*",
+        "data.max_n data.soft_weight data.label_dropout *.dropout",
+        ("zero",),
+        "a fraction from 0 to 1",
+    ),
     ("*", "data.augment_rc data.insert_*", ("boolean",), "true or false, for null"),
-    ("*", "data.hub.* tokenizer.revision", ("word", "missing file"), "of the Hub, which the local file replaces"),
-    ("*", "data.download.sha256", ("word", "missing file"), "of a download, which the local file replaces"),
+    (
+        "*",
+        "data.hub.* tokenizer.revision",
+        ("word", "missing file"),
+        "of the Hub, which the local file replaces",
+    ),
+    (
+        "*",
+        "data.download.sha256",
+        ("word", "missing file"),
+        "of a download, which the local file replaces",
+    ),
     ("*", "data.column", ("word", "missing file"), "of tables; the file is not one"),
-    ("*", "data.split.test data.split.valid data.split.guard", ("zero",), "number of a block, or no guard"),
-    ("train", "objective.masking.t_min noise.eps noise.sigma_min", ("zero",), "the limit without a cut"),
-    ("train", "noise.sigma_min noise.sigma_max noise.exponent noise.shift", ("fraction",), "any positive number"),
+    (
+        "*",
+        "data.split.test data.split.valid data.split.guard",
+        ("zero",),
+        "number of a block, or no guard",
+    ),
+    (
+        "train",
+        "objective.masking.t_min noise.eps noise.sigma_min",
+        ("zero",),
+        "the limit without a cut",
+    ),
+    (
+        "train",
+        "noise.sigma_min noise.sigma_max noise.exponent noise.shift",
+        ("fraction",),
+        "any positive number",
+    ),
     ("train", "noise.shift", ("zero", "negative"), "any shift"),
-    ("train", "optimizer.lr optimizer.eps trainer.gradient_clip_val", ("zero", "fraction"), "any number from 0"),
+    (
+        "train",
+        "optimizer.lr optimizer.eps trainer.gradient_clip_val",
+        ("zero", "fraction"),
+        "any number from 0",
+    ),
     ("*", "weight_decay", ("zero", "fraction"), "any number from 0"),
     ("finetune", "baselines.CNN.lr", ("fraction",), "any rate above 0"),
     ("finetune", "mixup", ("zero", "fraction"), "any number from 0"),
     ("finetune", "adapter.alpha", ("fraction",), "any number above 0"),
     ("finetune", "warmup task.expected.*", ("zero",), "none"),
-    ("finetune", "task.genome task.fly_genome task.mouse_genome", ("word", "missing file"), "of intervals; the file is a table"),
+    (
+        "finetune",
+        "task.genome task.fly_genome task.mouse_genome",
+        ("word", "missing file"),
+        "of intervals; the file is a table",
+    ),
     ("finetune", "task.start", ("zero",), "the first base"),
-    ("finetune", "baselines.-10/-35 weight matrix.spacer_penalty", ("zero", "fraction"), "any number from 0"),
+    (
+        "finetune",
+        "baselines.-10/-35 weight matrix.spacer_penalty",
+        ("zero", "fraction"),
+        "any number from 0",
+    ),
     ("finetune", "task.inside task.outside", ("word", "missing file"), "any name"),
-    ("train", "optimizer.fused time_conditioning backbone.time_conditioning", ("boolean",), "true or false, for null"),
-    ("train", "lr_scheduler.warmup lr_scheduler.final lr_scheduler.warmup_steps callbacks.ema.decay", ("zero",), "none"),
+    (
+        "train",
+        "optimizer.fused time_conditioning backbone.time_conditioning",
+        ("boolean",),
+        "true or false, for null",
+    ),
+    (
+        "train",
+        "lr_scheduler.warmup lr_scheduler.final lr_scheduler.warmup_steps callbacks.ema.decay",
+        ("zero",),
+        "none",
+    ),
     ("*", "*.temperature sampler.bound", ("fraction",), "any number above 0"),
     ("*", "sampler.bound sampler.remasking.eta", ("zero",), "one token per call, or no remasking"),
     ("judge", "order", ("zero",), "letter frequencies"),
     ("judge", "stranded", ("boolean",), "true or false, for null"),
-    ("judge_text", "sampler.sizes", ("word", "missing file"), "not used; the texts come from a file"),
-    ("judge_text", "sampler.temperature sampler.nucleus", ("zero", "negative", "fraction"), "not used; the texts come from a file"),
+    (
+        "judge_text",
+        "sampler.sizes",
+        ("word", "missing file"),
+        "not used; the texts come from a file",
+    ),
+    (
+        "judge_text",
+        "sampler.temperature sampler.nucleus",
+        ("zero", "negative", "fraction"),
+        "not used; the texts come from a file",
+    ),
     ("sample", "beta", ("zero", "fraction"), "any number from 0"),
     ("sample", "target", ("zero", "negative", "fraction"), "any number"),
     ("sample", "num_draws", ("zero",), "no bounds"),
@@ -105,9 +173,19 @@ VALID: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     ("*", "launcher.gpus", ("zero", "fraction"), "any number from 0"),
     ("*", "launcher.cpus", ("fraction",), "any number above 0"),
     ("*", "launcher.retries", ("zero",), "none"),
-    ("train", "objective.masked objective.replaced objective.masking.low", ("zero",), "a fraction from 0 to 1"),
+    (
+        "train",
+        "objective.masked objective.replaced objective.masking.low",
+        ("zero",),
+        "a fraction from 0 to 1",
+    ),
     ("train", "objective.next_token_weight", ("zero", "fraction"), "any number from 0"),
-    ("train", "objective.masking.alpha objective.masking.beta", ("fraction",), "any number above 0"),
+    (
+        "train",
+        "objective.masking.alpha objective.masking.beta",
+        ("fraction",),
+        "any number above 0",
+    ),
 )
 # Valid values that take minutes.
 SLOW = (
@@ -182,10 +260,24 @@ NEEDS = {
     "train noise=*": ("objective/masking=count",),
     "* data=ecoli": (GENOME, *WINDOWS, EPOCH),
     "* data=fasta": (GENOME, *WINDOWS, EPOCH),
-    "* data=hg38": (GENOME, *WINDOWS, EPOCH, "data.keep=null", "data/split=fraction", "data.num_workers=0"),
+    "* data=hg38": (
+        GENOME,
+        *WINDOWS,
+        EPOCH,
+        "data.keep=null",
+        "data/split=fraction",
+        "data.num_workers=0",
+    ),
     "judge data=sequences": ("data.path={world}/many.fa", *WINDOWS),
     "* data=sequences": ("data.path={world}/samples.fa", *WINDOWS, "~data.epoch_size"),
-    "train data=lm1b": (PARTS, *WINDOWS, "tokenizer=characters", "data.wrap=true", "data.valid_documents=null", "~data.epoch_size"),
+    "train data=lm1b": (
+        PARTS,
+        *WINDOWS,
+        "tokenizer=characters",
+        "data.wrap=true",
+        "data.valid_documents=null",
+        "~data.epoch_size",
+    ),
     "train data=ptb": (PARTS, *WINDOWS, EPOCH, "tokenizer=characters"),
     "evaluate data=lm1b": (
         PARTS,
@@ -204,12 +296,45 @@ NEEDS = {
         "checkpoint={world}/text",
         "~orders",
     ),
-    "evaluate data=*": (BOOK, *WINDOWS, "checkpoint={world}/text", "tokenizer=characters", "~orders"),
+    "evaluate data=*": (
+        BOOK,
+        *WINDOWS,
+        "checkpoint={world}/text",
+        "tokenizer=characters",
+        "~orders",
+    ),
     "* data=text": (BOOK, *WINDOWS, EPOCH),
-    "* data=ag_news": (BOOK, *WINDOWS, EPOCH, "tokenizer=characters", "data.path_is=all", "data.wrap=true", "data.valid_documents=null"),
-    "* data=*": (BOOK, *WINDOWS, EPOCH, "tokenizer=characters", "data.path_is=test", "data.wrap=true"),
-    "* data/split=chromosomes": ("data=fasta", "data.path={world}/three.fa", *WINDOWS, "data.split.valid=[b]", "data.split.test=[c]"),
-    "* data/split=blocks": ("data=fasta", GENOME, *WINDOWS, "data.split.block=200", "data.split.guard=4"),
+    "* data=ag_news": (
+        BOOK,
+        *WINDOWS,
+        EPOCH,
+        "tokenizer=characters",
+        "data.path_is=all",
+        "data.wrap=true",
+        "data.valid_documents=null",
+    ),
+    "* data=*": (
+        BOOK,
+        *WINDOWS,
+        EPOCH,
+        "tokenizer=characters",
+        "data.path_is=test",
+        "data.wrap=true",
+    ),
+    "* data/split=chromosomes": (
+        "data=fasta",
+        "data.path={world}/three.fa",
+        *WINDOWS,
+        "data.split.valid=[b]",
+        "data.split.test=[c]",
+    ),
+    "* data/split=blocks": (
+        "data=fasta",
+        GENOME,
+        *WINDOWS,
+        "data.split.block=200",
+        "data.split.guard=4",
+    ),
     "* data/split=fraction": ("data=fasta", GENOME, *WINDOWS),
     "* data/split=default": ("data=fasta", GENOME, *WINDOWS),
     "* data/split=*": ("data=fasta", GENOME, *WINDOWS, "data.split.bed={world}/split.bed"),
@@ -229,7 +354,12 @@ NEEDS = {
     "judge_text sampler=*": ("checkpoint={world}/text", *SAMPLED),
     "judge_text sampler/remasking=*": ("checkpoint={world}/text", "sampler=remdm", *SAMPLED),
     "judge_text sampler/cache=*": ("checkpoint={world}/text", "sampler=fast_dllm", *SAMPLED),
-    "* tokenizer=bert-base-uncased": ("data=text", BOOK, *WINDOWS, "tokenizer.source={world}/vocab.txt"),
+    "* tokenizer=bert-base-uncased": (
+        "data=text",
+        BOOK,
+        *WINDOWS,
+        "tokenizer.source={world}/vocab.txt",
+    ),
     "* tokenizer=*": ("data=text", BOOK, *WINDOWS),
     "finetune task=ecoli_coding": ("task.max_train=40", "task.length=32"),
     "finetune task=genomic_benchmarks": ("task.path={world}/tasks",),
@@ -237,25 +367,45 @@ NEEDS = {
     "finetune task=mouse_*": ("task.path={world}/divided.csv",),
     "finetune task=fasta": ("task.path={a: '{world}/samples.fa', b: '{world}/others.fa'}",),
     "finetune task=ecoli_tss": ("task.path={world}/measured.csv", "task.cluster_kmer=null"),
-    "finetune task=ecoli_sigma70": ("task.path={world}/measured.csv", "task.start=0", "task.end=20"),
+    "finetune task=ecoli_sigma70": (
+        "task.path={world}/measured.csv",
+        "task.start=0",
+        "task.end=20",
+    ),
     "finetune task=*": (TABLE,),
 }
 
 
-def _also_for_compare(needs: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _also_for_compare(
+    needs: Mapping[str, tuple[str, ...]],
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """`compare` reads data as `evaluate` does, for two models, and has no Markov models."""
-    both = {"checkpoint={world}/text": ("a={world}/text", "b={world}/text", "~conjoin"), "~orders": ()}
+    both = {
+        "checkpoint={world}/text": ("a={world}/text", "b={world}/text", "~conjoin"),
+        "~orders": (),
+    }
     for key, needed in needs.items():
         yield key, needed
         if key.startswith("evaluate "):
-            yield key.replace("evaluate", "compare", 1), tuple(a for one in needed for a in both.get(one, (one,)))
+            yield (
+                key.replace("evaluate", "compare", 1),
+                tuple(a for one in needed for a in both.get(one, (one,))),
+            )
 
 
 NEEDS = dict(_also_for_compare(NEEDS))
 # Choices that a command must refuse, whatever the values of their keys.
 REFUSED = {
-    **{f"{command} {choice}": "not DNA" for command in ("genome",) for choice in ("data=[!efhs]*", "tokenizer=*")},
-    **{f"{command} {choice}": "these data are text" for command in ("copies", "judge") for choice in ("data=[!efhs]*", "tokenizer=*")},
+    **{
+        f"{command} {choice}": "not DNA"
+        for command in ("genome",)
+        for choice in ("data=[!efhs]*", "tokenizer=*")
+    },
+    **{
+        f"{command} {choice}": "these data are text"
+        for command in ("copies", "judge")
+        for choice in ("data=[!efhs]*", "tokenizer=*")
+    },
     "variants variant_method=log_prob": "a masked diffusion model",
 }
 
@@ -263,26 +413,58 @@ REFUSED = {
 def extend_world(world: Path) -> None:
     """More input files, for choices of groups that no case has."""
     letters = [*"abcdefghijklmnopqrstuvwxyz."]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     (world / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    (world / "split.bed").write_text("one\t0\t6000\ttrain\ntwo\t0\t3000\tvalid\ntwo\t3000\t6000\ttest\n", encoding="utf-8")
+    (world / "split.bed").write_text(
+        "one\t0\t6000\ttrain\ntwo\t0\t3000\tvalid\ntwo\t3000\t6000\ttest\n", encoding="utf-8"
+    )
     draw = random.Random(1)
     (world / "tasks").mkdir(exist_ok=True)
     lines = (world / "labels.csv").read_text(encoding="utf-8").splitlines()
-    (world / "tasks" / "demo_human_or_worm.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    divided = [f"{line},{'split' if n == 0 else ('train', 'valid', 'test')[n % 3]}" for n, line in enumerate(lines)]
+    (world / "tasks" / "demo_human_or_worm.csv").write_text(
+        "\n".join(lines) + "\n", encoding="utf-8"
+    )
+    divided = [
+        f"{line},{'split' if n == 0 else ('train', 'valid', 'test')[n % 3]}"
+        for n, line in enumerate(lines)
+    ]
     (world / "divided.csv").write_text("\n".join(divided) + "\n", encoding="utf-8")
-    measured = [f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9" for n in range(80)]
-    (world / "measured.csv").write_text("\n".join(["sequence,expression,split,name", *measured]) + "\n", encoding="utf-8")
+    measured = [
+        f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9"
+        for n in range(80)
+    ]
+    (world / "measured.csv").write_text(
+        "\n".join(["sequence,expression,split,name", *measured]) + "\n", encoding="utf-8"
+    )
     records = [f">{name}\n{''.join(draw.choices('ACGT', k=1200))}\n" for name in "abc"]
     (world / "three.fa").write_text("".join(records), encoding="utf-8")
-    (world / "many.fa").write_text("".join(f">m{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(400)), encoding="utf-8")
-    (world / "others.fa").write_text("".join(f">o{n}\n{''.join(draw.choices('AACGT', k=32))}\n" for n in range(40)), encoding="utf-8")
+    (world / "many.fa").write_text(
+        "".join(f">m{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(400)),
+        encoding="utf-8",
+    )
+    (world / "others.fa").write_text(
+        "".join(f">o{n}\n{''.join(draw.choices('AACGT', k=32))}\n" for n in range(40)),
+        encoding="utf-8",
+    )
 
 
 def train_in_blocks(world: Path) -> None:
     """Models for `sampler=block`."""
-    settings = (*cases.SMALL_RUN, *cases.SMALL_NETWORK, "objective=block_mdlm", "objective.block_size=8", "trainer.max_steps=2")
+    settings = (
+        *cases.SMALL_RUN,
+        *cases.SMALL_NETWORK,
+        "objective=block_mdlm",
+        "objective.block_size=8",
+        "trainer.max_steps=2",
+    )
     for name, data in (
         ("blocks", ("data=fasta", f"data.path={world}/genome.fa.gz")),
         ("text_blocks", ("data=text", f"data.path={world}/book.txt")),
@@ -293,12 +475,25 @@ def train_in_blocks(world: Path) -> None:
 
 def arguments(case: cases.Case, choice: str) -> tuple[str, ...]:
     """The case's command line with another choice of a group."""
-    if not choice or choice.startswith("experiment="):  # experiments set keys of other groups, and have none
+    if not choice or choice.startswith(
+        "experiment="
+    ):  # experiments set keys of other groups, and have none
         return (choice,) if choice else case.arguments
     group = choice.partition("=")[0]
-    needed = next((more for pattern, more in NEEDS.items() if fnmatch.fnmatchcase(f"{case.command} {choice}", pattern)), ())
+    needed = next(
+        (
+            more
+            for pattern, more in NEEDS.items()
+            if fnmatch.fnmatchcase(f"{case.command} {choice}", pattern)
+        ),
+        (),
+    )
     replaced = {a.lstrip("~").partition("=")[0] for a in (choice, *needed)}
-    kept = (a for a in case.arguments if a.partition("=")[0] not in replaced and not a.startswith(f"{group}."))
+    kept = (
+        a
+        for a in case.arguments
+        if a.partition("=")[0] not in replaced and not a.startswith(f"{group}.")
+    )
     return (*kept, choice, *(a for a in needed if not a.startswith("~")))
 
 
@@ -327,7 +522,10 @@ class Harness:
 
         if (command, choice) not in self.bases:
             case = next(c for c in cases.CASES if c.command == command)
-            raw = (a.replace("{world}", str(self.world)).replace("{out}", str(self.out)) for a in arguments(case, choice))
+            raw = (
+                a.replace("{world}", str(self.world)).replace("{out}", str(self.out))
+                for a in arguments(case, choice)
+            )
             overrides = list(raw)
             with initialize_config_dir(str(config_dir()), version_base="1.3"):
                 config = compose(command, overrides)
@@ -350,14 +548,27 @@ class Harness:
         """Every wrong use of a command, or of some choices of its groups."""
         from omegaconf import OmegaConf
 
-        for choice, keys in itertools.groupby(self.keys(command, choices), key=lambda found: found[1]):
+        for choice, keys in itertools.groupby(
+            self.keys(command, choices), key=lambda found: found[1]
+        ):
             config = self.base(command, choice).config
             yield Cell(command, choice, CONTROL, choice, "a working command line")
             for key, _ in keys:
                 for kind in (MISSPELLED, *VALUES):
                     if listed(SLOW, command, key, kind):
                         continue
-                    yield Cell(command, key, kind, choice, valid(command, key, kind, OmegaConf.select(config, key, throw_on_missing=False)))
+                    yield Cell(
+                        command,
+                        key,
+                        kind,
+                        choice,
+                        valid(
+                            command,
+                            key,
+                            kind,
+                            OmegaConf.select(config, key, throw_on_missing=False),
+                        ),
+                    )
 
     def run_all(self, cells: Iterable[Cell]) -> Iterator[Outcome]:
         """The outcomes of cells. Where a command line fails without a wrong value, those with one show nothing and are left out."""
@@ -377,26 +588,40 @@ class Harness:
         from dnadiff import commands
 
         base = self.base(cell.command, cell.choice)
-        config, overrides = copy.deepcopy(base.config), [*base.overrides, *filter(None, [cell.override])]
+        config, overrides = (
+            copy.deepcopy(base.config),
+            [*base.overrides, *filter(None, [cell.override])],
+        )
 
         def start() -> None:
             if cell.override:
-                ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides([cell.override]), config)
+                ConfigLoaderImpl._apply_overrides_to_config(
+                    OverridesParser.create().parse_overrides([cell.override]), config
+                )
             command = importlib.import_module(f"dnadiff.{cell.command}")
-            commands.call(cell.command, command.run, command.KEYS, config, self.out / "run", overrides)
+            commands.call(
+                cell.command, command.run, command.KEYS, config, self.out / "run", overrides
+            )
 
         before, line, seconds = time.monotonic(), "", WARM_UP if cell.kind == CONTROL else SECONDS
         self.out.mkdir(parents=True)
         printed = io.StringIO()
         try:
-            with contextlib.chdir(self.out), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), limit(seconds):
+            with (
+                contextlib.chdir(self.out),
+                contextlib.redirect_stdout(printed),
+                contextlib.redirect_stderr(printed),
+                limit(seconds),
+            ):
                 try:
                     start()
                 except TooSlow:
                     line = f"not refused in {seconds:g} s"
                 except Exception as error:
                     line = commands.report(error, cell.command, overrides)
-            written = sorted(p.relative_to(self.out).as_posix() for p in self.out.rglob("*") if p.is_file())
+            written = sorted(
+                p.relative_to(self.out).as_posix() for p in self.out.rglob("*") if p.is_file()
+            )
         finally:
             shutil.rmtree(self.out, ignore_errors=True)
         return Outcome(cell, judge(cell, line, written), line, round(time.monotonic() - before, 3))
@@ -431,11 +656,16 @@ def judge(cell: Cell, line: str, written: Sequence[str]) -> str:
     if "HYDRA_FULL_ERROR" in line or re.match(r"error: \w*(Error|Exception)(:|$)", line):
         return "an error of Python reaches the user"
     if cell.kind == CONTROL:
-        if any(fnmatch.fnmatchcase(f"{cell.command} {cell.choice}", pattern) and reason in line for pattern, reason in REFUSED.items()):
+        if any(
+            fnmatch.fnmatchcase(f"{cell.command} {cell.choice}", pattern) and reason in line
+            for pattern, reason in REFUSED.items()
+        ):
             return "refused"
         return "the command line without a wrong value fails"
     name = cell.override.partition("=")[0] if cell.kind == MISSPELLED else cell.key
-    if not any(re.search(rf"(?<!\w){re.escape(n)}(?!\w)", line) for n in (name, name.rpartition(".")[2])):
+    if not any(
+        re.search(rf"(?<!\w){re.escape(n)}(?!\w)", line) for n in (name, name.rpartition(".")[2])
+    ):
         return "the key is not named"
     return f"refused after {written[0]} was written" if written else "refused"
 
@@ -445,10 +675,15 @@ def all_choices(command: str) -> list[str]:
     from dnadiff.config import choices
 
     listed = [f"{group}={name}" for group, names in choices(command).items() for name in names]
-    return ["", *sorted(listed, key=lambda choice: choice.startswith("experiment="))]  # they only set keys of other groups
+    return [
+        "",
+        *sorted(listed, key=lambda choice: choice.startswith("experiment=")),
+    ]  # they only set keys of other groups
 
 
-def leaves(content: Mapping[str, Any], prefix: str = "", owner: str = "", local: str = "") -> Iterator[tuple[str, tuple[str, str]]]:
+def leaves(
+    content: Mapping[str, Any], prefix: str = "", owner: str = "", local: str = ""
+) -> Iterator[tuple[str, tuple[str, str]]]:
     """Dotted keys of everything that is not a mapping, each with the class that it belongs to and its name there."""
     if "_target_" in content:
         owner, local = str(content["_target_"]), ""
@@ -466,11 +701,17 @@ def valid(command: str, key: str, kind: str, default: object) -> str | None:
     return listed(VALID, command, key, kind)
 
 
-def listed(rows: Sequence[tuple[str, str, tuple[str, ...], str]], command: str, key: str, kind: str) -> str | None:
+def listed(
+    rows: Sequence[tuple[str, str, tuple[str, ...], str]], command: str, key: str, kind: str
+) -> str | None:
     """The reason in the first row that matches; None if there is none."""
     for commands, keys, kinds, reason in rows:
         of_command = commands == "*" or command in commands.split()
-        if of_command and kind in kinds and any(fnmatch.fnmatchcase(key, pattern) for pattern in keys.split()):
+        if (
+            of_command
+            and kind in kinds
+            and any(fnmatch.fnmatchcase(key, pattern) for pattern in keys.split())
+        ):
             return reason
     return None
 
@@ -479,11 +720,21 @@ def table(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """One row for each command and key."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for o in outcomes:
-        row = rows.setdefault((o.cell.command, o.cell.key), {"command": o.cell.command, "key": o.cell.key, **COUNTS, "faults": []})
+        row = rows.setdefault(
+            (o.cell.command, o.cell.key),
+            {"command": o.cell.command, "key": o.cell.key, **COUNTS, "faults": []},
+        )
         row["tried"] += 1
         row["wrong" if o.is_wrong else o.verdict] += 1
         if o.is_wrong:
-            row["faults"].append({"argument": o.cell.override, "choice": o.cell.choice, "verdict": o.verdict, "line": o.line})
+            row["faults"].append(
+                {
+                    "argument": o.cell.override,
+                    "choice": o.cell.choice,
+                    "verdict": o.verdict,
+                    "line": o.line,
+                }
+            )
     return list(rows.values())
 
 
@@ -492,10 +743,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--command", help="only this command")
     parser.add_argument("--key", help="only keys that match, as in 'backbone.*'")
-    parser.add_argument("--kind", help=f"only one kind of value: {', '.join((CONTROL, MISSPELLED, *VALUES))}")
+    parser.add_argument(
+        "--kind", help=f"only one kind of value: {', '.join((CONTROL, MISSPELLED, *VALUES))}"
+    )
     parser.add_argument("--json", type=Path, help="write the table here")
-    parser.add_argument("--world", type=Path, help="folder of input files and of the cache, kept for the next run")
-    parser.add_argument("--verbose", action="store_true", help="print every line that a command printed")
+    parser.add_argument(
+        "--world", type=Path, help="folder of input files and of the cache, kept for the next run"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print every line that a command printed"
+    )
     options = parser.parse_args()
     if missing := cases.missing():
         print(f"commands without a case: {', '.join(missing)}")
@@ -505,7 +762,10 @@ def main() -> int:
         world = (options.world or folder / "world").absolute()
         stack.enter_context(cases.cache_in(world / "cache"))
         if not (world / "samples.dnd").is_file():
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
                 cases.build_world(world)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             train_in_blocks(world)
@@ -513,11 +773,18 @@ def main() -> int:
         harness, before = Harness(world, folder), time.monotonic()
         outcomes = []
         for command in [c for c in commands_of_the_package() if options.command in (None, c)]:
-            cells = [c for c in harness.cells(command) if fnmatch.fnmatchcase(c.key, options.key or "*") and options.kind in (None, c.kind)]
+            cells = [
+                c
+                for c in harness.cells(command)
+                if fnmatch.fnmatchcase(c.key, options.key or "*") and options.kind in (None, c.kind)
+            ]
             for outcome in harness.run_all(cells):
                 outcomes.append(outcome)
                 if outcome.is_wrong or options.verbose:
-                    print(f"{command} {outcome.cell.choice} {outcome.cell.override}: {outcome.verdict}: {outcome.line}", flush=True)
+                    print(
+                        f"{command} {outcome.cell.choice} {outcome.cell.override}: {outcome.verdict}: {outcome.line}",
+                        flush=True,
+                    )
         return report(outcomes, time.monotonic() - before, options.json)
 
 
@@ -531,15 +798,24 @@ def commands_of_the_package() -> list[str]:
 def report(outcomes: Sequence[Outcome], seconds: float, output: Path | None) -> int:
     """Print the summary and write the table; 1 if a cell failed."""
     rows = table(outcomes)
-    print(f"{'command':12} {'keys':>5} {'tried':>6} {'refused':>8} {'valid':>6} {'wrong':>6} {'slowest':>8}")
+    print(
+        f"{'command':12} {'keys':>5} {'tried':>6} {'refused':>8} {'valid':>6} {'wrong':>6} {'slowest':>8}"
+    )
     for command in [*dict.fromkeys(o.cell.command for o in outcomes), "all"]:
         part = [r for r in rows if command in (r["command"], "all")]
-        slowest = max((o.seconds for o in outcomes if command in (o.cell.command, "all")), default=0.0)
+        slowest = max(
+            (o.seconds for o in outcomes if command in (o.cell.command, "all")), default=0.0
+        )
         numbers = [sum(r[key] for r in part) for key in COUNTS]
-        print(f"{command:12} {len(part):5} {numbers[0]:6} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {slowest:7.1f}s")
+        print(
+            f"{command:12} {len(part):5} {numbers[0]:6} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {slowest:7.1f}s"
+        )
     print(f"{seconds:.0f} s")
     if output is not None:
-        output.write_text(json.dumps({"rows": rows, "seconds": round(seconds, 1)}, indent=1) + "\n", encoding="utf-8")
+        output.write_text(
+            json.dumps({"rows": rows, "seconds": round(seconds, 1)}, indent=1) + "\n",
+            encoding="utf-8",
+        )
     return int(any(o.is_wrong for o in outcomes) or not outcomes)
 
 

@@ -89,9 +89,19 @@ def snvs_of_gene(letters: str, gene: Gene) -> list[SNV]:
             if alt == body[place] or codon not in code or code[codon] == "*":
                 continue
             new = codon[: place % 3] + alt + codon[place % 3 + 1 :]
-            kind = "nonsense" if code[new] == "*" else "synonymous" if code[new] == code[codon] else "missense"
+            kind = (
+                "nonsense"
+                if code[new] == "*"
+                else "synonymous"
+                if code[new] == code[codon]
+                else "missense"
+            )
             position = gene.start + place if gene.strand == "+" else gene.end - 1 - place
-            ref, there = (body[place], alt) if gene.strand == "+" else (COMPLEMENT[body[place]], COMPLEMENT[alt])
+            ref, there = (
+                (body[place], alt)
+                if gene.strand == "+"
+                else (COMPLEMENT[body[place]], COMPLEMENT[alt])
+            )
             found.append(SNV(gene.name, gene.record, position, ref, there, kind, f"{codon}>{new}"))
     return found
 
@@ -138,7 +148,9 @@ class Genes:
 
     def _is_open(self, gene: Gene) -> bool:
         code, codons = genetic_code(), self.codons(gene)
-        return (gene.end - gene.start) % 3 == 0 and sum(code.get(codon) == "*" for codon in codons[:-1]) <= 1
+        return (gene.end - gene.start) % 3 == 0 and sum(
+            code.get(codon) == "*" for codon in codons[:-1]
+        ) <= 1
 
 
 def inside(gene: Gene, interval: tuple[str, int, int]) -> bool:
@@ -147,7 +159,9 @@ def inside(gene: Gene, interval: tuple[str, int, int]) -> bool:
     return gene.record == record and low <= gene.start and gene.end <= high
 
 
-def chosen_snvs(genes: Genes, held_out: tuple[str, int, int], number: int | None, per_class: int) -> tuple[list[SNV], dict]:
+def chosen_snvs(
+    genes: Genes, held_out: tuple[str, int, int], number: int | None, per_class: int
+) -> tuple[list[SNV], dict]:
     """SNVs of the first genes of the held-out part, and how many genes and SNVs were left out."""
     draw, rows, overlapping = np.random.default_rng(0), [], 0
     chosen = [gene for gene in genes.frames if inside(gene, held_out)][:number]
@@ -157,17 +171,34 @@ def chosen_snvs(genes: Genes, held_out: tuple[str, int, int], number: int | None
         overlapping += len(found) - len(alone)
         for kind in CLASSES:
             of_kind = [each for each in alone if each.kind == kind]
-            rows += [of_kind[i] for i in sorted(draw.permutation(len(of_kind))[:per_class].tolist())]
-    left_out = {reason: len({part.name for part in parts if inside(part, held_out)}) for reason, parts in genes.left_out.items()}
+            rows += [
+                of_kind[i] for i in sorted(draw.permutation(len(of_kind))[:per_class].tolist())
+            ]
+    left_out = {
+        reason: len({part.name for part in parts if inside(part, held_out)})
+        for reason, parts in genes.left_out.items()
+    }
     kinds = Counter(row.kind for row in rows)
-    return rows, {"genes": len(chosen), **{kind: kinds[kind] for kind in CLASSES}, **left_out, "SNVs in overlaps": overlapping}
+    return rows, {
+        "genes": len(chosen),
+        **{kind: kinds[kind] for kind in CLASSES},
+        **left_out,
+        "SNVs in overlaps": overlapping,
+    }
 
 
 def codon_usage(genes: Genes, training: tuple[str, int, int], rows: list[SNV]) -> np.ndarray:
     """log frequency of the new codon minus that of the old one in the genes of the training part."""
-    counts = Counter(codon for gene in genes.frames if inside(gene, training) for codon in genes.codons(gene)[:-1])
+    counts = Counter(
+        codon
+        for gene in genes.frames
+        if inside(gene, training)
+        for codon in genes.codons(gene)[:-1]
+    )
     logs = {codon: np.log(counts[codon] + 0.5) for codon in genetic_code()}
-    return np.array([logs[new] - logs[old] for old, _, new in (row.codons.partition(">") for row in rows)])
+    return np.array(
+        [logs[new] - logs[old] for old, _, new in (row.codons.partition(">") for row in rows)]
+    )
 
 
 class Study:
@@ -179,12 +210,19 @@ class Study:
         self.subject, self.genes = subject, Genes(read_parts(bundled.path(CDS)), subject.genome)
         number, per_class = (4, 3) if options.quick else (options.genes, options.per_class)
         self.rows, self.counts = chosen_snvs(self.genes, subject.part("test"), number, per_class)
-        self.kept = subject.kept(options, options.output, snvs=scoring.digest(self.rows), split=subject.split)
+        self.kept = subject.kept(
+            options, options.output, snvs=scoring.digest(self.rows), split=subject.split
+        )
         self.pieces = {
-            "snvs": lambda: self.counts | {"novel": int(self.novel().sum()), "weights": subject.hashes["weights"]},
+            "snvs": lambda: (
+                self.counts
+                | {"novel": int(self.novel().sum()), "weights": subject.hashes["weights"]}
+            ),
             "network": self.network,
             "markov": self.markov,
-            "codon_usage": lambda: {"codon usage": codon_usage(self.genes, subject.part("train"), self.rows).tolist()},
+            "codon_usage": lambda: {
+                "codon usage": codon_usage(self.genes, subject.part("train"), self.rows).tolist()
+            },
             "auroc": lambda: self.auroc(np.ones(len(self.rows), bool)),
             "auroc_novel": lambda: self.auroc(self.novel()),
         }
@@ -196,9 +234,15 @@ class Study:
 
     def markov(self) -> dict:
         """LLR by Markov models of the training part."""
-        positions, alts = np.array([r.position for r in self.rows]), np.array([BASES.index(r.alt) for r in self.rows])
+        positions, alts = (
+            np.array([r.position for r in self.rows]),
+            np.array([BASES.index(r.alt) for r in self.rows]),
+        )
         where = self.subject.genome, self.subject.part("test")[0], positions, alts
-        return {f"order {order}": measures.markov_llr(model, order, *where).tolist() for order, model in self.subject.markov.items()}
+        return {
+            f"order {order}": measures.markov_llr(model, order, *where).tolist()
+            for order, model in self.subject.markov.items()
+        }
 
     def novel(self) -> np.ndarray:
         """Whether no 24-mer of the training part covers the site: (n,)."""
@@ -210,13 +254,21 @@ class Study:
     def auroc(self, chosen: np.ndarray) -> dict:
         """AUROC of synonymous against each other class, of the chosen SNVs."""
         pieces = {**self.kept["network"], **self.kept["markov"], **self.kept["codon_usage"]}
-        scores, kinds = {name: np.array(pieces[name]) for name in NAMES}, np.array([row.kind for row in self.rows])
+        scores, kinds = (
+            {name: np.array(pieces[name]) for name in NAMES},
+            np.array([row.kind for row in self.rows]),
+        )
         gene, found = np.array([row.gene for row in self.rows]), {}
         for other in CLASSES[1:]:
             used = np.isin(kinds, ("synonymous", other)) & chosen
             positive = kinds[used] == "synonymous"
-            measure = lambda score, weight, positive=positive: measures.auroc(score, positive, weight)  # noqa: E731
-            found[other] = measures.bootstrap(measure, {n: s[used] for n, s in scores.items()}, gene[used], MARKOV)
+
+            def measure(score, weight, positive=positive):
+                return measures.auroc(score, positive, weight)
+
+            found[other] = measures.bootstrap(
+                measure, {n: s[used] for n, s in scores.items()}, gene[used], MARKOV
+            )
         return found
 
 
@@ -227,10 +279,22 @@ def table(rows: dict) -> str:
     counts, lines = rows["snvs"], []
     for other in reversed(CLASSES[1:]):
         for name, each in rows["auroc"][other].items():
-            minus = [measures.shown(each["minus"][order], sign=True) if order in each["minus"] else "" for order in MARKOV]
-            novel = measures.shown(rows["auroc_novel"][other][name]) if "auroc_novel" in rows else ""
+            minus = [
+                measures.shown(each["minus"][order], sign=True) if order in each["minus"] else ""
+                for order in MARKOV
+            ]
+            novel = (
+                measures.shown(rows["auroc_novel"][other][name]) if "auroc_novel" in rows else ""
+            )
             lines.append([name, other, measures.shown(each), *minus, novel])
-    header = ["score", "synonymous against", "AUROC (95 %)", "minus order 6", "minus order 12", "AUROC, novel bases"]
+    header = [
+        "score",
+        "synonymous against",
+        "AUROC (95 %)",
+        "minus order 6",
+        "minus order 12",
+        "AUROC, novel bases",
+    ]
     said = (
         f"{counts['genes']} genes; {counts['synonymous']:,} synonymous, {counts['missense']:,} missense and {counts['nonsense']:,} nonsense SNVs, "
         f"{counts['novel']:,} of all at novel bases. Left out in the test part: {counts['several parts']} genes of several parts, "
@@ -244,9 +308,16 @@ def main() -> None:
     parser = study.arguments(__doc__, "runs/variants/coding")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--genes", type=int, help="only the first of them")
-    parser.add_argument("--per-class", type=int, default=15, help="SNVs of each gene and class (default: %(default)s)")
+    parser.add_argument(
+        "--per-class",
+        type=int,
+        default=15,
+        help="SNVs of each gene and class (default: %(default)s)",
+    )
     options = parser.parse_args()
-    scoring.run(lambda: Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options), options, table)
+    scoring.run(
+        lambda: Study(scoring.Subject(options.checkpoint, scoring.ECOLI), options), options, table
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ RESAMPLES = 1000
 def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
     """P(score of a positive > score of a negative), ties count half."""
     place = np.unique(score, return_inverse=True)[1]
-    above, below = np.bincount(place, weight * positive), np.bincount(place, weight * ~positive.astype(bool))
+    above, below = (
+        np.bincount(place, weight * positive),
+        np.bincount(place, weight * ~positive.astype(bool)),
+    )
     return float((above * (np.cumsum(below) - below / 2)).sum() / (above.sum() * below.sum()))
 
 
@@ -34,7 +37,12 @@ def spearman(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> float:
 
 
 def bootstrap(
-    measure: Measure, scores: Scores, group: np.ndarray, references: Sequence[str] = (), num_resamples: int | None = None, seed: int = 0
+    measure: Measure,
+    scores: Scores,
+    group: np.ndarray,
+    references: Sequence[str] = (),
+    num_resamples: int | None = None,
+    seed: int = 0,
 ) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
     """`measure(score, weight)` of each score with its 95 % interval over groups, and `minus` each reference score.
 
@@ -42,10 +50,23 @@ def bootstrap(
     """
     names, index = np.unique(group, return_inverse=True)
     draw = np.random.default_rng(seed)
-    counts = [np.ones(len(names)), *draw.multinomial(len(names), np.full(len(names), 1 / len(names)), num_resamples or RESAMPLES)]
-    values = {name: np.array([measure(score, count[index]) for count in counts]) for name, score in scores.items()}
+    counts = [
+        np.ones(len(names)),
+        *draw.multinomial(
+            len(names), np.full(len(names), 1 / len(names)), num_resamples or RESAMPLES
+        ),
+    ]
+    values = {
+        name: np.array([measure(score, count[index]) for count in counts])
+        for name, score in scores.items()
+    }
     return {
-        name: {**_quantiles(value), "minus": {other: _quantiles(value - values[other]) for other in references if other != name}}
+        name: {
+            **_quantiles(value),
+            "minus": {
+                other: _quantiles(value - values[other]) for other in references if other != name
+            },
+        }
         for name, value in values.items()
     }
 
@@ -55,27 +76,46 @@ def _quantiles(values: np.ndarray) -> Interval:
     return {"value": float(values[0]), "low": float(low), "high": float(high)}
 
 
-def over_sets(values: Scores, references: Sequence[str]) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
+def over_sets(
+    values: Scores, references: Sequence[str]
+) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
     """The mean of values that several sets gave, (n,) per name, with the 95 % interval of Student's t over the sets, and `minus` each reference."""
     return {
-        name: {**_mean(value), "minus": {other: _mean(value - values[other]) for other in references if other != name}}
+        name: {
+            **_mean(value),
+            "minus": {other: _mean(value - values[other]) for other in references if other != name},
+        }
         for name, value in values.items()
     }
 
 
 def _mean(values: np.ndarray) -> Interval:
-    half = student_t(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    half = (
+        student_t(len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+        if len(values) > 1
+        else np.nan
+    )
     mean = float(values.mean())
     return {"value": mean, "low": float(mean - half), "high": float(mean + half)}
 
 
 def shown(found: Interval, digits: int = 3, sign: bool = False) -> str:
     """`value (low to high)`; a dash for what is not defined."""
-    cells = ["-" if (x := found[key]) is None else f"{x:{'+' if sign else ''}.{digits}f}" for key in ("value", "low", "high")]
+    cells = [
+        "-" if (x := found[key]) is None else f"{x:{'+' if sign else ''}.{digits}f}"
+        for key in ("value", "low", "high")
+    ]
     return f"{cells[0]} ({cells[1]} to {cells[2]})"
 
 
-def markov_llr(model: BackoffMarkov, order: int, genome: Genome, record: str, positions: np.ndarray, alts: np.ndarray) -> np.ndarray:
+def markov_llr(
+    model: BackoffMarkov,
+    order: int,
+    genome: Genome,
+    record: str,
+    positions: np.ndarray,
+    alts: np.ndarray,
+) -> np.ndarray:
     """log p(alt) - log p(ref) of SNVs under a Markov model, the mean of both strands: (n,).
 
     Args:
@@ -86,12 +126,18 @@ def markov_llr(model: BackoffMarkov, order: int, genome: Genome, record: str, po
     windows = np.full((len(positions), size), UNKNOWN, np.uint8)
     for row, position in enumerate(positions.tolist()):
         low, high = max(position - order, 0), min(position + order + 1, length)
-        windows[row, low - position + order : high - position + order] = tokenizer.bases(genome.window(record, low, high))
+        windows[row, low - position + order : high - position + order] = tokenizer.bases(
+            genome.window(record, low, high)
+        )
     changed = windows.copy()
     changed[:, order] = alts
     totals = []
     for allele in (changed, windows):
-        both = [allele, np.stack([reverse_complement(row) for row in allele])] if len(allele) else [allele, allele]
+        both = (
+            [allele, np.stack([reverse_complement(row) for row in allele])]
+            if len(allele)
+            else [allele, allele]
+        )
         totals.append(sum(_log_p(model, order, each) for each in both) / 2)
     return totals[0] - totals[1]
 

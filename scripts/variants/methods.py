@@ -32,13 +32,27 @@ from dnadiff.data.tokenizer import DNATokenizer
 BLOCK = 16  # the default of variant_method=block
 SMALL_BLOCKS = 4, 8  # others, of which the variance is measured too
 FULL = {
-    "calibration": {"snvs": 3, "indels": 1, "repetitions": 200, "window": 256, "orders": 4, "draws": 16},
+    "calibration": {
+        "snvs": 3,
+        "indels": 1,
+        "repetitions": 200,
+        "window": 256,
+        "orders": 4,
+        "draws": 16,
+    },
     "variance": {"snvs": 60, "orders": 4, "draws": 64},
     "indels": {"indels": 200, "window": 256, "orders": 4, "draws": 64},
     "sites": {"positions": 2048, "numbers": [4, 8, 16]},
 }
 QUICK = {
-    "calibration": {"snvs": 1, "indels": 1, "repetitions": 4, "window": 16, "orders": 2, "draws": 2},
+    "calibration": {
+        "snvs": 1,
+        "indels": 1,
+        "repetitions": 4,
+        "window": 16,
+        "orders": 2,
+        "draws": 2,
+    },
     "variance": {"snvs": 3, "orders": 2, "draws": 4},
     "indels": {"indels": 4, "window": 32, "orders": 2, "draws": 4},
     "sites": {"positions": 16, "numbers": [2, 4, 8]},
@@ -46,7 +60,9 @@ QUICK = {
 Region = tuple[str, int, int]
 
 
-def random_variants(genome: Genome, region: Region, number: int, indels: bool, seed: int = 0) -> list[Variant]:
+def random_variants(
+    genome: Genome, region: Region, number: int, indels: bool, seed: int = 0
+) -> list[Variant]:
     """Random SNVs, or insertions and deletions of 1 to 6 bases after a base that REF and ALT share; no two at the same position."""
     draw, (record, low, high), found = np.random.default_rng(seed), region, {}
     while len(found) < number:
@@ -55,7 +71,11 @@ def random_variants(genome: Genome, region: Region, number: int, indels: bool, s
         new = "".join(draw.choice(list("ACGT"), size))
         if "N" in letters or start in found or (not indels and new[0] == letters[0]):
             continue
-        pair = ((letters[0], letters[0] + new) if draw.random() < 0.5 else (letters, letters[0])) if indels else (letters[0], new[0])
+        pair = (
+            ((letters[0], letters[0] + new) if draw.random() < 0.5 else (letters, letters[0]))
+            if indels
+            else (letters[0], new[0])
+        )
         found[start] = Variant(record, start + 1, *pair)
     return [found[start] for start in sorted(found)]
 
@@ -64,20 +84,41 @@ class Study:
     """The pieces of the study."""
 
     def __init__(self, options) -> None:
-        self.size, self.subject = QUICK if options.quick else FULL, scoring.Subject(options.checkpoint, options.genome)
+        self.size, self.subject = (
+            QUICK if options.quick else FULL,
+            scoring.Subject(options.checkpoint, options.genome),
+        )
         genome = self.subject.genome
-        self.region = tuple(region_of(options.region, genome.lengths)[:3]) if options.region else self.subject.part("valid")
+        self.region = (
+            tuple(region_of(options.region, genome.lengths)[:3])
+            if options.region
+            else self.subject.part("valid")
+        )
         self.kept = self.subject.kept(options, options.output, region=self.region, sizes=self.size)
         size = self.size["calibration"]
-        self.calibrated = [random_variants(genome, self.region, size[kind], kind == "indels", seed=1) for kind in ("snvs", "indels")]
+        self.calibrated = [
+            random_variants(genome, self.region, size[kind], kind == "indels", seed=1)
+            for kind in ("snvs", "indels")
+        ]
         self.pieces = {
-            f"calibration_{name}_{number + 1}": lambda name=name, variant=variant: self.calibration(name, variant)
+            f"calibration_{name}_{number + 1}": lambda name=name, variant=variant: self.calibration(
+                name, variant
+            )
             for name in ("block", "window")
             for number, variant in enumerate([*self.calibrated[0], *self.calibrated[1]])
         }
-        self.pieces |= {f"variance_{block}": lambda block=block: self.variance(block) for block in SMALL_BLOCKS}
-        self.pieces |= {"variance": self.variance, "indels": self.indels, "sites_1": lambda: self.all_snvs(1)}
-        self.pieces |= {f"sites_{number}": lambda n=number: self.sites(n) for number in self.size["sites"]["numbers"]}
+        self.pieces |= {
+            f"variance_{block}": lambda block=block: self.variance(block) for block in SMALL_BLOCKS
+        }
+        self.pieces |= {
+            "variance": self.variance,
+            "indels": self.indels,
+            "sites_1": lambda: self.all_snvs(1),
+        }
+        self.pieces |= {
+            f"sites_{number}": lambda n=number: self.sites(n)
+            for number in self.size["sites"]["numbers"]
+        }
         self.tables = [name for name in self.pieces if name != "sites_1"]
 
     def methods(self, name: str, block: int = BLOCK) -> dict[str, list[str]]:
@@ -92,9 +133,19 @@ class Study:
         """Claimed errors and results of repetitions with different seeds, of one variant."""
         size, method = self.size["calibration"], scoring.method(*self.methods("calibration")[name])
         shared = {"method": method, "window": size["window"], "stranded": True}
-        frames = [self.subject.model.variants([variant], self.subject.genome, seed=seed, **shared) for seed in range(size["repetitions"])]
-        llr, se = (np.array([float(frame[column].iloc[0]) for frame in frames]) for column in ("LLR", "SE"))
-        return {"variant": f"{variant.ref}>{variant.alt}", "method": name, "mean": float(llr.mean()), **ratio(llr, se)}
+        frames = [
+            self.subject.model.variants([variant], self.subject.genome, seed=seed, **shared)
+            for seed in range(size["repetitions"])
+        ]
+        llr, se = (
+            np.array([float(frame[column].iloc[0]) for frame in frames]) for column in ("LLR", "SE")
+        )
+        return {
+            "variant": f"{variant.ref}>{variant.alt}",
+            "method": name,
+            "mean": float(llr.mean()),
+            **ratio(llr, se),
+        }
 
     def variance(self, block: int = BLOCK) -> dict:
         """Variance times calls of both methods, and their ratio with an interval over SNVs."""
@@ -104,11 +155,18 @@ class Study:
         factors = {"block": size["orders"] * (block + 1), "window": 2 * size["draws"]}
         costs = {}
         for name, overrides in self.methods("variance", block).items():
-            found = self.subject.scores(self.kept, f"variance_{name}", rows, *overrides, "stranded=true")
+            found = self.subject.scores(
+                self.kept, f"variance_{name}", rows, *overrides, "stranded=true"
+            )
             costs[name] = found["SE"].to_numpy() ** 2 * factors[name]
         over_snvs = lambda cost, weight: float((cost * weight).sum() / weight.sum())  # noqa: E731
         each = measures.bootstrap(over_snvs, costs, np.arange(len(rows)))
-        both = np.arange(len(rows)), lambda _, weight: over_snvs(costs["window"], weight) / over_snvs(costs["block"], weight)
+        both = (
+            np.arange(len(rows)),
+            lambda _, weight: (
+                over_snvs(costs["window"], weight) / over_snvs(costs["block"], weight)
+            ),
+        )
         ratios = measures.bootstrap(both[1], {"ratio": both[0]}, both[0])
         return {"snvs": len(rows), **each, "window_over_block": ratios["ratio"]}
 
@@ -118,19 +176,30 @@ class Study:
         rows = random_variants(self.subject.genome, self.region, size["indels"], indels=True)
         window = f"window={size['window']}"
         a, b = (
-            self.subject.scores(self.kept, f"indels_{name}", rows, *overrides, window, "stranded=true")
+            self.subject.scores(
+                self.kept, f"indels_{name}", rows, *overrides, window, "stranded=true"
+            )
             for name, overrides in self.methods("indels").items()
         )
         known = (a["LLR"].notna() & b["LLR"].notna()).to_numpy()
-        x, y, noise = (values[known].to_numpy() for values in (a["LLR"], b["LLR"], a["SE"] ** 2 + b["SE"] ** 2))
-        return {"indels": int(known.sum()), **agreement(x, y, noise, float((b["SE"] ** 2)[known].mean()))}
+        x, y, noise = (
+            values[known].to_numpy() for values in (a["LLR"], b["LLR"], a["SE"] ** 2 + b["SE"] ** 2)
+        )
+        return {
+            "indels": int(known.sum()),
+            **agreement(x, y, noise, float((b["SE"] ** 2)[known].mean())),
+        }
 
     def all_snvs(self, number: int) -> dict:
         """The LLR of all SNVs of a stretch, and the windows that the network read."""
         record, low, high = self.region
-        rows = scoring.all_snvs(self.subject.genome, (record, low, min(high, low + self.size["sites"]["positions"])))
+        rows = scoring.all_snvs(
+            self.subject.genome, (record, low, min(high, low + self.size["sites"]["positions"]))
+        )
         with scoring.windows_read(self.subject.model) as windows:
-            llr = self.subject.scores(self.kept, f"sites_{number}", rows, f"sites_per_window={number}", resume=False)["LLR"]
+            llr = self.subject.scores(
+                self.kept, f"sites_{number}", rows, f"sites_per_window={number}", resume=False
+            )["LLR"]
         return {"LLR": llr.tolist(), "windows": sum(windows)}
 
     def sites(self, number: int) -> dict:
@@ -156,7 +225,10 @@ def ratio(llr: np.ndarray, se: np.ndarray) -> dict:
         rows = np.repeat(rows, weight.astype(int))
         return float(np.sqrt((se[rows] ** 2).mean()) / llr[rows].std(ddof=1))
 
-    return {"sd": float(llr.std(ddof=1)), **measures.bootstrap(measure, {"ratio": index}, index)["ratio"]}
+    return {
+        "sd": float(llr.std(ddof=1)),
+        **measures.bootstrap(measure, {"ratio": index}, index)["ratio"],
+    }
 
 
 def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float) -> dict:
@@ -167,9 +239,15 @@ def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float
         noise_of_y: mean squared error of y. The correlation without noise divides by the spread of y without it.
     """
     index, difference = np.arange(len(x)), x - y
-    mean = measures.bootstrap(lambda rows, weight: float((difference[rows] * weight).sum() / weight.sum()), {"difference": index}, index)
+    mean = measures.bootstrap(
+        lambda rows, weight: float((difference[rows] * weight).sum() / weight.sum()),
+        {"difference": index},
+        index,
+    )
     correlation = measures.bootstrap(
-        lambda rows, weight: float(np.corrcoef(np.repeat(x, weight.astype(int)), np.repeat(y, weight.astype(int)))[0, 1]),
+        lambda rows, weight: float(
+            np.corrcoef(np.repeat(x, weight.astype(int)), np.repeat(y, weight.astype(int)))[0, 1]
+        ),
         {"r": index},
         index,
     )
@@ -177,7 +255,9 @@ def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float
     return {
         "difference": mean["difference"],
         "correlation": correlation["r"],
-        "correlation_without_noise": float(np.cov(x, y)[0, 1] / np.sqrt(x.var(ddof=1) * clean)) if clean > 0 else None,
+        "correlation_without_noise": float(np.cov(x, y)[0, 1] / np.sqrt(x.var(ddof=1) * clean))
+        if clean > 0
+        else None,
         "sd": [float(x.std(ddof=1)), float(y.std(ddof=1))],
         "rms_error_of_difference": float(np.sqrt(noise.mean())),
         "sd_of_difference_without_noise": float(np.sqrt(max(spread - noise.mean(), 0.0))),
@@ -192,13 +272,31 @@ def table(rows: dict) -> str:
 def calibration_table(rows: dict) -> str:
     """Claimed error over spread, of each variant and of all."""
     found = [row for name, row in rows.items() if name.startswith("calibration")]
-    lines = [[row["method"], row["variant"], f"{row['mean']:+.3f}", f"{row['sd']:.3f}", measures.shown(row)] for row in found]
+    lines = [
+        [
+            row["method"],
+            row["variant"],
+            f"{row['mean']:+.3f}",
+            f"{row['sd']:.3f}",
+            measures.shown(row),
+        ]
+        for row in found
+    ]
     for name in dict.fromkeys(row["method"] for row in found):
-        logs = [np.log([row[key] for key in ("value", "low", "high")]) for row in found if row["method"] == name]
-        value, half = np.mean([x[0] for x in logs]), np.sqrt(sum(((x[2] - x[1]) / 2) ** 2 for x in logs)) / len(logs)
+        logs = [
+            np.log([row[key] for key in ("value", "low", "high")])
+            for row in found
+            if row["method"] == name
+        ]
+        value, half = (
+            np.mean([x[0] for x in logs]),
+            np.sqrt(sum(((x[2] - x[1]) / 2) ** 2 for x in logs)) / len(logs),
+        )
         pooled = dict(zip(("value", "low", "high"), np.exp([value, value - half, value + half])))
         lines.append([name, f"all {len(logs)}", "", "", measures.shown(pooled)])
-    return study.markdown(["method", "variant", "mean LLR", "spread", "claimed SE over spread (95 %)"], lines)
+    return study.markdown(
+        ["method", "variant", "mean LLR", "spread", "claimed SE over spread (95 %)"], lines
+    )
 
 
 def quantities_table(rows: dict) -> str:
@@ -206,20 +304,57 @@ def quantities_table(rows: dict) -> str:
     lines = []
     if "variance" in rows:
         row = rows["variance"]
-        lines.append([f"variance x calls of `window`, {row['snvs']} SNVs, nats^2", measures.shown(row["window"])])
-    for name, block in {**{f"variance_{block}": block for block in SMALL_BLOCKS}, "variance": BLOCK}.items():
+        lines.append(
+            [
+                f"variance x calls of `window`, {row['snvs']} SNVs, nats^2",
+                measures.shown(row["window"]),
+            ]
+        )
+    for name, block in {
+        **{f"variance_{block}": block for block in SMALL_BLOCKS},
+        "variance": BLOCK,
+    }.items():
         if name in rows:
-            lines.append([f"variance x calls of `block={block}`", measures.shown(rows[name]["block"])])
-            lines.append([f"`window` over `block={block}`", measures.shown(rows[name]["window_over_block"], 0)])
+            lines.append(
+                [f"variance x calls of `block={block}`", measures.shown(rows[name]["block"])]
+            )
+            lines.append(
+                [
+                    f"`window` over `block={block}`",
+                    measures.shown(rows[name]["window_over_block"], 0),
+                ]
+            )
     if "indels" in rows:
         row = rows["indels"]
-        lines += [[f"`block` minus `window`, {row['indels']} indels, nats", measures.shown(row["difference"], sign=True)]]
-        lines += [["standard deviation of LLR by `block`, by `window`", f"{row['sd'][0]:.2f}, {row['sd'][1]:.2f}"]]
-        lines += [["Monte Carlo error of a difference (RMS)", f"{row['rms_error_of_difference']:.2f}"]]
-        lines += [["standard deviation of the differences without it", f"{row['sd_of_difference_without_noise']:.2f}"]]
+        lines += [
+            [
+                f"`block` minus `window`, {row['indels']} indels, nats",
+                measures.shown(row["difference"], sign=True),
+            ]
+        ]
+        lines += [
+            [
+                "standard deviation of LLR by `block`, by `window`",
+                f"{row['sd'][0]:.2f}, {row['sd'][1]:.2f}",
+            ]
+        ]
+        lines += [
+            ["Monte Carlo error of a difference (RMS)", f"{row['rms_error_of_difference']:.2f}"]
+        ]
+        lines += [
+            [
+                "standard deviation of the differences without it",
+                f"{row['sd_of_difference_without_noise']:.2f}",
+            ]
+        ]
         lines += [["correlation", measures.shown(row["correlation"])]]
         clean = row["correlation_without_noise"]
-        lines += [["correlation, corrected for the noise of `window`", "-" if clean is None else f"{clean:.3f}"]]
+        lines += [
+            [
+                "correlation, corrected for the noise of `window`",
+                "-" if clean is None else f"{clean:.3f}",
+            ]
+        ]
     return study.markdown(["quantity", "value (95 %)"], lines)
 
 
@@ -236,7 +371,15 @@ def sites_table(rows: dict) -> str:
                 f"{row['rms'] / row['sd']:.1%}",
             ]
             lines.append([*cells, f"{row['correlation']:.4f}", f"{row['fewer_windows']:.1f}"])
-    header = ["sites per window", "spacing", "RMS error, nats", "mean error", "of the spread of LLR", "correlation", "fewer windows, times"]
+    header = [
+        "sites per window",
+        "spacing",
+        "RMS error, nats",
+        "mean error",
+        "of the spread of LLR",
+        "correlation",
+        "fewer windows, times",
+    ]
     return study.markdown(header, lines)
 
 

@@ -41,7 +41,11 @@ def filled(text: str, folder: Path = FOLDER) -> str:
     def content(match: re.Match) -> str:
         name, make = TABLES[match[2]]
         path = folder / f"{name}.json"
-        made = make(json.loads(path.read_text(encoding="utf-8"))).strip() if path.is_file() else "Not measured."
+        made = (
+            make(json.loads(path.read_text(encoding="utf-8"))).strip()
+            if path.is_file()
+            else "Not measured."
+        )
         return f"{match[1]}\n{made}\n\n{match[3]}"
 
     return _PLACE.sub(content, text)

@@ -40,7 +40,10 @@ INNER = slice(24, 174)
 MARKOV = ("order 6", "order 12")
 MATRIX = "weight matrix"
 EXPERIMENT = "chr20_hnf4a"
-BLOCK, CONTEXT = 10, 512  # positions that are resampled together; bases on each side whose 24-mers are compared with the training part
+BLOCK, CONTEXT = (
+    10,
+    512,
+)  # positions that are resampled together; bases on each side whose 24-mers are compared with the training part
 FULL, QUICK = {"draws": 8, "repeats": 2, "batch": 64}, {"draws": 2, "repeats": 2, "batch": 64}
 _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of another one
 
@@ -48,13 +51,20 @@ _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of an
 def sigma70_score(letters: str) -> float:
     """The best pair of hexamers of the weight matrix in a sequence, on its own strand: log odds in nats."""
     minus_35, minus_10 = (_matches(letters, motif) for motif in (MINUS_35, MINUS_10))
-    best = [minus_35[: len(minus_10) - 6 - spacer] + minus_10[6 + spacer :] for spacer in SPACERS if len(minus_10) > 6 + spacer]
+    best = [
+        minus_35[: len(minus_10) - 6 - spacer] + minus_10[6 + spacer :]
+        for spacer in SPACERS
+        if len(minus_10) > 6 + spacer
+    ]
     return float(max(each.max() for each in best))
 
 
 def _matches(letters: str, motif: str) -> np.ndarray:
     match, other = _MATCH
-    hits = [[match if a == b else other for a, b in zip(letters[i:], motif)] for i in range(len(letters) - len(motif) + 1)]
+    hits = [
+        [match if a == b else other for a, b in zip(letters[i:], motif)]
+        for i in range(len(letters) - len(motif) + 1)
+    ]
     return np.sum(hits, 1)
 
 
@@ -69,17 +79,27 @@ def read_promoters(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def log_likelihoods(model: Model, letters: list[str], num_draws: int, seed: int, batch_size: int) -> np.ndarray:
+def log_likelihoods(
+    model: Model, letters: list[str], num_draws: int, seed: int, batch_size: int
+) -> np.ndarray:
     """Minus the NELBO of sequences of one length in nats, with the same masks for all: (S,).
 
     Common masks cancel in differences where the sequences agree.
     """
-    ids = torch.stack([torch.from_numpy(model.tokenizer.encode(each).astype(np.int64)) for each in letters])
+    ids = torch.stack(
+        [torch.from_numpy(model.tokenizer.encode(each).astype(np.int64)) for each in letters]
+    )
     batches = [
-        WindowBatch(x, {"all": torch.ones_like(x, dtype=torch.bool)}, rows=torch.zeros(len(x), dtype=torch.int64))
+        WindowBatch(
+            x,
+            {"all": torch.ones_like(x, dtype=torch.bool)},
+            rows=torch.zeros(len(x), dtype=torch.int64),
+        )
         for x in ids.split(batch_size)
     ]
-    return -likelihood.estimate(model.denoiser, model.process, batches, num_draws, seed).per_sequence()
+    return -likelihood.estimate(
+        model.denoiser, model.process, batches, num_draws, seed
+    ).per_sequence()
 
 
 class Sigma70:
@@ -94,12 +114,23 @@ class Sigma70:
         self.letters = [row["inner"] for row in self.rows]
         self.subject = scoring.Subject(options.checkpoint, scoring.ECOLI)
         self.kept = self.subject.kept(
-            options, options.output / "sigma70", **self.size, promoters=scoring.file_digest(options.csv), split=self.subject.split
+            options,
+            options.output / "sigma70",
+            **self.size,
+            promoters=scoring.file_digest(options.csv),
+            split=self.subject.split,
         )
         self.networks = [f"network_{repeat + 1}" for repeat in range(self.size["repeats"])]
         self.pieces = {
-            "promoters": lambda: {"promoters": len(self.rows), "weights": self.subject.hashes["weights"], **self.size},
-            **{name: lambda seed=seed: self.network(seed) for seed, name in enumerate(self.networks)},
+            "promoters": lambda: {
+                "promoters": len(self.rows),
+                "weights": self.subject.hashes["weights"],
+                **self.size,
+            },
+            **{
+                name: lambda seed=seed: self.network(seed)
+                for seed, name in enumerate(self.networks)
+            },
             "weight_matrix": lambda: {MATRIX: [sigma70_score(each) for each in self.letters]},
             "markov": self.markov,
             "spearman": self.spearman,
@@ -107,30 +138,52 @@ class Sigma70:
 
     def network(self, seed: int) -> dict:
         """Log-likelihoods with a set of masks of their own."""
-        found = log_likelihoods(self.subject.model, self.letters, self.size["draws"], seed, self.size["batch"])
+        found = log_likelihoods(
+            self.subject.model, self.letters, self.size["draws"], seed, self.size["batch"]
+        )
         return {"network": found.tolist()}
 
     def markov(self) -> dict:
         """Log-likelihoods by Markov models."""
         bases = [DNATokenizer().bases(DNATokenizer().encode(each)) for each in self.letters]
         models = self.subject.markov.items()
-        return {f"order {order}": [float(model.log_probs(each, order).sum()) for each in bases] for order, model in models}
+        return {
+            f"order {order}": [float(model.log_probs(each, order).sum()) for each in bases]
+            for order, model in models
+        }
 
     def spearman(self) -> dict:
         """Spearman's correlation with log expression in each background, its mean over backgrounds, and the noise of the network's score."""
         repeats = [np.array(self.kept[name]["network"]) for name in self.networks]
-        scores = {"network": np.mean(repeats, 0), MATRIX: np.array(self.kept["weight_matrix"][MATRIX])}
+        scores = {
+            "network": np.mean(repeats, 0),
+            MATRIX: np.array(self.kept["weight_matrix"][MATRIX]),
+        }
         scores |= {name: np.array(self.kept["markov"][name]) for name in MARKOV}
         groups = defaultdict(list)
         for number, row in enumerate(self.rows):
             groups[row["background"]].append(number)
-        expression, found, reliability = np.log([float(row["expression"]) for row in self.rows]), {}, []
+        expression, found, reliability = (
+            np.log([float(row["expression"]) for row in self.rows]),
+            {},
+            [],
+        )
         for name, used in groups.items():
-            measure = lambda score, weight, used=used: measures.spearman(score, expression[used], weight)  # noqa: E731
+
+            def measure(score, weight, used=used):
+                return measures.spearman(score, expression[used], weight)
+
             here = {n: s[used] for n, s in scores.items()}
-            found[name] = {"promoters": len(used), **measures.bootstrap(measure, here, np.arange(len(used)), num_resamples=400)}
-            reliability.append(measures.spearman(repeats[0][used], repeats[1][used], np.ones(len(used))))
-        values = {name: np.array([each[name]["value"] for each in found.values()]) for name in scores}
+            found[name] = {
+                "promoters": len(used),
+                **measures.bootstrap(measure, here, np.arange(len(used)), num_resamples=400),
+            }
+            reliability.append(
+                measures.spearman(repeats[0][used], repeats[1][used], np.ones(len(used)))
+            )
+        values = {
+            name: np.array([each[name]["value"] for each in found.values()]) for name in scores
+        }
         mean = measures.over_sets(values, (MATRIX, *MARKOV))
         return {"backgrounds": found, "mean": mean, "between_masks": float(np.mean(reliability))}
 
@@ -149,14 +202,26 @@ class HNF4A:
         self.region = record, int(low), int(high)
         self.check_held_out()
         self.kept = self.subject.kept(
-            options, options.output / "hnf4a", snvs=scoring.file_digest(options.mpra), region=self.region, split=self.subject.split
+            options,
+            options.output / "hnf4a",
+            snvs=scoring.file_digest(options.mpra),
+            region=self.region,
+            split=self.subject.split,
         )
-        self.pieces = {"snvs": self.snvs, "network": self.network, "markov": self.markov, "spearman": self.spearman}
+        self.pieces = {
+            "snvs": self.snvs,
+            "network": self.network,
+            "markov": self.markov,
+            "spearman": self.spearman,
+        }
 
     def check_held_out(self) -> None:
         """Raise ValueError unless the promoter is in the test part of the network."""
         (record, low, high), data = self.region, self.subject.data
-        if not any(data.names[i.record] == record and i.start <= low and high <= i.end for i in data.intervals["test"]):
+        if not any(
+            data.names[i.record] == record and i.start <= low and high <= i.end
+            for i in data.intervals["test"]
+        ):
             raise ValueError(
                 f"{record}:{low + 1}-{high} is not in the test part of {self.subject.checkpoint}; train it with experiment={EXPERIMENT}"
             )
@@ -165,9 +230,18 @@ class HNF4A:
         """How many SNVs there are, and how much of the promoter and its flanks occurs in the training part."""
         (record, low, high), to_bases = self.region, DNATokenizer().bases
         around = to_bases(self.subject.genome.window(record, low - CONTEXT, high + CONTEXT))
-        covered = KmerSet([to_bases(ids) for ids in self.subject.data.sequences("train")]).covered(around)
-        counts = {"snvs": len(self.rows), "positions": len(set(self.positions.tolist())), "weights": self.subject.hashes["weights"]}
-        promoter, flanks = covered[CONTEXT:-CONTEXT], np.concatenate([covered[:CONTEXT], covered[-CONTEXT:]])
+        covered = KmerSet([to_bases(ids) for ids in self.subject.data.sequences("train")]).covered(
+            around
+        )
+        counts = {
+            "snvs": len(self.rows),
+            "positions": len(set(self.positions.tolist())),
+            "weights": self.subject.hashes["weights"],
+        }
+        promoter, flanks = (
+            covered[CONTEXT:-CONTEXT],
+            np.concatenate([covered[:CONTEXT], covered[-CONTEXT:]]),
+        )
         return counts | {
             "repeated": float(promoter.mean()),
             "repeated_flanks": float(flanks.mean()),
@@ -176,13 +250,24 @@ class HNF4A:
 
     def network(self) -> dict:
         """LLR by `masked`, the default for SNVs, on both strands."""
-        rows = [scoring.Variant(row["Chrom"], int(row["Pos"]), row["Ref"], row["Alt"]) for row in self.rows]
+        rows = [
+            scoring.Variant(row["Chrom"], int(row["Pos"]), row["Ref"], row["Alt"])
+            for row in self.rows
+        ]
         return {"network": self.subject.scores(self.kept, "network", rows)["LLR"].tolist()}
 
     def markov(self) -> dict:
         """LLR by Markov models of the training part."""
-        where = self.subject.genome, self.region[0], self.positions - 1, np.array(["ACGT".index(row["Alt"]) for row in self.rows])
-        return {f"order {order}": measures.markov_llr(model, order, *where).tolist() for order, model in self.subject.markov.items()}
+        where = (
+            self.subject.genome,
+            self.region[0],
+            self.positions - 1,
+            np.array(["ACGT".index(row["Alt"]) for row in self.rows]),
+        )
+        return {
+            f"order {order}": measures.markov_llr(model, order, *where).tolist()
+            for order, model in self.subject.markov.items()
+        }
 
     def spearman(self) -> dict:
         """Spearman's correlation of each score with the measured effect."""
@@ -191,7 +276,12 @@ class HNF4A:
             {name: np.array(pieces[name]) for name in ("network", *MARKOV)},
             np.array([float(r["Coefficient"]) for r in self.rows]),
         )
-        return measures.bootstrap(lambda score, weight: measures.spearman(score, effect, weight), scores, self.positions // BLOCK, MARKOV)
+        return measures.bootstrap(
+            lambda score, weight: measures.spearman(score, effect, weight),
+            scores,
+            self.positions // BLOCK,
+            MARKOV,
+        )
 
 
 def read_snvs(path: Path, release: str) -> list[dict[str, str]]:
@@ -206,7 +296,16 @@ def read_snvs(path: Path, release: str) -> list[dict[str, str]]:
 def train(options) -> Path:
     """The network of human chr20, trained in the output folder; an interrupted run resumes."""
     folder = options.output / EXPERIMENT
-    small = ["trainer.max_steps=4", "trainer.val_check_interval=2", "backbone.d_model=16", "backbone.n_layers=1"] if options.quick else []
+    small = (
+        [
+            "trainer.max_steps=4",
+            "trainer.val_check_interval=2",
+            "backbone.d_model=16",
+            "backbone.n_layers=1",
+        ]
+        if options.quick
+        else []
+    )
     folder = folder / "quick" if options.quick else folder
     study.train(folder, [f"experiment={EXPERIMENT}", f"data.path={options.genome}", *small])
     return folder
@@ -222,9 +321,16 @@ def table(rows: dict) -> str:
 def compared(found: dict, references: tuple[str, ...], title: str) -> str:
     """A row for each score with its differences to the references."""
     scores = {name: each for name, each in found.items() if isinstance(each, dict)}
-    minus = {name: [each["minus"].get(other) for other in references] for name, each in scores.items()}
+    minus = {
+        name: [each["minus"].get(other) for other in references] for name, each in scores.items()
+    }
     lines = [
-        [name, measures.shown(each), *(measures.shown(m, sign=True) if m else "" for m in minus[name])] for name, each in scores.items()
+        [
+            name,
+            measures.shown(each),
+            *(measures.shown(m, sign=True) if m else "" for m in minus[name]),
+        ]
+        for name, each in scores.items()
     ]
     return study.markdown(["score", title, *(f"minus {other}" for other in references)], lines)
 
@@ -237,7 +343,9 @@ def sigma70_table(found: dict) -> str:
         [name, f"{each['promoters']:,}", *(measures.shown(each[score]) for score in found["mean"])]
         for name, each in found["backgrounds"].items()
     ]
-    return f"{means}\n\n{said}\n\n{study.markdown(['background', 'promoters', *found['mean']], sets)}"
+    return (
+        f"{means}\n\n{said}\n\n{study.markdown(['background', 'promoters', *found['mean']], sets)}"
+    )
 
 
 def hnf4a_table(rows: dict) -> str:
@@ -253,14 +361,22 @@ def hnf4a_table(rows: dict) -> str:
 def main() -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/variants/promoters")
-    parser.add_argument("--checkpoint", help="with --mpra: a network of chr20 instead of the one that is trained")
+    parser.add_argument(
+        "--checkpoint", help="with --mpra: a network of chr20 instead of the one that is trained"
+    )
     parser.add_argument("--csv", type=Path, help="ecoli_sigma70_minimal.csv.gz")
     parser.add_argument("--mpra", type=Path, help="kircher2019_HNF4A_chr20.tsv.gz, with --genome")
     parser.add_argument("--genome", type=Path, help="chr20 in the release of the table")
-    parser.add_argument("--release", default="GRCh37", help="of the rows of the table (default: %(default)s)")
-    parser.add_argument("--train", action="store_true", help="with --mpra: train the network of chr20 and stop")
+    parser.add_argument(
+        "--release", default="GRCh37", help="of the rows of the table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="with --mpra: train the network of chr20 and stop"
+    )
     options = parser.parse_args()
-    if (options.csv is None) == (options.mpra is None or options.genome is None) or (options.csv and not options.checkpoint):
+    if (options.csv is None) == (options.mpra is None or options.genome is None) or (
+        options.csv and not options.checkpoint
+    ):
         parser.error("give --csv and --checkpoint, or --mpra and --genome")
     if options.mpra and not options.checkpoint:
         options.checkpoint = train(options)

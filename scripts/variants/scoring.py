@@ -72,11 +72,16 @@ class Subject:
     @property
     def hashes(self) -> dict[str, str]:
         """What scores depend on: the weights and the bases."""
-        return {"weights": fingerprint(self.model.denoiser)[:_SHOWN], "genome": self.genome.digest[:_SHOWN]}
+        return {
+            "weights": fingerprint(self.model.denoiser)[:_SHOWN],
+            "genome": self.genome.digest[:_SHOWN],
+        }
 
     def kept(self, options: argparse.Namespace, folder: Path, **settings: object) -> study.Kept:
         """The pieces of a study in `folder`, or in `folder/quick`; one that was made with other weights, bases or settings is run again."""
-        return study.Kept(folder / "quick" if options.quick else folder, {**self.hashes, **settings}, strict=True)
+        return study.Kept(
+            folder / "quick" if options.quick else folder, {**self.hashes, **settings}, strict=True
+        )
 
     @cached_property
     def data(self) -> SequenceDataModule:
@@ -100,7 +105,14 @@ class Subject:
         longest = max(self.data.intervals[name], key=lambda interval: interval.end - interval.start)
         return self.data.names[longest.record], longest.start, longest.end
 
-    def scores(self, kept: study.Kept, name: str, rows: Sequence[Variant], *overrides: str, resume: bool = True) -> pandas.DataFrame:
+    def scores(
+        self,
+        kept: study.Kept,
+        name: str,
+        rows: Sequence[Variant],
+        *overrides: str,
+        resume: bool = True,
+    ) -> pandas.DataFrame:
         """The rows of `python -m dnadiff.variants` for some variants. A call that was interrupted resumes.
 
         The name of the file contains a hash of everything that the scores depend on.
@@ -125,7 +137,9 @@ class Subject:
         variants.run(compose("variants", [*given, *overrides]), kept.folder, given)
         found = pandas.read_csv(path, sep="\t", na_values=".")
         if len(found) != len(rows):
-            raise ValueError(f"{path} has {len(found)} rows of {len(rows)}; remove the variants that are skipped")
+            raise ValueError(
+                f"{path} has {len(found)} rows of {len(rows)}; remove the variants that are skipped"
+            )
         return found
 
 
@@ -140,14 +154,21 @@ def write_table(path: Path, rows: Sequence[Variant]) -> None:
     """A table that `vcf=` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, overwrite=True) as file:
-        file.write("".join("\t".join(map(str, row)) + "\n" for row in (Variant._fields, *rows)).encode())
+        file.write(
+            "".join("\t".join(map(str, row)) + "\n" for row in (Variant._fields, *rows)).encode()
+        )
 
 
 def all_snvs(genome: Genome, region: tuple[str, int, int]) -> list[Variant]:
     """Every SNV of (record, start, end) where the base is known."""
     record, low, high = region
     letters = DNATokenizer().decode(genome.window(record, low, high))
-    return [Variant(record, low + i + 1, ref, alt) for i, ref in enumerate(letters) for alt in "ACGT" if ref != "N" and alt != ref]
+    return [
+        Variant(record, low + i + 1, ref, alt)
+        for i, ref in enumerate(letters)
+        for alt in "ACGT"
+        if ref != "N" and alt != ref
+    ]
 
 
 @contextmanager
@@ -175,7 +196,11 @@ class VariantStudy(Protocol):
     tables: Sequence[str]
 
 
-def run(make: Callable[[], VariantStudy], options: argparse.Namespace, table: Callable[[Mapping[str, dict]], str]) -> None:
+def run(
+    make: Callable[[], VariantStudy],
+    options: argparse.Namespace,
+    table: Callable[[Mapping[str, dict]], str],
+) -> None:
     """Run the pieces of a study, as its options say, and print its table."""
     configure_process()
     made = make()
@@ -186,12 +211,16 @@ def run(make: Callable[[], VariantStudy], options: argparse.Namespace, table: Ca
 
 def method(*overrides: str) -> VariantMethod:
     """A method of scoring variants as the command line names it, such as `variant_method=block`."""
-    return build(compose("variants", ["checkpoint=x", "genome=x", *overrides])["variant_method"], trust=None)
+    return build(
+        compose("variants", ["checkpoint=x", "genome=x", *overrides])["variant_method"], trust=None
+    )
 
 
 def digest(*contents: object) -> str:
     """A hash of plain values."""
-    return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[:_SHOWN]
+    return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[
+        :_SHOWN
+    ]
 
 
 def file_digest(path: Path) -> str:

@@ -45,7 +45,10 @@ FULL = {
     "seconds": 8.0,
 }
 QUICK = {
-    "speed": {"`masked`, SNVs": ("snvs", 40, [MASKED]), "`block`, indels": ("indels", 2, [BLOCK, "num_orders=2"])},
+    "speed": {
+        "`masked`, SNVs": ("snvs", 40, [MASKED]),
+        "`block`, indels": ("indels", 2, [BLOCK, "num_orders=2"]),
+    },
     "memory": [(20, 16)],
     "resumed": 1500,
     "seconds": 0.1,
@@ -76,15 +79,25 @@ class Study:
     """The pieces of the study."""
 
     def __init__(self, options) -> None:
-        self.size, self.subject = QUICK if options.quick else FULL, scoring.Subject(options.checkpoint, options.genome)
-        self.kept = self.subject.kept(options, options.output, sizes=self.size, threads=torch.get_num_threads())
+        self.size, self.subject = (
+            QUICK if options.quick else FULL,
+            scoring.Subject(options.checkpoint, options.genome),
+        )
+        self.kept = self.subject.kept(
+            options, options.output, sizes=self.size, threads=torch.get_num_threads()
+        )
         self.folder = self.kept.folder / "files"
         record, length = next(iter(self.subject.genome.lengths.items()))
         self.region = record, 0, length
         self.pieces = {"machine": self.machine}
-        self.pieces |= {f"speed_{i + 1}": lambda name=name: self.speed(name) for i, name in enumerate(self.size["speed"])}
         self.pieces |= {
-            f"memory_{number}{'' if window else '_whole'}": lambda n=number, w=window: self.memory(n, w)
+            f"speed_{i + 1}": lambda name=name: self.speed(name)
+            for i, name in enumerate(self.size["speed"])
+        }
+        self.pieces |= {
+            f"memory_{number}{'' if window else '_whole'}": lambda n=number, w=window: self.memory(
+                n, w
+            )
             for number, window in self.size["memory"]
         }
         self.pieces["resume"] = self.resume
@@ -94,8 +107,18 @@ class Study:
         """What the rates belong to."""
         backbone = self.subject.model.denoiser.backbone
         parameters = sum(p.numel() for p in backbone.parameters())
-        about = {"threads": torch.get_num_threads(), "machine": platform.machine(), "torch": torch.__version__, "batch": BATCH}
-        return {**about, "parameters": parameters, "window": self.subject.model.length, "weights": self.subject.hashes["weights"]}
+        about = {
+            "threads": torch.get_num_threads(),
+            "machine": platform.machine(),
+            "torch": torch.__version__,
+            "batch": BATCH,
+        }
+        return {
+            **about,
+            "parameters": parameters,
+            "window": self.subject.model.length,
+            "weights": self.subject.hashes["weights"],
+        }
 
     def variants(self, kind: str, number: int) -> list[Variant]:
         """Random variants of the whole genome, or all SNVs of a stretch."""
@@ -109,14 +132,30 @@ class Study:
         """The arguments of a command that scores some variants."""
         self.folder.mkdir(parents=True, exist_ok=True)
         scoring.write_table(self.folder / f"{name}.in.tsv", rows)
-        files = [f"vcf={self.folder / name}.in.tsv", f"output={self.folder / name}.tsv", f"hydra.run.dir={self.folder / 'run'}"]
-        shared = [f"checkpoint={self.subject.checkpoint}", f"genome={self.subject.path}", f"batch_size={BATCH}", "accelerator=cpu"]
+        files = [
+            f"vcf={self.folder / name}.in.tsv",
+            f"output={self.folder / name}.tsv",
+            f"hydra.run.dir={self.folder / 'run'}",
+        ]
+        shared = [
+            f"checkpoint={self.subject.checkpoint}",
+            f"genome={self.subject.path}",
+            f"batch_size={BATCH}",
+            "accelerator=cpu",
+        ]
         return [*shared, *files, *overrides]
 
     def measured(self, arguments: list[str]) -> dict:
         """What a command counts."""
         kind = type(self.subject.model.denoiser.backbone)
-        line = [sys.executable, "-c", _MEASURED, f"{kind.__module__}.{kind.__qualname__}", *arguments, "overwrite=true"]
+        line = [
+            sys.executable,
+            "-c",
+            _MEASURED,
+            f"{kind.__module__}.{kind.__qualname__}",
+            *arguments,
+            "overwrite=true",
+        ]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -148,7 +187,10 @@ class Study:
         ids = torch.randint(7, 11, (BATCH, model.length))
         where = torch.zeros(ids.shape, dtype=torch.bool)
         where[:, model.length // 2] = True
-        xt, t = ids.masked_fill(where, model.process.vocab.mask_id), torch.full((BATCH,), 1 / model.length)
+        xt, t = (
+            ids.masked_fill(where, model.process.vocab.mask_id),
+            torch.full((BATCH,), 1 / model.length),
+        )
         best, end = float("inf"), time.monotonic() + self.size["seconds"]
         with torch.no_grad():
             while time.monotonic() < end or best == float("inf"):
@@ -159,25 +201,53 @@ class Study:
 
     def memory(self, number: int, window: int | None) -> dict:
         """Peak memory of the command."""
-        found = self.measured(self.command(self.variants("snvs", number), "memory", *([f"window={window}"] if window else [])))
-        return {"variants": number, "window": window or self.subject.model.length, "peak_mb": found["peak_mb"], "seconds": found["whole"]}
+        found = self.measured(
+            self.command(
+                self.variants("snvs", number), "memory", *([f"window={window}"] if window else [])
+            )
+        )
+        return {
+            "variants": number,
+            "window": window or self.subject.model.length,
+            "peak_mb": found["peak_mb"],
+            "seconds": found["whole"],
+        }
 
     def resume(self) -> dict:
         """Kill a run after its first rows, resume it, and compare."""
         shutil.rmtree(self.folder, ignore_errors=True)
         rows = self.variants("snvs", self.size["resumed"])
-        line = [sys.executable, "-m", "dnadiff.variants", *self.command(rows, "killed", f"window={NARROW}"), "resume=true"]
+        line = [
+            sys.executable,
+            "-m",
+            "dnadiff.variants",
+            *self.command(rows, "killed", f"window={NARROW}"),
+            "resume=true",
+        ]
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not any(path.stat().st_size for path in self.folder.glob("*killed.tsv*part*")):
+        while process.poll() is None and not any(
+            path.stat().st_size for path in self.folder.glob("*killed.tsv*part*")
+        ):
             time.sleep(0.01)
         process.kill()
         killed = process.wait()
-        before = sum(path.read_bytes().count(b"\n") for path in self.folder.glob("*killed.tsv*part*"))
+        before = sum(
+            path.read_bytes().count(b"\n") for path in self.folder.glob("*killed.tsv*part*")
+        )
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
         whole = self.command(rows, "whole", f"window={NARROW}")
-        subprocess.run([sys.executable, "-m", "dnadiff.variants", *whole], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "dnadiff.variants", *whole],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         same = (self.folder / "killed.tsv").read_bytes() == (self.folder / "whole.tsv").read_bytes()
-        return {"variants": len(rows), "status": killed, "lines_when_killed": before, "same_bytes": same}
+        return {
+            "variants": len(rows),
+            "status": killed,
+            "lines_when_killed": before,
+            "same_bytes": same,
+        }
 
 
 def table(rows: dict) -> str:
@@ -209,15 +279,24 @@ def table(rows: dict) -> str:
         "time in the network",
     ]
     memory = [
-        [f"{row['variants']:,}", f"{row['window']:,}", f"{row['peak_mb']:.0f}", f"{row['seconds']:,.0f}"]
+        [
+            f"{row['variants']:,}",
+            f"{row['window']:,}",
+            f"{row['peak_mb']:.0f}",
+            f"{row['seconds']:,.0f}",
+        ]
         for name, row in rows.items()
         if name.startswith("memory")
     ]
-    parts = [study.markdown(header, speed), study.markdown(["SNVs", "window", "peak memory, MB", "seconds"], memory)]
+    parts = [
+        study.markdown(header, speed),
+        study.markdown(["SNVs", "window", "peak memory, MB", "seconds"], memory),
+    ]
     if "machine" in rows:
         row = rows["machine"]
         parts.insert(
-            0, f"{row['threads']} threads, batch of {row['batch']}, windows of {row['window']:,} bases, {row['parameters']:,} parameters."
+            0,
+            f"{row['threads']} threads, batch of {row['batch']}, windows of {row['window']:,} bases, {row['parameters']:,} parameters.",
         )
     return "\n\n".join([*parts, *resumed(rows)])
 
@@ -228,7 +307,9 @@ def resumed(rows: dict) -> list[str]:
         return []
     row = rows["resume"]
     same = "the same bytes as" if row["same_bytes"] else "other bytes than"
-    return [f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: {same} a run that was not killed."]
+    return [
+        f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: {same} a run that was not killed."
+    ]
 
 
 def main() -> None:

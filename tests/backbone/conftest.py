@@ -9,7 +9,9 @@ from dnadiff.vocab import Vocab
 @pytest.fixture(scope="session")
 def dna():
     """The DNA vocabulary of 12 ids."""
-    return Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
+    return Vocab(
+        12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +20,11 @@ def published(parity):
 
     def fill(network, name, prefix=""):
         file = parity(name)
-        weights = {prefix + key.removeprefix("weights."): value for key, value in file.items() if key.startswith("weights.")}
+        weights = {
+            prefix + key.removeprefix("weights."): value
+            for key, value in file.items()
+            if key.startswith("weights.")
+        }
         published_layout(network.eval()).fill(weights, name)
         return file
 

@@ -8,16 +8,37 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from dnadiff.backbone import block_attention, layers
-from dnadiff.backbone.block_attention import FlexStreams, block_mask, cached_mask, dense_streams, positions, two_streams
+from dnadiff.backbone.block_attention import (
+    FlexStreams,
+    block_mask,
+    cached_mask,
+    dense_streams,
+    positions,
+    two_streams,
+)
 
-SHAPES = [(1, 1), (7, 1), (8, 3), (9, 4), (12, 12), (16, 4), (20, 7), (21, 30)]  # length, block size
+SHAPES = [
+    (1, 1),
+    (7, 1),
+    (8, 3),
+    (9, 4),
+    (12, 12),
+    (16, 4),
+    (20, 7),
+    (21, 30),
+]  # length, block size
 
 
 def expected_mask(length, size, valid):
     """The rule, position by position: (L + L, L + L), noised before clean."""
     mask = torch.zeros(2 * length, 2 * length, dtype=torch.bool)
     for q, kv in itertools.product(range(2 * length), repeat=2):
-        noised_q, noised_kv, block_q, block_kv = q < length, kv < length, q % length // size, kv % length // size
+        noised_q, noised_kv, block_q, block_kv = (
+            q < length,
+            kv < length,
+            q % length // size,
+            kv % length // size,
+        )
         if noised_q:
             seen = block_kv == block_q if noised_kv else block_kv < block_q
         else:
@@ -27,24 +48,40 @@ def expected_mask(length, size, valid):
 
 
 def padding(length):
-    return torch.stack([torch.arange(length) < max(1, length - 3), torch.arange(length) >= length // 2])
+    return torch.stack(
+        [torch.arange(length) < max(1, length - 3), torch.arange(length) >= length // 2]
+    )
 
 
 @pytest.mark.parametrize(("length", "size"), SHAPES)
 def test_a_query_sees_what_the_paper_says(length, size):
-    whole, first, second = torch.ones(length, dtype=torch.bool), slice(0, length), slice(length, None)
+    whole, first, second = (
+        torch.ones(length, dtype=torch.bool),
+        slice(0, length),
+        slice(length, None),
+    )
     everything, valid = slice(None), padding(length)
-    assert torch.equal(positions(length, size, None).dense(everything, everything)[0, 0], expected_mask(length, size, whole))
+    assert torch.equal(
+        positions(length, size, None).dense(everything, everything)[0, 0],
+        expected_mask(length, size, whole),
+    )
     streams = two_streams(torch.zeros(2, 2 * length, 4), 16, size, valid)
     for row in range(2):
         expected = expected_mask(length, size, valid[row])
         assert torch.equal(streams.noised[row, 0], expected[first])
-        assert torch.equal(streams.clean[row, 0], expected[second, second]) and not expected[second, first].any()
+        assert (
+            torch.equal(streams.clean[row, 0], expected[second, second])
+            and not expected[second, first].any()
+        )
 
 
 def test_the_cached_mask_has_the_cached_tokens_the_block_and_padding_itself():
     found = cached_mask(torch.tensor([[[True, False, True, True, False, True]]]), 3)
-    assert found[0, 0].int().tolist() == [[1, 0, 1, 1, 0, 1], [1, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1]]
+    assert found[0, 0].int().tolist() == [
+        [1, 0, 1, 1, 0, 1],
+        [1, 0, 1, 1, 1, 1],
+        [1, 0, 1, 1, 0, 1],
+    ]
 
 
 @pytest.mark.parametrize("tile", [1, 3, 4, 8, 64])
@@ -52,7 +89,9 @@ def test_the_cached_mask_has_the_cached_tokens_the_block_and_padding_itself():
 def test_tiles_are_those_of_the_dense_mask(length, size, tile):
     function = positions(length, size, None).function(1)
     ours = block_mask(function, length, size, False, "cpu", tile)
-    theirs = create_block_mask(function, 1, 1, 2 * length, 2 * length, device="cpu", BLOCK_SIZE=tile)
+    theirs = create_block_mask(
+        function, 1, 1, 2 * length, 2 * length, device="cpu", BLOCK_SIZE=tile
+    )
     assert ours.shape == theirs.shape and ours.seq_lengths == theirs.seq_lengths
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
@@ -76,36 +115,50 @@ def streams(monkeypatch):
         if device == "cpu":  # not compiled: the rule without the kernel
             monkeypatch.setattr(block_attention, "compiled_flex", lambda: flex_attention)
         where = positions(length, size, valid, device)
-        return dense_streams(where, length), FlexStreams(block_mask(where.function(2), length, size, valid is not None, device))
+        return dense_streams(where, length), FlexStreams(
+            block_mask(where.function(2), length, size, valid is not None, device)
+        )
 
     return make
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize(("length", "size"), [(9, 4), pytest.param(100, 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("length", "size"), [(9, 4), pytest.param(100, 16, marks=pytest.mark.slow)]
+)
 def test_flex_attention_equals_dense_masks(streams, length, size, padded):
-    q, k, v = torch.randn(3, 2, 2, 2 * length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k, v = torch.randn(
+        3, 2, 2, 2 * length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     dense, flex = streams(length, size, padding(length) if padded else None)
     torch.testing.assert_close(flex(q, k, v), dense(q, k, v), rtol=0, atol=1e-12)
-    torch.testing.assert_close(flex.noised_only()(q, k, v), dense.noised_only()(q, k, v), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        flex.noised_only()(q, k, v), dense.noised_only()(q, k, v), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(64, 1), (200, 16), (512, 48), (333, 333)])
-def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(streams, length, size, padded, dtype):
+def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(
+    streams, length, size, padded, dtype
+):
     torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
     device = torch.device("cuda")
     valid = padding(length).to(device) if padded else None
-    x = torch.randn(4, 2, 2, 2 * length, 64, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    x = torch.randn(4, 2, 2, 2 * length, 64, generator=torch.Generator().manual_seed(0)).to(
+        device, dtype
+    )
     results = []
     for attention in streams(length, size, valid, device):
         for each in (attention, attention.noised_only()):
             q, k, v = inputs = [part.clone().requires_grad_() for part in x[:3]]
             mixed = each(q, k, v)
-            results.append([mixed, *torch.autograd.grad((mixed * x[3][:, :, : mixed.shape[2]]).sum(), inputs)])
+            results.append(
+                [mixed, *torch.autograd.grad((mixed * x[3][:, :, : mixed.shape[2]]).sum(), inputs)]
+            )
     error = 2e-2 if dtype == torch.bfloat16 else 5e-3  # TF32 products
     for dense, flex in zip(results[:2], results[2:]):
         for ours, theirs in zip(flex, dense, strict=True):

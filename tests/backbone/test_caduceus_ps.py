@@ -31,8 +31,12 @@ def other_strand(logits, dna):
 def test_logits_and_features_match_the_published_network(published, dna, name, swap, scan):
     network = CaduceusPS(dna, 32, 3, swap_strands=swap, scan=scan)
     file = published(network, name)
-    torch.testing.assert_close(network.features(file["input_ids"]), file["last_hidden_state"], rtol=1e-4, atol=1e-5)
-    assert (network(file["input_ids"]) - file["logits"]).abs().max() < 1e-4 * file["logits"].abs().max()
+    torch.testing.assert_close(
+        network.features(file["input_ids"]), file["last_hidden_state"], rtol=1e-4, atol=1e-5
+    )
+    assert (network(file["input_ids"]) - file["logits"]).abs().max() < 1e-4 * file[
+        "logits"
+    ].abs().max()
 
 
 def test_swapping_strands_gives_another_function_of_the_same_weights(parity):
@@ -42,7 +46,11 @@ def test_swapping_strands_gives_another_function_of_the_same_weights(parity):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("length", [1, 2, 50, 51])
-@pytest.mark.parametrize("options", [{}, {"swap_strands": True}, {"bidirectional_strategy": "ew_multiply", "rms_norm": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"swap_strands": True}, {"bidirectional_strategy": "ew_multiply", "rms_norm": False}],
+    ids=str,
+)
 def test_logits_are_reverse_complement_equivariant(dna, options, length, dtype, tolerance):
     # also with mask, N and pad in the sequence
     network = random_network(dna, **options).to(dtype)
@@ -54,16 +62,26 @@ def test_logits_are_reverse_complement_equivariant(dna, options, length, dtype, 
 
 
 def test_padding_and_conditions_keep_the_equivariance(dna):
-    network = random_network(dna, swap_strands=True, num_labels=2, time_conditioning=True, cond_dim=8)
-    ids, condition = torch.randint(7, 11, (2, 20)), {"sigma": torch.tensor([0.1, 2.0]), "cond": torch.eye(2)}
+    network = random_network(
+        dna, swap_strands=True, num_labels=2, time_conditioning=True, cond_dim=8
+    )
+    ids, condition = (
+        torch.randint(7, 11, (2, 20)),
+        {"sigma": torch.tensor([0.1, 2.0]), "cond": torch.eye(2)},
+    )
     valid = torch.arange(20) < torch.tensor([[20], [13]])
     logits = network(ids, **condition, valid=valid)[..., :12]
     mirrored = network(dna.reverse_complement(ids), **condition, valid=valid.flip(1))[..., :12]
     torch.testing.assert_close(mirrored, other_strand(logits, dna), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        network(ids[1:, :13], torch.tensor([2.0]), torch.eye(2)[1:])[..., :12], logits[1:, :13], rtol=1e-4, atol=1e-5
+        network(ids[1:, :13], torch.tensor([2.0]), torch.eye(2)[1:])[..., :12],
+        logits[1:, :13],
+        rtol=1e-4,
+        atol=1e-5,
     )
-    assert (network(ids, valid=valid)[..., :12] - logits).abs().max() > 1e-2  # the condition has an effect
+    assert (
+        network(ids, valid=valid)[..., :12] - logits
+    ).abs().max() > 1e-2  # the condition has an effect
 
 
 def test_losses_of_both_strands_are_equal_if_the_mask_is_mirrored(dna):
@@ -74,7 +92,9 @@ def test_losses_of_both_strands_are_equal_if_the_mask_is_mirrored(dna):
         xt = x0.masked_fill(masked, dna.mask_id)
         return -denoiser.log_probs(xt, positions=masked).gather(-1, x0[masked][:, None]).sum()
 
-    torch.testing.assert_close(nll(x0, masked), nll(dna.reverse_complement(x0), masked.flip(1)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        nll(x0, masked), nll(dna.reverse_complement(x0), masked.flip(1)), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_logits_are_the_sum_of_a_caduceus_on_both_strands(dna):
@@ -98,7 +118,9 @@ def test_swapping_strands_is_equivalent_to_reordering_the_weights(dna):
             same.norm.weight.copy_(layer.norm.weight.flip(0))
             layer.mixer.in_proj.weight.copy_(layer.mixer.in_proj.weight.flip(1))
             layer.mixer.out_proj.weight.copy_(layer.mixer.out_proj.weight.flip(0))
-            forward = {name: tensor.clone() for name, tensor in layer.mixer.fwd.state_dict().items()}
+            forward = {
+                name: tensor.clone() for name, tensor in layer.mixer.fwd.state_dict().items()
+            }
             layer.mixer.fwd.load_state_dict(layer.mixer.rev.state_dict())
             layer.mixer.rev.load_state_dict(forward)
     ids = torch.randint(0, 12, (2, 15))
@@ -108,7 +130,9 @@ def test_swapping_strands_is_equivalent_to_reordering_the_weights(dna):
 def test_all_parameters_get_a_finite_gradient(dna):
     network = CaduceusPS(dna, 16, 1)
     objective = MDLM(AbsorbingProcess(dna, LogLinear()))
-    objective(Denoiser(network), torch.randint(7, 11, (4, 16)), torch.ones(4, 16), Draws.for_batch(0, 4)).loss.backward()
+    objective(
+        Denoiser(network), torch.randint(7, 11, (4, 16)), torch.ones(4, 16), Draws.for_batch(0, 4)
+    ).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 

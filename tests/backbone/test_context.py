@@ -42,9 +42,18 @@ def model(kind, objective, dtype=torch.float64, **options):
 def batch(padded):
     draws = torch.Generator().manual_seed(1)
     valid = torch.ones(3, LENGTH, dtype=torch.bool)
-    valid[1, 15:], valid[2, 4:] = False, False  # the second row ends within a piece, the third leaves pieces empty
-    weight = torch.ones(3, LENGTH).index_fill(1, torch.arange(6), 0)  # of four pieces, the first one has nothing to predict
-    return torch.randint(7, 11, (3, LENGTH), generator=draws), weight * valid if padded else weight, valid if padded else None
+    valid[1, 15:], valid[2, 4:] = (
+        False,
+        False,
+    )  # the second row ends within a piece, the third leaves pieces empty
+    weight = torch.ones(3, LENGTH).index_fill(
+        1, torch.arange(6), 0
+    )  # of four pieces, the first one has nothing to predict
+    return (
+        torch.randint(7, 11, (3, LENGTH), generator=draws),
+        weight * valid if padded else weight,
+        valid if padded else None,
+    )
 
 
 def loss_and_gradients(objective, denoiser, parameters, x0, weight, valid):
@@ -56,7 +65,9 @@ def of_pieces(objective, denoiser, size, peers, *given):
     def own(one):
         mine = copy.deepcopy(denoiser)
         mine.backbone.spread(one)
-        return loss_and_gradients(objective, PiecewiseDenoiser(mine, one), list(mine.parameters()), *given)
+        return loss_and_gradients(
+            objective, PiecewiseDenoiser(mine, one), list(mine.parameters()), *given
+        )
 
     losses, gradients = zip(*peers.together(size, own))
     return losses, [sum(each) for each in zip(*gradients)]
@@ -75,7 +86,9 @@ def of_pieces(objective, denoiser, size, peers, *given):
         (Mamba, AR(DNA), {}, True, 4),
     ],
 )
-def test_pieces_have_the_loss_and_the_gradients_of_the_whole(kind, objective, options, padded, size, peers):
+def test_pieces_have_the_loss_and_the_gradients_of_the_whole(
+    kind, objective, options, padded, size, peers
+):
     denoiser, given = model(kind, objective, **options), batch(padded)
     loss, gradients = loss_and_gradients(objective, denoiser, list(denoiser.parameters()), *given)
     losses, sums = of_pieces(objective, denoiser, size, peers, *given)
@@ -89,7 +102,10 @@ def test_pieces_in_float32_differ_by_rounding(peers):
     denoiser = model(Caduceus, objective, torch.float32)
     _, gradients = loss_and_gradients(objective, denoiser, list(denoiser.parameters()), *given)
     _, sums = of_pieces(objective, denoiser, 4, peers, *given)
-    norm, error = (torch.nn.utils.get_total_norm(each) for each in (gradients, [a - b for a, b in zip(sums, gradients)]))
+    norm, error = (
+        torch.nn.utils.get_total_norm(each)
+        for each in (gradients, [a - b for a, b in zip(sums, gradients)])
+    )
     assert error < 1e-6 * norm
 
 
@@ -134,7 +150,9 @@ def test_what_is_sent_does_not_depend_on_the_length(peers):
             return one.bytes_sent
 
         sent[length] = peers.together(2, own)
-    assert sent[8] == sent[64] == [2 * 4 * E * N + 4 * E] * 2  # the state, its gradient and the sums of steps: 68 KB
+    assert (
+        sent[8] == sent[64] == [2 * 4 * E * N + 4 * E] * 2
+    )  # the state, its gradient and the sums of steps: 68 KB
 
 
 def test_one_piece_is_the_whole(peers):
@@ -144,12 +162,18 @@ def test_one_piece_is_the_whole(peers):
     inputs = ScanInputs(u, delta, -torch.rand(5, 4), B, C, torch.ones(5), torch.randn(5))
     (found,) = peers.together(1, lambda one: SequencePiece(one).scans([inputs, inputs], "portable"))
     for reverse, y in enumerate(found):
-        torch.testing.assert_close(y, selective_scan(*inputs, reverse=bool(reverse), scan="portable"))
+        torch.testing.assert_close(
+            y, selective_scan(*inputs, reverse=bool(reverse), scan="portable")
+        )
 
 
 @pytest.mark.parametrize(
     ("pieces", "length", "what"),
-    [(3, 64, "not a multiple of context_parallel 3.*data.length=63"), (8, 16, "pieces of 2 tokens"), (2, None, "one length")],
+    [
+        (3, 64, "not a multiple of context_parallel 3.*data.length=63"),
+        (8, 16, "pieces of 2 tokens"),
+        (2, None, "one length"),
+    ],
 )
 def test_what_cannot_be_cut_into_pieces_is_refused(pieces, length, what):
     with pytest.raises(ValueError, match=what):
@@ -160,7 +184,10 @@ def test_a_transformer_has_no_state_to_pass_on():
     from dnadiff.backbone.dit import DiT
 
     network = DiT(DNA.vocab, d_model=16, n_layers=1, n_heads=2)
-    with pytest.raises(ValueError, match="context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers"):
+    with pytest.raises(
+        ValueError,
+        match="context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers",
+    ):
         network.check_pieces(2, 64)
     with pytest.raises(ValueError, match="DiT cannot read a piece"):
         network.spread(SimpleNamespace())

@@ -14,14 +14,24 @@ TEXT = Vocab(33, 32, 32, (32,))
 def published(parity):
     file = parity("mdlm_dit")
     network = DiT(TEXT, 64, 2, 4, 16).eval()
-    network.load_state_dict({k.removeprefix("weights."): v for k, v in file.items() if k.startswith("weights.") and "inv_freq" not in k})
+    network.load_state_dict(
+        {
+            k.removeprefix("weights."): v
+            for k, v in file.items()
+            if k.startswith("weights.") and "inv_freq" not in k
+        }
+    )
     return network, file
 
 
 def test_logits_match_the_published_network(published):
     network, file = published
-    torch.testing.assert_close(network(file["input_ids"], file["sigma"]), file["logits"], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(network(file["input_ids"]), file["logits_sigma0"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        network(file["input_ids"], file["sigma"]), file["logits"], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        network(file["input_ids"]), file["logits_sigma0"], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_padding_marked_invalid_does_not_change_the_output(published):
@@ -29,7 +39,9 @@ def test_padding_marked_invalid_does_not_change_the_output(published):
     ids = file["input_ids"]
     padded = torch.cat([ids, torch.full((2, 5), 32)], 1)
     valid = (torch.arange(29) < 24).expand(2, -1)
-    torch.testing.assert_close(network(padded, valid=valid)[:, :24], network(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        network(padded, valid=valid)[:, :24], network(ids), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_new_network_starts_at_zero_logits():
@@ -48,7 +60,11 @@ def test_widths_that_do_not_divide_are_refused():
 
 
 # Parameters with vocab.size 50,258: GPT-2's 50,257 tokens and a mask.
-SIZES = {"tiny": (512, 8, 8, 80_061_266), "small": (768, 12, 12, 169_627_218), "medium": (1024, 24, 16, 424_477_010)}
+SIZES = {
+    "tiny": (512, 8, 8, 80_061_266),
+    "small": (768, 12, 12, 169_627_218),
+    "medium": (1024, 24, 16, 424_477_010),
+}
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -56,13 +72,28 @@ def test_published_sizes_by_name(name):
     width, layers, heads, parameters = SIZES[name]
     vocab = Vocab(50_258, 50_257, 50_257, (50_257,))
     settings = compose("train", ["backbone=dit", f"backbone/size={name}"])["backbone"]
-    assert (settings["d_model"], settings["n_layers"], settings["n_heads"], settings["cond_dim"]) == (width, layers, heads, 128)
-    assert compose("train", ["backbone=transformer", f"backbone/size={name}"])["backbone"]["n_heads"] == heads
+    assert (
+        settings["d_model"],
+        settings["n_layers"],
+        settings["n_heads"],
+        settings["cond_dim"],
+    ) == (width, layers, heads, 128)
+    assert (
+        compose("train", ["backbone=transformer", f"backbone/size={name}"])["backbone"]["n_heads"]
+        == heads
+    )
     with torch.device("meta"):
         network = build(settings, vocab=vocab)
     assert sum(p.numel() for p in network.parameters()) == parameters
     block = 12 * width**2 + 5 * width + 2 * width + (128 + 1) * 6 * width
-    ends = 2 * 50_258 * width + 50_258 + width + (128 + 1) * 2 * width + (256 + 1) * 128 + (128 + 1) * 128
+    ends = (
+        2 * 50_258 * width
+        + 50_258
+        + width
+        + (128 + 1) * 2 * width
+        + (256 + 1) * 128
+        + (128 + 1) * 128
+    )
     assert parameters == layers * block + ends
 
 
@@ -121,7 +152,9 @@ def test_bfloat16_stays_close_and_ends_in_float32(published, timed):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = network(file["input_ids"], sigma)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, file["logits" if timed else "logits_sigma0"], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(
+        logits, file["logits" if timed else "logits_sigma0"], rtol=0.05, atol=0.05
+    )
 
 
 @pytest.mark.parametrize("timed", [False, True])
@@ -129,14 +162,19 @@ def test_weights_in_bfloat16_compute_without_autocast(published, timed):
     network, file = published
     logits = network.bfloat16()(file["input_ids"], file["sigma"] if timed else None)
     assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits, file["logits" if timed else "logits_sigma0"], rtol=0.1, atol=0.1)
+    torch.testing.assert_close(
+        logits, file["logits" if timed else "logits_sigma0"], rtol=0.1, atol=0.1
+    )
 
 
 @pytest.mark.slow
 def test_compiling_the_blocks_does_not_change_names_or_copies():
     network = DiT(TEXT, 16, 2, 2, 8, compile=True)
     assert network.state_dict().keys() == DiT(TEXT, 16, 2, 2, 8).state_dict().keys()
-    assert copy.deepcopy(network).blocks[0]._compiled_call_impl is None and network.blocks[0]._compiled_call_impl is not None
+    assert (
+        copy.deepcopy(network).blocks[0]._compiled_call_impl is None
+        and network.blocks[0]._compiled_call_impl is not None
+    )
 
 
 @pytest.mark.slow
@@ -146,5 +184,9 @@ def test_compiled_blocks_compute_the_same(published):
     for block in compiled.blocks:
         block.compile()
     for sigma in (None, file["sigma"]):
-        for ours, theirs in zip(outcome(compiled, file["input_ids"], sigma), outcome(network, file["input_ids"], sigma), strict=True):
+        for ours, theirs in zip(
+            outcome(compiled, file["input_ids"], sigma),
+            outcome(network, file["input_ids"], sigma),
+            strict=True,
+        ):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,9 @@ SIZES = [1, 2, 3, 5, LENGTH]
 def build(dna, n_layers=3, **options):
     """A network in float64 with random parameters, because the head and the gates of a new one are zero."""
     torch.manual_seed(0)
-    network = DiT(dna, 16, n_layers, 2, 8, **{"dropout": 0.0, "max_length": LENGTH} | options).double()
+    network = DiT(
+        dna, 16, n_layers, 2, 8, **{"dropout": 0.0, "max_length": LENGTH} | options
+    ).double()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return network
@@ -34,11 +36,15 @@ def x0():
 
 @pytest.fixture
 def xt(x0):
-    return torch.where(torch.rand(x0.shape, generator=torch.Generator().manual_seed(2)) < 0.5, 3, x0)
+    return torch.where(
+        torch.rand(x0.shape, generator=torch.Generator().manual_seed(2)) < 0.5, 3, x0
+    )
 
 
 # Padding at the end, at the beginning (all of the first blocks), and none.
-PADDED = torch.stack([torch.arange(LENGTH) < 7, torch.arange(LENGTH) >= 4, torch.arange(LENGTH) >= 0])
+PADDED = torch.stack(
+    [torch.arange(LENGTH) < 7, torch.arange(LENGTH) >= 4, torch.arange(LENGTH) >= 0]
+)
 
 
 @pytest.fixture(params=[None, PADDED], ids=["whole", "padded"])
@@ -71,19 +77,28 @@ def test_all_blocks_at_once_equal_one_after_another(network, xt, x0, size, valid
     assert clean is None and at_once.isfinite().all()
     one_by_one = block_by_block(network, xt, x0, size, valid)
     torch.testing.assert_close(at_once, one_by_one, rtol=0, atol=1e-10)
-    for ours, theirs in zip(gradients(network, at_once, valid), gradients(network, one_by_one, valid), strict=True):
+    for ours, theirs in zip(
+        gradients(network, at_once, valid), gradients(network, one_by_one, valid), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_clean_stream_reads_clean_tokens_as_the_noised_one_does(network, xt, x0, size, valid):
     noised, clean = network.block_features(xt, x0, size, valid=valid, clean=True)
-    torch.testing.assert_close(noised, network.block_features(xt, x0, size, valid=valid)[0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(clean, network.block_features(x0, x0, size, valid=valid)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        noised, network.block_features(xt, x0, size, valid=valid)[0], rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        clean, network.block_features(x0, x0, size, valid=valid)[0], rtol=0, atol=1e-12
+    )
 
 
 def test_one_block_is_the_bidirectional_network(network, xt, x0, valid):
-    expected, found = network.features(xt, valid=valid), network.block_features(xt, x0, LENGTH, valid=valid)[0]
+    expected, found = (
+        network.features(xt, valid=valid),
+        network.block_features(xt, x0, LENGTH, valid=valid)[0],
+    )
     kept = slice(None) if valid is None else valid
     torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=1e-12)
 
@@ -106,28 +121,45 @@ def test_later_tokens_and_other_noised_blocks_change_nothing(network, xt, x0, si
         other_xt, other_x0 = (x.clone() for x in (xt, x0))
         other_xt[:, :start], other_xt[:, start + size :], other_x0[:, start:] = 11, 11, 11
         noised, clean = network.block_features(other_xt, other_x0, size, clean=True)
-        assert torch.equal(noised[:, block], before[0][:, block]) and torch.equal(clean[:, :start], before[1][:, :start])
+        assert torch.equal(noised[:, block], before[0][:, block]) and torch.equal(
+            clean[:, :start], before[1][:, :start]
+        )
         if start:
             other_x0[:, start - 1] = 11
-            assert not torch.isclose(network.block_features(xt, other_x0, size)[0], before[0])[:, block].all(-1).any()
+            assert (
+                not torch.isclose(network.block_features(xt, other_x0, size)[0], before[0])[
+                    :, block
+                ]
+                .all(-1)
+                .any()
+            )
 
 
 def test_tokens_of_padding_change_nothing(network, xt, x0):
     before = network.block_features(xt, x0, 3, valid=PADDED)[0]
-    other = network.block_features(*(torch.where(PADDED, x, 4) for x in (xt, x0)), 3, valid=PADDED)[0]
+    other = network.block_features(*(torch.where(PADDED, x, 4) for x in (xt, x0)), 3, valid=PADDED)[
+        0
+    ]
     assert torch.equal(before[PADDED], other[PADDED]) and before.isfinite().all()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("valid", [None, torch.tensor([[True], [False], [True]])], ids=["whole", "padded"])
+@pytest.mark.parametrize(
+    "valid", [None, torch.tensor([[True], [False], [True]])], ids=["whole", "padded"]
+)
 def test_reading_a_block_leaves_the_state_as_it_was(network, x0, valid):
     valid = None if valid is None else valid.expand(-1, 4)
     state = network.advance(x0[:, :4], valid=valid)
     copies = [x.clone() for x in state.tensors]
-    after, features = network.advance(x0[:, 4:8], state, valid=valid), network.step_block(x0[:, 4:8], state, valid=valid)
+    after, features = (
+        network.advance(x0[:, 4:8], state, valid=valid),
+        network.step_block(x0[:, 4:8], state, valid=valid),
+    )
     assert state.length == 4 and after.length == 8 and all(map(torch.equal, state.tensors, copies))
     keep = torch.tensor([2, 1])
-    some = network.step_block(x0[keep, 4:8], state.select(keep), valid=None if valid is None else valid[keep])
+    some = network.step_block(
+        x0[keep, 4:8], state.select(keep), valid=None if valid is None else valid[keep]
+    )
     torch.testing.assert_close(some, features[keep], rtol=0, atol=1e-12)
 
 
@@ -145,7 +177,9 @@ def test_a_full_cache_is_a_sliding_window(dna, size):
     streams = DenseStreams(torch.cat([own, before], 1)[None, None], (own | before)[None, None])
     condition = network._condition(None, xt.device)
     angles = tuple(x.repeat(2, 1) for x in network.rotary_emb.angles(length, xt.device))
-    expected = network.through_blocks(network._embedded(torch.cat([xt, ids], 1)), condition, angles, streams)
+    expected = network.through_blocks(
+        network._embedded(torch.cat([xt, ids], 1)), condition, angles, streams
+    )
     expected = network.output_layer(expected, condition)[:, :length]
     torch.testing.assert_close(block_by_block(network, xt, ids, size), expected, rtol=0, atol=1e-10)
 
@@ -158,8 +192,15 @@ def test_the_window_slides_over_any_length_in_constant_memory(dna):
         for start in range(0, ids.shape[1], size):
             block = ids[:, start : start + size]
             seen = ids[:, max(0, start + size - window) : start + size]
-            if start < 50 or start > 350:  # with one layer, all that a block depends on is in the window
-                torch.testing.assert_close(network.step_block(block, state), network.features(seen)[:, -size:], rtol=0, atol=1e-5)
+            if (
+                start < 50 or start > 350
+            ):  # with one layer, all that a block depends on is in the window
+                torch.testing.assert_close(
+                    network.step_block(block, state),
+                    network.features(seen)[:, -size:],
+                    rtol=0,
+                    atol=1e-5,
+                )
             state = network.advance(block, state)
             assert state.length == start + size and all(x.shape[2] <= window for x in state.tensors)
 
@@ -184,7 +225,11 @@ def test_without_a_longest_length_the_cache_grows(dna, x0):
 
 def test_lengths_beyond_max_length_and_labels_are_refused(network):
     long = torch.full((1, LENGTH + 1), 7)
-    for call in (lambda: network.block_features(long, long, 2), lambda: network.step_block(long), lambda: network.advance(long)):
+    for call in (
+        lambda: network.block_features(long, long, 2),
+        lambda: network.step_block(long),
+        lambda: network.advance(long),
+    ):
         with pytest.raises(ValueError, match="length 12 exceeds what this DiT was built for"):
             call()
     with pytest.raises(ValueError, match="without labels"):
@@ -204,7 +249,9 @@ def test_checkpointed_blocks_have_the_same_gradients(dna, xt, x0, valid, dropout
         torch.manual_seed(1)
         kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            results.append(gradients(network, network.block_features(xt, x0, 3, valid=valid)[0], valid))
+            results.append(
+                gradients(network, network.block_features(xt, x0, 3, valid=valid)[0], valid)
+            )
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert kept[1] < kept[0] / 2
@@ -227,7 +274,9 @@ def test_bfloat16_stays_close(dna, xt, x0):
     expected = network.block_features(xt, x0, 3)[0]
     with torch.autocast("cpu", torch.bfloat16):
         found, steps = network.block_features(xt, x0, 3)[0], block_by_block(network, xt, x0, 3)
-    assert (found - expected).norm() < 0.05 * expected.norm() and (steps - expected).norm() < 0.05 * expected.norm()
+    assert (found - expected).norm() < 0.05 * expected.norm() and (
+        steps - expected
+    ).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.slow
@@ -237,7 +286,10 @@ def test_compiled_blocks_compute_the_same_in_blocks(dna, xt, x0):
     compiled = copy.deepcopy(network)
     for block in compiled.blocks:
         block.compile()
-    expected, found = (gradients(each, each.block_features(xt, x0, 3, valid=PADDED)[0], PADDED) for each in (network, compiled))
+    expected, found = (
+        gradients(each, each.block_features(xt, x0, 3, valid=PADDED)[0], PADDED)
+        for each in (network, compiled)
+    )
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
@@ -256,7 +308,9 @@ def test_a_network_on_a_gpu_computes_what_it_does_on_the_cpu(dna, compile):
     def outcome(on, clean):
         network.to(on)
         streams = network.block_features(xt.to(on), x0.to(on), 16, valid=valid.to(on), clean=clean)
-        loss = sum(network.head(x[valid.to(on)]).logsumexp(-1).sum() for x in streams if x is not None)
+        loss = sum(
+            network.head(x[valid.to(on)]).logsumexp(-1).sum() for x in streams if x is not None
+        )
         return [x.cpu() for x in (loss, *torch.autograd.grad(loss, list(network.parameters())))]
 
     expected = [outcome("cpu", clean) for clean in (False, True)]

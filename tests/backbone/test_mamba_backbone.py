@@ -27,7 +27,9 @@ def test_padding_marked_invalid_does_not_change_the_output(kind, dna):
     ids = torch.randint(7, 11, (1, 20))
     padded = torch.cat([ids, torch.full((1, 7), 4)], 1)
     valid = torch.arange(27)[None] < 20
-    torch.testing.assert_close(network.features(padded, valid=valid)[:, :20], network.features(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        network.features(padded, valid=valid)[:, :20], network.features(ids), rtol=1e-4, atol=1e-5
+    )
     if kind is not Mamba:
         assert (network.features(padded)[:, :20] - network.features(ids)).abs().max() > 1e-3
 
@@ -40,7 +42,14 @@ def test_any_length_is_accepted(kind, length, dna):
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize(
-    "options", [{"d_state": 5}, {"rms_norm": False}, {"residual_in_fp32": True}, {"dt_rank": 3, "d_conv": 3, "expand": 1}], ids=str
+    "options",
+    [
+        {"d_state": 5},
+        {"rms_norm": False},
+        {"residual_in_fp32": True},
+        {"dt_rank": 3, "d_conv": 3, "expand": 1},
+    ],
+    ids=str,
 )
 def test_options_change_the_parameters_as_expected(kind, options, dna, ids):
     plain, network = build(kind, dna), build(kind, dna, **options)
@@ -56,7 +65,11 @@ def test_residual_in_fp32_keeps_the_stream_in_float32(dna, ids, wide, dtype):
     network = build(Caduceus, dna, residual_in_fp32=wide).bfloat16()
     seen = []
     network.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
-    assert network.features(ids).dtype == torch.bfloat16 and network(ids).dtype == torch.float32 and seen[0] == dtype
+    assert (
+        network.features(ids).dtype == torch.bfloat16
+        and network(ids).dtype == torch.float32
+        and seen[0] == dtype
+    )
 
 
 @pytest.mark.parametrize("rms_norm", [True, False])
@@ -68,7 +81,9 @@ def test_norms_match_their_definition(dna, rms_norm):
         expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
     else:
         torch.nn.init.normal_(norm.bias)
-        expected = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt() * norm.weight + norm.bias
+        expected = (x - x.mean(-1, keepdim=True)) / (
+            x.var(-1, keepdim=True, correction=0) + 1e-5
+        ).sqrt() * norm.weight + norm.bias
     torch.testing.assert_close(norm(x), expected)
 
 
@@ -78,7 +93,9 @@ def test_initial_weights_have_the_published_distribution(kind, dna):
     network = kind(dna, 64, 4)
     bound = 1 / (128**0.5 * 4**0.5)  # Kaiming-uniform with a = sqrt 5, over sqrt(n_layers)
     weight = network.layers[3].mixer.out_proj.weight.detach()
-    assert 0.97 * bound < weight.abs().max() <= bound and weight.std() == pytest.approx(bound / 3**0.5, rel=0.03)
+    assert 0.97 * bound < weight.abs().max() <= bound and weight.std() == pytest.approx(
+        bound / 3**0.5, rel=0.03
+    )
     assert network.embedding.weight.detach().std() == pytest.approx(0.02, rel=0.1)
     step = torch.nn.functional.softplus(network.layers[0].mixer.fwd.dt_bias)
     assert step.min() >= 1e-3 and step.max() <= 0.1 * 1.001
@@ -91,8 +108,16 @@ def test_without_labels_the_output_is_bit_identical_to_a_network_built_without_t
     after = torch.rand(1)
     conditioned = build(kind, dna, num_labels=3, time_conditioning=True)
     assert torch.equal(torch.rand(1), after)  # the same number of random numbers was drawn
-    assert all(torch.equal(tensor, conditioned.state_dict()[name]) for name, tensor in plain.state_dict().items())
-    for given in ({}, {"cond": torch.eye(3)}, {"sigma": torch.ones(3)}, {"cond": torch.eye(3), "sigma": torch.ones(3)}):
+    assert all(
+        torch.equal(tensor, conditioned.state_dict()[name])
+        for name, tensor in plain.state_dict().items()
+    )
+    for given in (
+        {},
+        {"cond": torch.eye(3)},
+        {"sigma": torch.ones(3)},
+        {"cond": torch.eye(3), "sigma": torch.ones(3)},
+    ):
         assert torch.equal(conditioned(ids, **given), plain(ids))
 
 
@@ -108,7 +133,9 @@ def test_labels_and_noise_level_change_the_output_after_training(kind, dna, ids)
     assert (network(ids, sigma=torch.ones(3)) - without).abs().amax((1, 2)).min() > 1e-2
     assert torch.equal(network(ids, cond=torch.zeros(3, 3)), without)  # a row of zeros is no label
     one = torch.zeros(3, 3).index_fill_(0, torch.tensor([1]), 1.0)
-    torch.testing.assert_close(network(ids, cond=one)[[0, 2]], without[[0, 2]])  # a label affects its own sequence only
+    torch.testing.assert_close(
+        network(ids, cond=one)[[0, 2]], without[[0, 2]]
+    )  # a label affects its own sequence only
 
 
 def test_labels_keep_the_residual_stream(dna, ids):
@@ -117,7 +144,9 @@ def test_labels_keep_the_residual_stream(dna, ids):
     for layer in network.layers:
         torch.nn.init.normal_(layer.adaLN_modulation.weight)
         torch.nn.init.zeros_(layer.mixer.out_proj.weight)
-    torch.testing.assert_close(network.features(ids, cond=torch.eye(3)), network.norm_f(network.embedding(ids)))
+    torch.testing.assert_close(
+        network.features(ids, cond=torch.eye(3)), network.norm_f(network.embedding(ids))
+    )
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -166,7 +195,9 @@ def test_gradients_are_finite_and_close_in_bf16(kind, dna, ids, activation_check
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"activation_checkpointing": True, "num_labels": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"activation_checkpointing": True, "num_labels": 3}], ids=str
+)
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_compiled_blocks_compute_the_same_under_the_same_names(kind, dna, ids, options):
     torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
@@ -175,8 +206,13 @@ def test_compiled_blocks_compute_the_same_under_the_same_names(kind, dna, ids, o
         network = build(kind, dna, compile=compile, **options)
         assert (network.layers[0]._compiled_call_impl is not None) == compile
         logits = network(ids, cond=torch.eye(3) if options else None)
-        gradients = torch.autograd.grad(logits.square().sum(), list(network.parameters()), allow_unused=True)
-        found.append({"": logits.detach()} | dict(zip((name for name, _ in network.named_parameters()), gradients)))
+        gradients = torch.autograd.grad(
+            logits.square().sum(), list(network.parameters()), allow_unused=True
+        )
+        found.append(
+            {"": logits.detach()}
+            | dict(zip((name for name, _ in network.named_parameters()), gradients))
+        )
     assert found[0].keys() == found[1].keys()
     for ours, theirs in zip(*(x.values() for x in found)):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -193,6 +229,8 @@ def test_any_number_of_compiled_blocks_are_two_graphs(dna, ids):
         return graph.forward
 
     for layer in network.layers:
-        layer.compile(backend=backend, fullgraph=True)  # a graph break in the facade or in an operator would raise
+        layer.compile(
+            backend=backend, fullgraph=True
+        )  # a graph break in the facade or in an operator would raise
     torch.testing.assert_close(network(ids), expected)
     assert len(graphs) == 2  # the first block has no branch to add

@@ -25,14 +25,18 @@ def test_a_position_depends_on_itself_and_earlier_ones(network):
 
 def test_a_mask_of_ones_does_not_change_the_output(network):
     ids = torch.randint(7, 11, (2, 12))
-    torch.testing.assert_close(network.features(ids, valid=torch.ones_like(ids, dtype=torch.bool)), network.features(ids))
+    torch.testing.assert_close(
+        network.features(ids, valid=torch.ones_like(ids, dtype=torch.bool)), network.features(ids)
+    )
 
 
 def test_invalid_positions_are_ignored(network):
     ids = torch.randint(7, 11, (1, 8))
     valid = torch.arange(8)[None] != 2
     changed = torch.where(valid, ids, 4)
-    assert torch.equal(network.features(ids, valid=valid)[:, 3:], network.features(changed, valid=valid)[:, 3:])
+    assert torch.equal(
+        network.features(ids, valid=valid)[:, 3:], network.features(changed, valid=valid)[:, 3:]
+    )
 
 
 def test_bad_sizes_and_inputs_are_refused(network):
@@ -60,7 +64,10 @@ def test_cached_keys_and_values_give_the_features_of_the_full_pass():
     torch.manual_seed(0)
     network = Transformer(DNA, 16, 2, 2).eval()
     ids = torch.randint(7, 11, (2, 300))
-    full, state = network.features(ids), None  # the capacity for keys and values doubles three times
+    full, state = (
+        network.features(ids),
+        None,
+    )  # the capacity for keys and values doubles three times
     for at in range(300):
         step, state = network.step(ids[:, at], state)
         torch.testing.assert_close(step, full[:, at], rtol=1e-4, atol=1e-4)

@@ -76,15 +76,30 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
     "hostile",
     [
         {"_target_": "dnadiff.kernels.build._run", "command": ["touch", "pwned"]},
-        {"_target_": "dnadiff.checkpoint.load", "checkpoint": "other.ckpt", "trust": ["subprocess"]},
-        {"_target_": "dnadiff.data.genome.fasta.write_fasta", "path": "pwned", "records": [["a", "b", b"ACGT"]], "overwrite": True},
-        {"_target_": "dnadiff.config.build", "config": {"_target_": "os.system", "command": "touch pwned"}, "trust": None},
+        {
+            "_target_": "dnadiff.checkpoint.load",
+            "checkpoint": "other.ckpt",
+            "trust": ["subprocess"],
+        },
+        {
+            "_target_": "dnadiff.data.genome.fasta.write_fasta",
+            "path": "pwned",
+            "records": [["a", "b", b"ACGT"]],
+            "overwrite": True,
+        },
+        {
+            "_target_": "dnadiff.config.build",
+            "config": {"_target_": "os.system", "command": "touch pwned"},
+            "trust": None,
+        },
         {"_target_": "dnadiff.commands.run", "name": "train", "function": None},
     ],
     ids=lambda h: h["_target_"],
 )
 @pytest.mark.parametrize("where", ["noise", "backbone", "objective", "split"])
-def test_functions_of_the_package_are_not_called_either(hostile, where, tmp_path, monkeypatch, content):
+def test_functions_of_the_package_are_not_called_either(
+    hostile, where, tmp_path, monkeypatch, content
+):
     monkeypatch.chdir(tmp_path)
     config = content["hyper_parameters"]["config"]
     if where == "split":
@@ -99,7 +114,14 @@ def test_functions_of_the_package_are_not_called_either(hostile, where, tmp_path
 
 
 @pytest.mark.parametrize(
-    "broken", [None, "text", {"config": None}, {"config": {}, "tokenizer": {}}, {"config": {"noise": 3}, "tokenizer": 5}]
+    "broken",
+    [
+        None,
+        "text",
+        {"config": None},
+        {"config": {}, "tokenizer": {}},
+        {"config": {"noise": 3}, "tokenizer": 5},
+    ],
 )
 def test_malformed_descriptions_are_one_line(broken, tmp_path, content):
     content["hyper_parameters"] = broken
@@ -138,14 +160,19 @@ def test_weights_of_another_vocabulary_are_listed(content, tmp_path):
         "_target_": "dnadiff.data.tokenizer.CharTokenizer",
         "characters": "abcdefghijklmnopqrstuvwxyz",
     }
-    with pytest.raises(ValueError, match=r"backbone\.embedding\.weight is \(16, 16\), expected \(32, 16\).*another vocabulary"):
+    with pytest.raises(
+        ValueError,
+        match=r"backbone\.embedding\.weight is \(16, 16\), expected \(32, 16\).*another vocabulary",
+    ):
         checkpoint.load(saved(content, tmp_path))
 
 
 def test_missing_and_unexpected_tensors_are_listed(content, tmp_path):
     state = content["state_dict"]
     state["denoiser.backbone.extra"] = state.pop("denoiser.backbone.norm_f.weight")
-    with pytest.raises(ValueError, match=r"missing backbone\.norm_f\.weight; surplus backbone\.extra"):
+    with pytest.raises(
+        ValueError, match=r"missing backbone\.norm_f\.weight; surplus backbone\.extra"
+    ):
         checkpoint.load(saved(content, tmp_path))
 
 
@@ -169,7 +196,10 @@ def test_a_flipped_bit_in_the_weights_is_found_by_its_checksum(content, tmp_path
     path = saved(content, tmp_path)
     weight = max(content["state_dict"].values(), key=lambda t: t.numel() * t.element_size())
     flipped(path, path.read_bytes().index(weight.numpy().tobytes()) + 5)
-    with pytest.raises(ValueError, match=r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another copy"):
+    with pytest.raises(
+        ValueError,
+        match=r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another copy",
+    ):
         checkpoint.load(path)
 
 
@@ -184,12 +214,17 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(content, tmp_path):
         except ValueError as error:
             assert "changed.ckpt" in str(error) and "\n" not in str(error)
         else:
-            assert read["config"] == "text" and torch.equal(read["weights"], torch.arange(50.0)), position
+            assert read["config"] == "text" and torch.equal(read["weights"], torch.arange(50.0)), (
+                position
+            )
 
 
 def test_a_compressed_archive_is_refused(content, tmp_path):
     path, packed = saved(content, tmp_path), tmp_path / "packed.ckpt"
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(path) as source,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     with pytest.raises(ValueError, match=r"is compressed, which torch\.save does not do"):
@@ -204,7 +239,9 @@ def test_a_compressed_archive_is_refused(content, tmp_path):
         ("pad_vocab_to", 10**9, r"is \(16, 16\), expected \(1000000000, 16\)"),
     ],
 )
-def test_a_network_that_the_file_cannot_fill_is_refused_without_memory(key, value, message, content, tmp_path, monkeypatch):
+def test_a_network_that_the_file_cannot_fill_is_refused_without_memory(
+    key, value, message, content, tmp_path, monkeypatch
+):
     content["hyper_parameters"]["config"]["backbone"][key] = value
     path = saved(content, tmp_path)
     built = []
@@ -225,14 +262,22 @@ def counted(built, make=torch.nn.Parameter.__new__):
 def test_weights_that_repeat_a_few_numbers_are_refused_before_they_are_copied(content, tmp_path):
     content["hyper_parameters"]["config"]["backbone"]["d_model"] = 4096
     with torch.device("meta"):
-        network = checkpoint.build_denoiser(content["hyper_parameters"]["config"], DNATokenizer())[0]
-    content["state_dict"] = {f"denoiser.{name}": torch.zeros(1).expand(t.shape) for name, t in network.state_dict().items()}
+        network = checkpoint.build_denoiser(content["hyper_parameters"]["config"], DNATokenizer())[
+            0
+        ]
+    content["state_dict"] = {
+        f"denoiser.{name}": torch.zeros(1).expand(t.shape)
+        for name, t in network.state_dict().items()
+    }
     with pytest.raises(ValueError, match=r"changed\.ckpt has .* bytes, and its tensors would need"):
         checkpoint.load(saved(content, tmp_path))
 
 
 def test_an_object_that_is_not_a_tokenizer_is_refused(content, tmp_path):
-    content["hyper_parameters"]["tokenizer"] = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "org/name"}
+    content["hyper_parameters"]["tokenizer"] = {
+        "_target_": "dnadiff.data.text.pretrained.Pretrained",
+        "source": "org/name",
+    }
     with pytest.raises(ValueError, match=r"Pretrained' as its tokenizer, which is not one"):
         checkpoint.load(saved(content, tmp_path))
 
@@ -243,12 +288,16 @@ def test_an_object_that_is_not_a_tokenizer_is_refused(content, tmp_path):
         lambda content: content["hyper_parameters"]["config"]["backbone"].update(d_model="x"),
         lambda content: content["hyper_parameters"]["config"]["noise"].update(_target_=None),
         lambda content: content["hyper_parameters"]["config"]["objective"].update(x=1),
-        lambda content: content["hyper_parameters"]["tokenizer"].update(_target_="dnadiff.data.tokenizer.CharTokenizer", characters=5),
+        lambda content: content["hyper_parameters"]["tokenizer"].update(
+            _target_="dnadiff.data.tokenizer.CharTokenizer", characters=5
+        ),
         lambda content: content["state_dict"].update(dict.fromkeys(content["state_dict"], "x")),
         lambda content: content.update(global_step=[1]),
     ],
 )
-def test_values_that_no_command_writes_are_refused_with_the_name_of_the_file(change, trained, tmp_path):
+def test_values_that_no_command_writes_are_refused_with_the_name_of_the_file(
+    change, trained, tmp_path
+):
     content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
     change(content)
     torch.save(content, tmp_path / "x.ckpt")
@@ -275,5 +324,8 @@ def test_an_index_of_a_checkpoint_with_impossible_numbers_is_refused(trained, tm
 def test_a_step_that_is_no_integer_is_refused_on_reading(trained, tmp_path):
     content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
     torch.save(content | {"global_step": [1]}, tmp_path / "x.ckpt")
-    with pytest.raises(ValueError, match=r"x\.ckpt is not a dnadiff checkpoint: its step is '\[1\]', not an integer"):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.ckpt is not a dnadiff checkpoint: its step is '\[1\]', not an integer",
+    ):
         checkpoint.read(tmp_path / "x.ckpt")

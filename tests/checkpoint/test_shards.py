@@ -14,7 +14,11 @@ class Part(torch.Tensor):
 def content(scale=1.0):
     weight = (torch.arange(10.0).view(5, 2) * scale).as_subclass(Part)
     step = {"step": torch.tensor(3.0), "exp_avg": weight}
-    return {"state_dict": {"weight": weight, "id": torch.tensor([7])}, "optimizer_states": [{"state": {0: step}}], "global_step": 3}
+    return {
+        "state_dict": {"weight": weight, "id": torch.tensor([7])},
+        "optimizer_states": [{"state": {0: step}}],
+        "global_step": 3,
+    }
 
 
 def save(path, token, size=2, scale=1.0, ranks=None):
@@ -22,7 +26,11 @@ def save(path, token, size=2, scale=1.0, ranks=None):
     for rank in reversed(range(size)) if ranks is None else ranks:
 
         def own(value, rank=rank):
-            return value.as_subclass(torch.Tensor).chunk(size)[rank] if isinstance(value, Part) else None
+            return (
+                value.as_subclass(torch.Tensor).chunk(size)[rank]
+                if isinstance(value, Part)
+                else None
+            )
 
         plain, parts = shards.split(content(scale), own)
         shards.write(path, plain, parts, rank, size, token, lambda: None)
@@ -30,37 +38,72 @@ def save(path, token, size=2, scale=1.0, ranks=None):
 
 def test_whole_tensors_come_back(tmp_path):
     save(tmp_path / "last.ckpt", "ab", size=3)
-    assert sorted(p.name for p in (tmp_path / "last.shards").iterdir()) == [f"ab-{n}-of-3.ckpt" for n in (1, 2, 3)]
+    assert sorted(p.name for p in (tmp_path / "last.shards").iterdir()) == [
+        f"ab-{n}-of-3.ckpt" for n in (1, 2, 3)
+    ]
     found, expected = shards.read(tmp_path / "last.ckpt"), content()
     assert found["global_step"] == 3 and found["state_dict"]["id"].tolist() == [7]
-    assert torch.equal(found["state_dict"]["weight"], expected["state_dict"]["weight"].as_subclass(torch.Tensor))
+    assert torch.equal(
+        found["state_dict"]["weight"], expected["state_dict"]["weight"].as_subclass(torch.Tensor)
+    )
     state = found["optimizer_states"][0]["state"][0]
-    assert state["exp_avg"].tolist() == expected["state_dict"]["weight"].tolist() and float(state["step"]) == 3
+    assert (
+        state["exp_avg"].tolist() == expected["state_dict"]["weight"].tolist()
+        and float(state["step"]) == 3
+    )
 
 
 def test_a_run_killed_while_it_writes_keeps_the_old_checkpoint(tmp_path):
     save(tmp_path / "last.ckpt", "old")
-    save(tmp_path / "last.ckpt", "new", scale=2.0, ranks=[1])  # the first process does not get there
-    assert shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist() == content()["state_dict"]["weight"].tolist()
+    save(
+        tmp_path / "last.ckpt", "new", scale=2.0, ranks=[1]
+    )  # the first process does not get there
+    assert (
+        shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
+        == content()["state_dict"]["weight"].tolist()
+    )
     save(tmp_path / "last.ckpt", "newer", scale=3.0)
-    assert shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist() == content(3.0)["state_dict"]["weight"].tolist()
+    assert (
+        shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
+        == content(3.0)["state_dict"]["weight"].tolist()
+    )
     assert len(list((tmp_path / "last.shards").iterdir())) == 2
 
 
 def test_one_file_replaces_shards(tmp_path):
     save(tmp_path / "last.ckpt", "ab")
     AtomicCheckpoints().save_checkpoint({"global_step": 4}, tmp_path / "last.ckpt")
-    assert shards.read(tmp_path / "last.ckpt") == {"global_step": 4} and not (tmp_path / "last.shards").exists()
+    assert (
+        shards.read(tmp_path / "last.ckpt") == {"global_step": 4}
+        and not (tmp_path / "last.shards").exists()
+    )
 
 
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (lambda folder: (folder / "ab-2-of-2.ckpt").unlink(), "last.ckpt needs .*ab-2-of-2.ckpt.*copy the folder last.shards"),
-        (lambda folder: torch.save({"token": "cd", "tensors": {}}, folder / "ab-2-of-2.ckpt"), "does not belong to"),
-        (lambda folder: torch.save({"token": "ab", "tensors": {}}, folder / "ab-2-of-2.ckpt"), "its shards lack /state_dict/weight"),
-        (lambda folder: torch.save({"shards": {"token": "ab", "files": None}}, folder.parent / "last.ckpt"), "does not list its shards"),
-        (lambda folder: (folder / "ab-1-of-2.ckpt").write_bytes(b"PK"), "ab-1-of-2.ckpt (is damaged|holds more than tensors)"),
+        (
+            lambda folder: (folder / "ab-2-of-2.ckpt").unlink(),
+            "last.ckpt needs .*ab-2-of-2.ckpt.*copy the folder last.shards",
+        ),
+        (
+            lambda folder: torch.save({"token": "cd", "tensors": {}}, folder / "ab-2-of-2.ckpt"),
+            "does not belong to",
+        ),
+        (
+            lambda folder: torch.save({"token": "ab", "tensors": {}}, folder / "ab-2-of-2.ckpt"),
+            "its shards lack /state_dict/weight",
+        ),
+        (
+            lambda folder: torch.save(
+                {"shards": {"token": "ab", "files": None}}, folder.parent / "last.ckpt"
+            ),
+            "does not list its shards",
+        ),
+        (
+            lambda folder: (folder / "ab-1-of-2.ckpt").write_bytes(b"PK"),
+            "ab-1-of-2.ckpt (is damaged|holds more than tensors)",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(tmp_path, damage, what):

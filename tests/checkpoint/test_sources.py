@@ -31,7 +31,9 @@ def published(tmp_path):
 def published_text(tmp_path):
     """A small DiT of text in the published layout, for 30 characters, a mask and padding."""
     torch.manual_seed(0)
-    return export_published(Denoiser(DiT(CharTokenizer("ab").vocab, 16, 1, 2, 8, max_length=24)), tmp_path / "dit")
+    return export_published(
+        Denoiser(DiT(CharTokenizer("ab").vocab, 16, 1, 2, 8, max_length=24)), tmp_path / "dit"
+    )
 
 
 def test_a_published_caduceus_is_a_masked_language_model_of_dna(published, caplog):
@@ -43,16 +45,28 @@ def test_a_published_caduceus_is_a_masked_language_model_of_dna(published, caplo
     ids = torch.tensor([[7, 3, 10, 3, 11]])
     assert torch.equal(loaded.denoiser.log_probs(ids), load_published(published).log_probs(ids))
     assert again.config == loaded.config == checkpoint.load(loaded.path).config
-    assert sum("trained by masked language modeling" in m for m in caplog.messages) == 1  # said once
+    assert (
+        sum("trained by masked language modeling" in m for m in caplog.messages) == 1
+    )  # said once
 
 
 def test_a_published_text_model_needs_its_tokenizer(published_text):
-    with pytest.raises(ValueError, match=r"dit is a model of text and holds no tokenizer; copy the tokenizer\.json") as caught:
+    with pytest.raises(
+        ValueError, match=r"dit is a model of text and holds no tokenizer; copy the tokenizer\.json"
+    ) as caught:
         checkpoint.load(published_text)
     assert "tokenizer=" in str(caught.value)
     loaded = checkpoint.load(published_text, needs_tokenizer=False)
-    assert type(loaded.objective) is MDLM and loaded.known_tokenizer is None and loaded.training_length() == 24
-    for use in (lambda: loaded.tokenizer.encode("a"), lambda: loaded.tokenizer.decode([2]), loaded.tokenizer.config):
+    assert (
+        type(loaded.objective) is MDLM
+        and loaded.known_tokenizer is None
+        and loaded.training_length() == 24
+    )
+    for use in (
+        lambda: loaded.tokenizer.encode("a"),
+        lambda: loaded.tokenizer.decode([2]),
+        loaded.tokenizer.config,
+    ):
         with pytest.raises(ValueError, match="holds no tokenizer"):
             use()
     given = loaded.with_tokenizer(CharTokenizer("ab"))
@@ -66,7 +80,8 @@ def test_a_published_text_model_needs_its_tokenizer(published_text):
 def test_the_length_of_training_windows_is_asked_for_if_it_is_not_recorded(published):
     model = dnadiff.load(published, "cpu")
     with pytest.raises(
-        ValueError, match=r"length is missing: .*caduceus does not record the length of its training windows; set length=\.\.\."
+        ValueError,
+        match=r"length is missing: .*caduceus does not record the length of its training windows; set length=\.\.\.",
     ):
         model.sample(1)
     with pytest.raises(ValueError, match=r"window is missing"):
@@ -77,7 +92,9 @@ def test_the_length_of_training_windows_is_asked_for_if_it_is_not_recorded(publi
 
 def test_bundled_models_load_by_name_and_unknown_names_list_them(exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"checkpoint tiny does not exist; .*ships with dnadiff \(.*\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"checkpoint tiny does not exist; .*ships with dnadiff \(.*\)"
+    ):
         checkpoint.load("tiny")
     shutil.copytree(exported, tmp_path / "shipped" / "tiny")
     monkeypatch.setattr(sources, "BUNDLED", tmp_path / "shipped")
@@ -88,8 +105,13 @@ def test_bundled_models_load_by_name_and_unknown_names_list_them(exported, tmp_p
             checkpoint.load(name)
     (tmp_path / "tiny").mkdir()  # a folder without a model does not hide it
     assert checkpoint.load("tiny").path == loaded.path
-    export_published(Denoiser(Caduceus(DNA.vocab, 16, 1)), tmp_path / "tiny")  # one with a model does
-    assert checkpoint.load("tiny").path.parent.name == "tiny" and checkpoint.load("tiny").origin.kind == "published folder"
+    export_published(
+        Denoiser(Caduceus(DNA.vocab, 16, 1)), tmp_path / "tiny"
+    )  # one with a model does
+    assert (
+        checkpoint.load("tiny").path.parent.name == "tiny"
+        and checkpoint.load("tiny").origin.kind == "published folder"
+    )
 
 
 def test_folders_of_other_models_are_refused(tmp_path, monkeypatch):

@@ -11,7 +11,9 @@ def make_genome(tmp_path_factory):
     folder = tmp_path_factory.mktemp("genomes")
 
     def make(**records):
-        (folder / "g.fa").write_text("".join(f">{name}\n{letters}\n" for name, letters in records.items()))
+        (folder / "g.fa").write_text(
+            "".join(f">{name}\n{letters}\n" for name, letters in records.items())
+        )
         return Genome.open(folder / "g.fa")
 
     return make

@@ -40,7 +40,9 @@ def test_every_flipped_bit_is_noticed_or_without_a_meaning(save, tmp_path):
         try:
             found = read_npz(tmp_path / "x.npz", list(ARRAYS))
         except ValueError as error:
-            assert str(error).startswith(f"{tmp_path / 'x.npz'} is damaged") and "\n" not in str(error)
+            assert str(error).startswith(f"{tmp_path / 'x.npz'} is damaged") and "\n" not in str(
+                error
+            )
         else:
             assert all(np.array_equal(found[name], array) for name, array in ARRAYS.items()), bit
 
@@ -55,10 +57,21 @@ def with_header(header):
     return content.getvalue()
 
 
-@pytest.mark.parametrize("shape", [b"'shape': (9999999999999,), }", b"'shape': (2,), }", b"'shape': " + b"(" * 300, b"'shape': None, }"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        b"'shape': (9999999999999,), }",
+        b"'shape': (2,), }",
+        b"'shape': " + b"(" * 300,
+        b"'shape': None, }",
+    ],
+)
 def test_memory_is_not_allocated_for_what_the_file_does_not_contain(shape, tmp_path):
     (tmp_path / "x.npz").write_bytes(with_header(shape))
-    with pytest.raises(ValueError, match=r"x\.npz is damaged or cut short \(.*\); use another copy of it, or remove it$"):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.npz is damaged or cut short \(.*\); use another copy of it, or remove it$",
+    ):
         read_npz(tmp_path / "x.npz")
 
 

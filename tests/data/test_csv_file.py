@@ -9,7 +9,10 @@ from dnadiff.data.csv_file import number_in, read_csv
 
 def test_a_table_is_read_with_quotes_and_any_line_ends(tmp_path):
     (tmp_path / "t.csv").write_bytes(b'a,b\r\n1,"x, ""y"""\r\n\r\n,2\n')
-    assert read_csv(tmp_path / "t.csv") == (["a", "b"], [{"a": "1", "b": 'x, "y"'}, {"a": "", "b": "2"}])
+    assert read_csv(tmp_path / "t.csv") == (
+        ["a", "b"],
+        [{"a": "1", "b": 'x, "y"'}, {"a": "", "b": "2"}],
+    )
     (tmp_path / "t.csv").write_bytes(b"")
     assert read_csv(tmp_path / "t.csv") == ([], [])
 
@@ -17,7 +20,10 @@ def test_a_table_is_read_with_quotes_and_any_line_ends(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a,b\n1\n2,3\n", r"t\.csv, line 2: the row has 1 fields, the header 2; correct the row or remove it"),
+        (
+            b"a,b\n1\n2,3\n",
+            r"t\.csv, line 2: the row has 1 fields, the header 2; correct the row or remove it",
+        ),
         (b"a,b\n1,2,3\n", r"t\.csv, line 2: the row has 3 fields"),
         (b'a,b\n1,"2\n', r"t\.csv is damaged: it is not a table \(unexpected end of data\)"),
         (b"a,b\n1,\xff\n", r"t\.csv is damaged: it is not UTF-8 text"),

@@ -26,7 +26,13 @@ class Recorder(Callback):
     def on_train_end(self, trainer, module):
         self.write(trainer, [float(p.detach().double().sum()) for p in module.denoiser.parameters()])
 """
-NETWORK = ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "data.length=32"]
+NETWORK = [
+    "backbone=dit",
+    "backbone.d_model=16",
+    "backbone.n_layers=1",
+    "backbone.n_heads=2",
+    "data.length=32",
+]
 RUN = [
     "trainer.max_steps=6",
     "trainer.val_check_interval=3",
@@ -42,12 +48,35 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("devices")
     (folder / "recorder.py").write_text(RECORDER)
     for devices in (1, 2):
-        how = [f"data.batch_size={8 // devices}", f"trainer.devices={devices}", "trainer.accelerator=cpu", f"hydra.run.dir=run{devices}"]
+        how = [
+            f"data.batch_size={8 // devices}",
+            f"trainer.devices={devices}",
+            "trainer.accelerator=cpu",
+            f"hydra.run.dir=run{devices}",
+        ]
         how += ["trainer.strategy=ddp"] if devices > 1 else []
-        command = [sys.executable, "-m", "dnadiff.train", *NETWORK, *RUN, *how, "+callbacks.recorder._target_=recorder.Recorder"]
-        env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")}
+        command = [
+            sys.executable,
+            "-m",
+            "dnadiff.train",
+            *NETWORK,
+            *RUN,
+            *how,
+            "+callbacks.recorder._target_=recorder.Recorder",
+        ]
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")
+        }
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=600, env=env | {"OMP_NUM_THREADS": "1"}
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+            env=env | {"OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr
         (folder / f"out{devices}").write_text(done.stdout)
@@ -55,13 +84,19 @@ def folder(tmp_path_factory):
 
 
 def seen(folder, devices, rank):
-    rows = [json.loads(line) for line in (folder / f"seen-{devices}-{rank}").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / f"seen-{devices}-{rank}").read_text().splitlines()
+    ]
     return [{tuple(window) for window in step} for step in rows[:-1]], rows[-1]
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_windows_of_one(folder):
-    (whole, _), (first, weights), (second, others) = seen(folder, 1, 0), seen(folder, 2, 0), seen(folder, 2, 1)
+    (whole, _), (first, weights), (second, others) = (
+        seen(folder, 1, 0),
+        seen(folder, 2, 0),
+        seen(folder, 2, 1),
+    )
     assert len(whole) == len(first) == len(second) == 6 and all(len(step) == 8 for step in whole)
     for step, one, two in zip(whole, first, second):
         assert len(one) == len(two) == 4 and not one & two and one | two == step
@@ -72,11 +107,19 @@ def test_two_processes_share_the_windows_of_one(folder):
 @pytest.mark.slow
 def test_one_of_two_processes_writes_the_run_folder(folder):
     alone, pair = folder / "run1", folder / "run2"
-    assert {str(p.relative_to(pair)) for p in pair.rglob("*")} == {str(p.relative_to(alone)) for p in alone.rglob("*")}
-    rows = [[line.split(",")[:2] for line in (run / "metrics.csv").read_text().splitlines()] for run in (alone, pair)]
+    assert {str(p.relative_to(pair)) for p in pair.rglob("*")} == {
+        str(p.relative_to(alone)) for p in alone.rglob("*")
+    }
+    rows = [
+        [line.split(",")[:2] for line in (run / "metrics.csv").read_text().splitlines()]
+        for run in (alone, pair)
+    ]
     assert rows[0] == rows[1] and [row[0] for row in rows[1][1:]].count("2") == 1
     metrics = json.loads((pair / "metrics.json").read_text())
-    assert metrics["finished"] and metrics["tokens"] == json.loads((alone / "metrics.json").read_text())["tokens"]
+    assert (
+        metrics["finished"]
+        and metrics["tokens"] == json.loads((alone / "metrics.json").read_text())["tokens"]
+    )
     assert (folder / "out2").read_text().count("files are in") == 1
 
 
@@ -92,7 +135,9 @@ def test_all_processes_stop_when_one_hears_ctrl_c(tmp_path):
         log_every_n_steps=50,
         save_checkpoint=lambda path, **_: saved.append(path),
     )
-    trainer.strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: not own)  # the other one heard it
+    trainer.strategy = SimpleNamespace(
+        reduce_boolean_decision=lambda own, all: not own
+    )  # the other one heard it
     checkpoints = Checkpoints(folder=tmp_path)
     checkpoints.on_train_batch_end(trainer, None, None, None, 0)
     assert saved == [tmp_path / "last.ckpt"]

@@ -57,12 +57,17 @@ def folder(tmp_path, monkeypatch):
 
 
 def download(url, content=CONTENT, **options):
-    return Download(url, **{"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), **options})
+    return Download(
+        url, **{"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), **options}
+    )
 
 
 def test_a_file_is_fetched_once(server, folder):
     one = download(server.url)
-    assert one.fetch() == folder / one.sha256[:16] / "x.fa" == one.target and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
+    assert (
+        one.fetch() == folder / one.sha256[:16] / "x.fa" == one.target
+        and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
+    )
     one.fetch()
     assert server.asked == [0] and not list(folder.glob("*/*.part"))
 
@@ -70,13 +75,16 @@ def test_a_file_is_fetched_once(server, folder):
 def test_a_broken_transfer_is_taken_up_where_it_stopped(server, folder):
     server.cuts = 2
     download(server.url).fetch()
-    assert server.asked == [0, 10_000, 20_000] and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
+    assert (
+        server.asked == [0, 10_000, 20_000] and next(folder.glob("*/x.fa")).read_bytes() == CONTENT
+    )
 
 
 def test_an_interrupted_call_is_resumed_by_the_next(server, folder):
     server.cuts = 3
     with pytest.raises(
-        OSError, match=r"30,000 bytes are kept, and the next call resumes: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa"
+        OSError,
+        match=r"30,000 bytes are kept, and the next call resumes: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa",
     ):
         download(server.url).fetch()
     assert download(server.url).fetch().read_bytes() == CONTENT and server.asked[-1] == 30_000
@@ -88,18 +96,26 @@ def test_a_server_without_ranges_sends_all_again(server, folder):
 
 
 def test_the_wrong_file_is_refused_and_removed(server, folder):
-    with pytest.raises(ValueError, match=r"the downloaded file is not the expected one .* was removed"):
+    with pytest.raises(
+        ValueError, match=r"the downloaded file is not the expected one .* was removed"
+    ):
         download(server.url, sha256="0" * 64).fetch()
     assert not [p for p in folder.glob("*/*") if not p.name.startswith(".")]
     with pytest.raises(ValueError, match="the downloaded file is not the expected one"):
         download(server.url, content=CONTENT[:-5]).fetch()
     download(server.url).target.write_bytes(b"mine")
-    with pytest.raises(ValueError, match=r"has 4 bytes and is not the file of 32,007 bytes .* remove it, or set data\.path"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 4 bytes and is not the file of 32,007 bytes .* remove it, or set data\.path",
+    ):
         download(server.url).fetch()
 
 
 def test_without_a_network_it_says_which_file_to_put_where(server, folder):
-    for url, reason in (("http://127.0.0.1:9/x.fa", "refused"), (server.url.replace("x.fa", "y.fa"), "HTTP 404")):
+    for url, reason in (
+        ("http://127.0.0.1:9/x.fa", "refused"),
+        (server.url.replace("x.fa", "y.fa"), "HTTP 404"),
+    ):
         with pytest.raises(
             OSError,
             match=rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at {folder}/[0-9a-f]+/.\.fa, or set data\.path to a copy",
@@ -114,7 +130,9 @@ def test_data_that_is_not_there_is_downloaded_and_packed(server, folder):
         GenomeDataModule(None, 64, 4)
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://x.org/", "https://x.org/..", "https://x.org/.bashrc"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "https://x.org/", "https://x.org/..", "https://x.org/.bashrc"]
+)
 def test_only_files_from_the_web_are_fetched(url):
     with pytest.raises(ValueError, match=r"download\.url is .*; expected http"):
         download(url)

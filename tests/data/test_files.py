@@ -43,7 +43,13 @@ def unchanged(target):
 
 
 def test_a_file_that_does_not_fit_is_named_with_its_size_and_the_space(target):
-    with limited_files(), pytest.raises(OSError, match=rf"^{target} could not be written: it needs 90,0\d\d bytes, and .*{LIMITED}"):
+    with (
+        limited_files(),
+        pytest.raises(
+            OSError,
+            match=rf"^{target} could not be written: it needs 90,0\d\d bytes, and .*{LIMITED}",
+        ),
+    ):
         write_json(target, ["a" * 45_000] * 2, indent=0)
     assert unchanged(target)
 
@@ -51,7 +57,9 @@ def test_a_file_that_does_not_fit_is_named_with_its_size_and_the_space(target):
 def test_bytes_written_are_named_where_the_size_is_unknown(target):
     with (
         limited_files(),
-        pytest.raises(OSError, match=r"out\.bin could not be written: 20,000 bytes were written, and "),
+        pytest.raises(
+            OSError, match=r"out\.bin could not be written: 20,000 bytes were written, and "
+        ),
         atomic_write(target, overwrite=True) as file,
     ):
         np.savez(file, a=np.arange(10_000))
@@ -69,8 +77,16 @@ def test_a_compressed_file_that_does_not_fit_is_named(tmp_path):
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_with_its_size(target):
-    with limited_files(), pytest.raises(OSError, match=rf"^{target} could not be written: it needs 4[\d,]+ bytes, and .*{LIMITED}"):
-        AtomicCheckpoints().save_checkpoint({"a": torch.zeros(10_000), "b": torch.zeros(100)}, target)
+    with (
+        limited_files(),
+        pytest.raises(
+            OSError,
+            match=rf"^{target} could not be written: it needs 4[\d,]+ bytes, and .*{LIMITED}",
+        ),
+    ):
+        AtomicCheckpoints().save_checkpoint(
+            {"a": torch.zeros(10_000), "b": torch.zeros(100)}, target
+        )
     assert unchanged(target)
 
 
@@ -104,7 +120,10 @@ def test_a_name_that_ends_in_gz_is_compressed(tmp_path, name):
 def test_a_pipe_is_refused_because_inputs_are_read_more_than_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for read in (files.open_binary(tmp_path / "pipe").__enter__, lambda: pack(tmp_path / "pipe")):
-        with pytest.raises(ValueError, match="pipe is a pipe or a device, and inputs are read more than once; write it to a file first"):
+        with pytest.raises(
+            ValueError,
+            match="pipe is a pipe or a device, and inputs are read more than once; write it to a file first",
+        ):
             read()
 
 
@@ -115,7 +134,10 @@ def test_an_error_of_another_file_keeps_its_message(target):
 
 
 def test_an_append_that_does_not_fit_leaves_the_file_as_it_was(target):
-    with limited_files(), pytest.raises(OSError, match=r"out\.bin could not be written: it needs 30,000 bytes"):
+    with (
+        limited_files(),
+        pytest.raises(OSError, match=r"out\.bin could not be written: it needs 30,000 bytes"),
+    ):
         append(target, bytes(30_000))
     append(target, b"")
     assert unchanged(target)
@@ -123,7 +145,10 @@ def test_an_append_that_does_not_fit_leaves_the_file_as_it_was(target):
 
 def test_a_batch_of_samples_that_does_not_fit_is_named(tmp_path):
     output = ResumableOutput(tmp_path / "s.fa", {})
-    with limited_files(), pytest.raises(OSError, match=r"\.s\.fa\.part could not be written: it needs 30,000 bytes"):
+    with (
+        limited_files(),
+        pytest.raises(OSError, match=r"\.s\.fa\.part could not be written: it needs 30,000 bytes"),
+    ):
         output.append(bytes(30_000), 1)
     output.close()
 
@@ -134,25 +159,37 @@ def test_a_folder_that_cannot_be_written_is_named(target, monkeypatch, number):
         raise OSError(number, "Read-only file system")
 
     monkeypatch.setattr(disk.WatchedFile, "__init__", refused)
-    with pytest.raises(OSError, match=rf"^{target} could not be written: Read-only file system; choose a folder that you may write to"):
+    with pytest.raises(
+        OSError,
+        match=rf"^{target} could not be written: Read-only file system; choose a folder that you may write to",
+    ):
         write_json(target, 1)
     assert unchanged(target)
 
 
 def test_an_output_in_a_read_only_folder_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *args: False)
-    with pytest.raises(PermissionError, match=rf"a/b/out\.fa could not be written: the folder {tmp_path} is read-only"):
+    with pytest.raises(
+        PermissionError,
+        match=rf"a/b/out\.fa could not be written: the folder {tmp_path} is read-only",
+    ):
         check_output(tmp_path / "a" / "b" / "out.fa")
 
 
 def test_an_output_below_a_file_is_refused_before_the_work(target):
-    with pytest.raises(ValueError, match=r"below could not be written: .*out\.bin is a file; choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"below could not be written: .*out\.bin is a file; choose another folder"
+    ):
         check_output(target / "below")
 
 
 def test_temporary_files_of_killed_processes_are_removed_by_the_next_write(tmp_path):
     left = [tmp_path / f".x.json.{digit * 32}.part" for digit in "ab"]
-    others = [tmp_path / f".x.{'a' * 32}.part", tmp_path / f".y.json.{'a' * 32}.part", tmp_path / ".x.json.part"]
+    others = [
+        tmp_path / f".x.{'a' * 32}.part",
+        tmp_path / f".y.json.{'a' * 32}.part",
+        tmp_path / ".x.json.part",
+    ]
     for path in (*left, *others):
         path.write_text("half")
     with left[1].open("r+b") as file:  # another process is writing it

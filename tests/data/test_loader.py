@@ -17,13 +17,19 @@ DNA = DNATokenizer()
 
 def loader(size=20, batch_size=4, **options):
     records = [DNA.encode("ACGTTGCANGATC" * 30)]
-    return TrainLoader(UniformWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3), batch_size, **options)
+    return TrainLoader(
+        UniformWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3),
+        batch_size,
+        **options,
+    )
 
 
 def from_file(path, length, num_workers=0, start_method=None, size=60, **options):
     genome = Genome.open(path)
     intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
-    windows = UniformWindows(genome.records, intervals, length, size, DNA.vocab, 3, True, genome.n_runs, 0.1, **options)
+    windows = UniformWindows(
+        genome.records, intervals, length, size, DNA.vocab, 3, True, genome.n_runs, 0.1, **options
+    )
     return TrainLoader(windows, 4, num_workers, start_method=start_method)
 
 
@@ -81,7 +87,12 @@ def test_workers_change_nothing():
 def test_ranks_share_an_epoch_and_no_window_occurs_twice():
     alone = [row for batch in contents(loader(batch_size=4)) for row in zip(*batch)]
     ranks = [contents(loader(batch_size=2, rank=r, world_size=2)) for r in range(2)]
-    together = [row for pair in zip(*ranks) for rows in zip(*(zip(*batch) for batch in pair)) for row in rows]
+    together = [
+        row
+        for pair in zip(*ranks)
+        for rows in zip(*(zip(*batch) for batch in pair))
+        for row in rows
+    ]
     assert together == alone
 
 
@@ -111,15 +122,28 @@ def test_batches_draw_nothing_from_the_global_generator():
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker")
-@pytest.mark.parametrize(("start_method", "workers"), [("fork", (2, 4)), pytest.param("spawn", (1, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("start_method", "workers"),
+    [("fork", (2, 4)), pytest.param("spawn", (1, 4), marks=pytest.mark.slow)],
+)
 def test_workers_of_either_kind_give_the_same_windows_as_biopython(tmp_path, start_method, workers):
     # Two gzip files and soft-masking; what is compared is the multiset of (index, window) of an epoch.
-    texts = {f"r{i}": "".join("ACGTacgtN"[(j * j + i * j // 3) % 9] if j % 97 else "NNN" for j in range(900)) for i in range(4)}
+    texts = {
+        f"r{i}": "".join(
+            "ACGTacgtN"[(j * j + i * j // 3) % 9] if j % 97 else "NNN" for j in range(900)
+        )
+        for i in range(4)
+    }
     for half in (0, 1):
-        body = "".join(f">{name}\n{text}\n" for name, text in list(texts.items())[2 * half : 2 * half + 2])
+        body = "".join(
+            f">{name}\n{text}\n" for name, text in list(texts.items())[2 * half : 2 * half + 2]
+        )
         (tmp_path / f"{half}.fa.gz").write_bytes(gzip.compress(body.encode()))
     ours = {n: from_file(tmp_path, 16, n, start_method if n else None) for n in (0, *workers)}
-    seen = {n: Counter(str(row) for batch in contents(loader) for row in zip(*batch)) for n, loader in ours.items()}
+    seen = {
+        n: Counter(str(row) for batch in contents(loader) for row in zip(*batch))
+        for n, loader in ours.items()
+    }
     assert all(seen[n] == seen[0] for n in workers) and sum(seen[0].values()) == 60
     windows, records = ours[0].windows, {}
     for half in (0, 1):
@@ -130,7 +154,10 @@ def test_workers_of_either_kind_give_the_same_windows_as_biopython(tmp_path, sta
         record, start, reverse = windows.place(0, index)
         part = records[names[record]][start : start + 16]
         letters = str(part.reverse_complement() if reverse else part)
-        assert DNA.decode(windows[0, index]["ids"]) == letters and str((index, windows[0, index]["ids"].tolist())) in seen[0]
+        assert (
+            DNA.decode(windows[0, index]["ids"]) == letters
+            and str((index, windows[0, index]["ids"].tolist())) in seen[0]
+        )
 
 
 def test_chr20_is_what_biopython_reads(shared_data):
@@ -141,4 +168,6 @@ def test_chr20_is_what_biopython_reads(shared_data):
     for index in range(400):
         _, start, reverse = windows.place(5, index)
         part = record.seq[start : start + 1024].upper()
-        assert DNA.decode(windows[5, index]["ids"]) == str(part.reverse_complement() if reverse else part)
+        assert DNA.decode(windows[5, index]["ids"]) == str(
+            part.reverse_complement() if reverse else part
+        )

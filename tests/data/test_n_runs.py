@@ -20,12 +20,19 @@ def runs_of(texts):
 
 
 @settings(max_examples=300)
-@given(RECORDS, st.integers(1, 20), st.integers(0, 20), st.tuples(st.integers(0, 60), st.integers(0, 60)))
+@given(
+    RECORDS,
+    st.integers(1, 20),
+    st.integers(0, 20),
+    st.tuples(st.integers(0, 60), st.integers(0, 60)),
+)
 def test_allowed_starts_are_exactly_those_with_few_n(texts, length, most, part):
     runs = runs_of(texts)
     for record, text in enumerate(texts):
         for start, end in ((0, len(text)), (min(part[0], len(text)), min(max(part), len(text)))):
-            expected = [s for s in range(start, end - length + 1) if text[s : s + length].count("N") <= most]
+            expected = [
+                s for s in range(start, end - length + 1) if text[s : s + length].count("N") <= most
+            ]
             ranges = runs.allowed(record, start, end, length, most)
             assert [s for first, after in ranges.tolist() for s in range(first, after)] == expected
             assert (ranges[1:, 0] > ranges[:-1, 1]).all()  # none touch
@@ -36,9 +43,14 @@ def test_counts_are_those_of_the_letters(texts):
     runs = runs_of(texts)
     for record, text in enumerate(texts):
         starts, ends = np.triu_indices(len(text) + 1)
-        assert runs.count(record, starts, ends).tolist() == [text[a:b].count("N") for a, b in zip(starts, ends)]
+        assert runs.count(record, starts, ends).tolist() == [
+            text[a:b].count("N") for a, b in zip(starts, ends)
+        ]
 
 
-@pytest.mark.parametrize(("share", "length", "most"), [(0.1, 1024, 102), (0.1, 10, 1), (0.29, 100, 29), (0.0, 50, 0), (0.7, 10, 7)])
+@pytest.mark.parametrize(
+    ("share", "length", "most"),
+    [(0.1, 1024, 102), (0.1, 10, 1), (0.29, 100, 29), (0.0, 50, 0), (0.7, 10, 7)],
+)
 def test_a_share_is_a_number_of_bases(share, length, most):
     assert max_n_count(share, length) == most

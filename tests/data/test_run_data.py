@@ -15,7 +15,11 @@ from dnadiff.metrics.text_quality import JudgeModel
 
 TEXT = "dnadiff.data.text.datamodule.TextDataModule"
 ON_THE_HUB = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "organization/name"}
-HUB = {"_target_": "dnadiff.data.text.hub.Hub", "id": "organization/name", "splits": {"train": "train", "test": "test"}}
+HUB = {
+    "_target_": "dnadiff.data.text.hub.Hub",
+    "id": "organization/name",
+    "splits": {"train": "train", "test": "test"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,15 @@ def book(tmp_path):
     return {"_target_": TEXT, "path": str(tmp_path / "book.txt"), "length": 64, "batch_size": 4}
 
 
-@pytest.mark.parametrize("change", [{"tokenizer": ON_THE_HUB}, {"path": None, "hub": HUB}, {"hub": HUB, "tokenizer": ON_THE_HUB}, "text"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer": ON_THE_HUB},
+        {"path": None, "hub": HUB},
+        {"hub": HUB, "tokenizer": ON_THE_HUB},
+        "text",
+    ],
+)
 def test_a_foreign_model_of_dna_whose_data_name_the_hub_is_refused(trained, book, change):
     data = book | change if isinstance(change, dict) else change
     model = checkpoint.load(trained)
@@ -56,7 +68,9 @@ def test_a_foreign_model_of_dna_whose_data_name_the_hub_is_refused(trained, book
         lambda: pretraining_kmers(model.config, model.tokenizer),
         lambda: evaluation.data_of(model, {"data": None, "trust": [], "length": None}),
     ):
-        with pytest.raises(ValueError, match=r"these data are text|downloaded data|expected a mapping"):
+        with pytest.raises(
+            ValueError, match=r"these data are text|downloaded data|expected a mapping"
+        ):
             read()
     assert evaluation.training_data(model, None, []) is None
 

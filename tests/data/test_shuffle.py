@@ -21,7 +21,9 @@ def test_orders_are_as_random_as_they_should_be():
     first = np.concatenate([shuffled(key, np.array([0]), 6) for key in range(6000)])
     assert (abs(np.bincount(first, minlength=6) - 1000) < 150).all()  # five standard deviations
     neighbors = np.diff(shuffled(1, np.arange(100_000), 100_000))
-    assert abs(np.corrcoef(neighbors[1:], neighbors[:-1])[0, 1] + 0.5) < 0.02  # as of independent draws
+    assert (
+        abs(np.corrcoef(neighbors[1:], neighbors[:-1])[0, 1] + 0.5) < 0.02
+    )  # as of independent draws
 
 
 def test_bits_are_fair_and_uniforms_fill_the_interval():
@@ -29,4 +31,9 @@ def test_bits_are_fair_and_uniforms_fill_the_interval():
     for bit in range(64):
         assert abs(((drawn >> np.uint64(bit)) & np.uint64(1)).mean() - 0.5) < 0.02
     u = uniform(5, np.arange(20_000))
-    assert u.min() >= 0 and u.max() < 1 and abs(u.mean() - 0.5) < 0.01 and abs(u.var() - 1 / 12) < 0.005
+    assert (
+        u.min() >= 0
+        and u.max() < 1
+        and abs(u.mean() - 0.5) < 0.01
+        and abs(u.var() - 1 / 12) < 0.005
+    )

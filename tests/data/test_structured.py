@@ -31,7 +31,9 @@ DAMAGED_YAML = {
 }
 
 
-@pytest.mark.parametrize("content", DAMAGED_JSON, ids=lambda content: content[:12].decode(errors="replace"))
+@pytest.mark.parametrize(
+    "content", DAMAGED_JSON, ids=lambda content: content[:12].decode(errors="replace")
+)
 def test_damaged_json_is_named(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
@@ -39,7 +41,9 @@ def test_damaged_json_is_named(tmp_path, content):
         read_json(path, ("a",), "make it again")
 
 
-@pytest.mark.parametrize("content", DAMAGED_YAML, ids=lambda content: content[:12].decode(errors="replace"))
+@pytest.mark.parametrize(
+    "content", DAMAGED_YAML, ids=lambda content: content[:12].decode(errors="replace")
+)
 def test_damaged_yaml_is_named(tmp_path, content):
     path = tmp_path / "x.yaml"
     path.write_bytes(content)
@@ -50,7 +54,10 @@ def test_damaged_yaml_is_named(tmp_path, content):
 def test_sound_files_are_read(tmp_path):
     (tmp_path / "x").write_text('{"a": [1, null]}', encoding="utf-8")
     assert (
-        read_json(tmp_path / "x", ("a",)) == read_yaml(tmp_path / "x", ("a",)) == {"a": [1, None]} == json_object(b'{"a": [1, null]}', "x")
+        read_json(tmp_path / "x", ("a",))
+        == read_yaml(tmp_path / "x", ("a",))
+        == {"a": [1, None]}
+        == json_object(b'{"a": [1, null]}', "x")
     )
     assert parse_json("3", "x") == 3
 
@@ -61,23 +68,37 @@ def test_a_damaged_configuration_of_an_unfinished_run_is_named(tmp_path):
     checkpoint.touch()
     for content in (b"\xff", b"[" * 5000, b"a: [", b"7"):
         (tmp_path / "old" / "config.yaml").write_bytes(content)
-        with pytest.raises(ValueError, match=r"old/config\.yaml .*; restore it, or move .*old elsewhere"):
+        with pytest.raises(
+            ValueError, match=r"old/config\.yaml .*; restore it, or move .*old elsewhere"
+        ):
             resumable({"a": 1}, tmp_path / "new")
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"settings": [], "done": 0, "bytes": 0, "notes": {}, "complete": true}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"{}", b'{"settings": [], "done": 0, "bytes": 0, "notes": {}, "complete": true}'],
+)
 def test_a_damaged_journal_is_named(tmp_path, content):
     temporary_path(tmp_path / "s.fa", "journal").write_bytes(content)
-    with pytest.raises(ValueError, match=r"s\.fa\.journal.*; start over: overwrite=true, without resume"):
+    with pytest.raises(
+        ValueError, match=r"s\.fa\.journal.*; start over: overwrite=true, without resume"
+    ):
         read_journal(tmp_path / "s.fa")
 
 
 def test_a_damaged_prediction_is_named(tmp_path):
     path = tmp_path / "p.npz"
-    np.savez_compressed(path, predictions=np.zeros((40, 2)), labels=np.zeros(40, int), seconds=1.0, about="{}")
+    np.savez_compressed(
+        path, predictions=np.zeros((40, 2)), labels=np.zeros(40, int), seconds=1.0, about="{}"
+    )
     content = path.read_bytes()
     assert load_prediction(path)[0].seconds == 1
-    for damaged in (b"", b"x", content[:-30], *(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, 400, 13))):
+    for damaged in (
+        b"",
+        b"x",
+        content[:-30],
+        *(content[:i] + bytes([content[i] ^ 0xFF]) + content[i + 1 :] for i in range(0, 400, 13)),
+    ):
         path.write_bytes(damaged)
         try:
             load_prediction(path)

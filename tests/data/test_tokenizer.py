@@ -29,9 +29,15 @@ def test_every_ambiguity_code_becomes_n():
     assert DNA.encode("RYKMSWBDHVNrykmswbdhvn").tolist() == [11] * 22
 
 
-@pytest.mark.parametrize(("sequence", "letter", "position"), [("ACX", "X", 3), ("é", "é", 1), (b"AC-T", "-", 3), (Seq("AC*"), r"\*", 3)])
+@pytest.mark.parametrize(
+    ("sequence", "letter", "position"),
+    [("ACX", "X", 3), ("é", "é", 1), (b"AC-T", "-", 3), (Seq("AC*"), r"\*", 3)],
+)
 def test_other_letters_are_named_with_their_position(sequence, letter, position):
-    with pytest.raises(ValueError, match=f"letter '{letter}' at position {position} is not a nucleotide; allowed are A, C, G, T"):
+    with pytest.raises(
+        ValueError,
+        match=f"letter '{letter}' at position {position} is not a nucleotide; allowed are A, C, G, T",
+    ):
         DNA.encode(sequence)
 
 
@@ -70,7 +76,12 @@ def test_characters_are_numbered_by_code_point():
     assert text.characters == "\nabn"
     assert text.encode("ban\n").tolist() == [4, 3, 5, 2] and text.encode("a").dtype == np.uint8
     assert text.decode([4, 0, 5]) == "b\ufffdn"
-    assert (text.vocab.size, text.vocab.mask_id, text.vocab.pad_id, text.vocab.never_emitted) == (6, 0, 1, (0, 1))
+    assert (text.vocab.size, text.vocab.mask_id, text.vocab.pad_id, text.vocab.never_emitted) == (
+        6,
+        0,
+        1,
+        (0, 1),
+    )
     assert text.vocab.complement is None
 
 
@@ -82,7 +93,9 @@ def test_text_in_any_script_comes_back():
 
 
 def test_an_unknown_character_is_named():
-    with pytest.raises(ValueError, match="character 'z' at position 3 is not among the 3 characters"):
+    with pytest.raises(
+        ValueError, match="character 'z' at position 3 is not among the 3 characters"
+    ):
         CharTokenizer("abc").encode("abz")
     with pytest.raises(ValueError, match="id 1 at position 1 has no letter"):
         CharTokenizer("abc").decode([1])
@@ -96,14 +109,20 @@ def test_a_long_text_is_encoded_in_pieces():
     ids = tokenizer.encode(text)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert ids.dtype == np.uint8 and (ids.reshape(-1, 4) == [3, 4, 5, 2]).all() and len(ids) == 1 << 22
+    assert (
+        ids.dtype == np.uint8 and (ids.reshape(-1, 4) == [3, 4, 5, 2]).all() and len(ids) == 1 << 22
+    )
     assert peak < 10 * len(ids)
-    with pytest.raises(ValueError, match=f"character 'z' at position {(1 << 22) + 1} is not among the 4 characters"):
+    with pytest.raises(
+        ValueError, match=f"character 'z' at position {(1 << 22) + 1} is not among the 4 characters"
+    ):
         tokenizer.encode(f"{text}z")
 
 
 def test_a_tokenizer_is_its_configuration():
-    assert DNATokenizer() == DNA and DNA.config() == {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
+    assert DNATokenizer() == DNA and DNA.config() == {
+        "_target_": "dnadiff.data.tokenizer.DNATokenizer"
+    }
     text = CharTokenizer("cab")
     config = text.config()
     assert config.pop("_target_") == "dnadiff.data.tokenizer.CharTokenizer"

@@ -18,13 +18,20 @@ NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
 ALLOWED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)
 KIND = torch.tensor([0, 1, 2])
 TILT = torch.tensor([0.0, 0.0, 1.0, 0.0])
-STEPS = {"grouped": {"num_groups": 3}, "confidence": {"num_steps": 3}, "gibbs": {"num_groups": 3}, "entropy_bounded": {"bound": 0.0}}
+STEPS = {
+    "grouped": {"num_groups": 3},
+    "confidence": {"num_steps": 3},
+    "gibbs": {"num_groups": 3},
+    "entropy_bounded": {"bound": 0.0},
+}
 STEPS |= {name: {"num_steps": 128} for name in ("ancestral", "analytic")}
 POWERS = torch.tensor([9, 3, 1])
 
 
 def make(name):
-    return build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | STEPS.get(name, {}))
+    return build(
+        compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"] | STEPS.get(name, {})
+    )
 
 
 class Exact(BaseDenoiser):
@@ -36,7 +43,9 @@ class Exact(BaseDenoiser):
         states = torch.tensor(list(itertools.product(range(4), repeat=3)))
         weight = ((states[:, None] == toy.sequences) | (states[:, None] == 3)).all(-1) * toy.joint
         onehot = torch.nn.functional.one_hot(toy.sequences, 4).double()
-        self.table = (torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]).log()
+        self.table = (
+            torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]
+        ).log()
 
     def at(self, xt):
         return self.table[xt @ torch.tensor([16, 4, 1])]
@@ -45,14 +54,20 @@ class Exact(BaseDenoiser):
         return self.at(xt)[positions]
 
     def step(self, token, state=None, cond=None):
-        before = State([token.new_zeros(len(token), 0)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        before = (
+            State([token.new_zeros(len(token), 0)])
+            if state is None
+            else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        )
         seen = torch.full((len(token), 3), 3)
         seen[:, : before.tensors[0].shape[1]] = before.tensors[0]
         return self.at(seen)[:, before.tensors[0].shape[1]], before
 
     def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
         before = xt[:, :0] if state is None else state.tensors[0]
-        seen = torch.cat([before, xt, torch.full((len(xt), 3 - before.shape[1] - xt.shape[1]), 3)], 1)
+        seen = torch.cat(
+            [before, xt, torch.full((len(xt), 3 - before.shape[1] - xt.shape[1]), 3)], 1
+        )
         return self.at(seen)[:, before.shape[1] : before.shape[1] + xt.shape[1]][positions]
 
     def advance(self, x0, state=None, cond=None, valid=None):
@@ -66,14 +81,24 @@ def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
     sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
     x_init = process.prior(batch, 3) if x_init is None else x_init
-    distribution = Constrained(Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt, x_init)
+    distribution = Constrained(
+        Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt, x_init
+    )
     frozen = x_init != 3
-    tokens = sampler.sample(distribution, process, x_init, Draws.for_batch(seed, batch), frozen if frozen.any() else None).tokens
+    tokens = sampler.sample(
+        distribution,
+        process,
+        x_init,
+        Draws.for_batch(seed, batch),
+        frozen if frozen.any() else None,
+    ).tokens
     return sampler, tokens, distribution.log_weight()
 
 
 def total_variation(tokens, weight, target):
-    distribution = torch.zeros(27, dtype=torch.float64).index_add(0, tokens @ POWERS, weight / weight.sum())
+    distribution = torch.zeros(27, dtype=torch.float64).index_add(
+        0, tokens @ POWERS, weight / weight.sum()
+    )
     return float((distribution - target).abs().sum() / 2)
 
 
@@ -94,13 +119,25 @@ def test_constraints_always_hold_and_weights_correct_the_distribution(name, tilt
         return
     mass = kept(toy, tilt).sum()
     target, weight = kept(toy, tilt) / mass, log_weight.exp()
-    plain, corrected = (total_variation(tokens, w, target) for w in (torch.ones(batch).double(), weight))
-    floor = 0.5 * (2 / torch.pi * target * (1 - target) / effective_size(log_weight.numpy())).sqrt().sum().item()
+    plain, corrected = (
+        total_variation(tokens, w, target) for w in (torch.ones(batch).double(), weight)
+    )
+    floor = (
+        0.5
+        * (2 / torch.pi * target * (1 - target) / effective_size(log_weight.numpy()))
+        .sqrt()
+        .sum()
+        .item()
+    )
     assert corrected < 2.2 * floor
     if name in ("grouped", "first_hitting", "ancestral", "ar"):
-        assert plain > 5 * corrected  # the bias that the weights are there for: about 0.12, by `ar` 0.28
+        assert (
+            plain > 5 * corrected
+        )  # the bias that the weights are there for: about 0.12, by `ar` 0.28
     # the mean weight is the mass that the constraints leave
-    assert weight.mean() == pytest.approx(mass.item(), abs=4.5 * weight.std().item() / batch**0.5 + 0.004)
+    assert weight.mean() == pytest.approx(
+        mass.item(), abs=4.5 * weight.std().item() / batch**0.5 + 0.004
+    )
 
 
 def test_resampling_has_the_distribution(toy):
@@ -129,7 +166,11 @@ def test_whole_bases_from_the_start_need_no_weight(toy):
     x_init = torch.tensor([[3, 1, 3]]).expand(8000, 3).clone()
     free = Constrained(Exact(toy), torch.zeros(8000, 3).long(), ALLOWED)
     process = AbsorbingProcess(toy.vocab, LogLinear(1e-3))
-    tokens = make("first_hitting").sample(free, process, x_init, Draws.for_batch(0, 8000), x_init != 3).tokens
+    tokens = (
+        make("first_hitting")
+        .sample(free, process, x_init, Draws.for_batch(0, 8000), x_init != 3)
+        .tokens
+    )
     target = toy.joint * (toy.sequences[:, 1] == 1)
     assert total_variation(tokens, torch.ones(8000).double(), target / target.sum()) < 0.03
     assert (free.log_weight() == 0).all()
@@ -143,23 +184,38 @@ def test_autoregressive_weights_include_tokens_given_to_the_right(toy):
         target = kept(toy) * (toy.sequences[:, place] == letter)
         rows = slice(first, None, 2)
         plain = total_variation(tokens[rows], torch.ones(6000).double(), target / target.sum())
-        assert total_variation(tokens[rows], log_weight[rows].exp(), target / target.sum()) < 0.03 < plain
+        assert (
+            total_variation(tokens[rows], log_weight[rows].exp(), target / target.sum())
+            < 0.03
+            < plain
+        )
         assert log_weight[rows].exp().mean() == pytest.approx(target.sum().item(), rel=0.05)
 
 
 def test_unconstrained_positions_keep_the_predictions_unchanged(toy):
-    xt, positions = torch.tensor([[3, 3, 3], [3, 0, 3]]), torch.tensor([[True, True, True], [True, False, True]])
+    xt, positions = (
+        torch.tensor([[3, 3, 3], [3, 0, 3]]),
+        torch.tensor([[True, True, True], [True, False, True]]),
+    )
     plain = Exact(toy)
     distribution = Constrained(plain, KIND.expand(2, 3), ALLOWED)
     a, b = plain.log_probs(xt, positions=positions), distribution.log_probs(xt, positions=positions)
     assert torch.equal(a[[0, 3]], b[[0, 3]]) and not torch.equal(a, b)
     torch.testing.assert_close(b.exp().sum(-1), torch.ones(5).double())
-    assert (distribution.log_mass[0, 1:] < 0).all() and distribution.log_mass[0, 0] == 0 and distribution.log_mass[1, 1] == 0
+    assert (
+        (distribution.log_mass[0, 1:] < 0).all()
+        and distribution.log_mass[0, 0] == 0
+        and distribution.log_mass[1, 1] == 0
+    )
 
 
 def test_for_rows_selects_rows_and_columns(toy):
     distribution = Constrained(Exact(toy), KIND.expand(4, 3), ALLOWED)
-    part = distribution.for_rows(torch.tensor([3, 1])).for_rows(columns=slice(1, 3)).for_rows(torch.tensor([1]))
+    part = (
+        distribution.for_rows(torch.tensor([3, 1]))
+        .for_rows(columns=slice(1, 3))
+        .for_rows(torch.tensor([1]))
+    )
     assert part.kind.tolist() == [[1, 2]] and part.rows.tolist() == [1] and part.start == 1
     part.denoiser.at = lambda xt: distribution.denoiser.table[63][None, 1:]
     part.log_probs(torch.tensor([[3, 3]]), positions=torch.tensor([[True, False]]))
@@ -170,11 +226,18 @@ def test_for_rows_selects_rows_and_columns(toy):
 def test_without_allowed_mass_the_constraint_alone_decides(toy):
     class Sure(Exact):
         def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
-            return torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf]).expand(int(positions.sum()), 4)
+            return torch.tensor([0.0, -torch.inf, -torch.inf, -torch.inf]).expand(
+                int(positions.sum()), 4
+            )
 
     distribution = Constrained(Sure(toy), KIND.expand(1, 3), ALLOWED)
-    log_probs = distribution.log_probs(torch.full((1, 3), 3), positions=torch.ones(1, 3, dtype=torch.bool))
-    assert log_probs.exp().tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0.5, 0.5, 0]] and distribution.log_mass[0, 2] == -torch.inf
+    log_probs = distribution.log_probs(
+        torch.full((1, 3), 3), positions=torch.ones(1, 3, dtype=torch.bool)
+    )
+    assert (
+        log_probs.exp().tolist() == [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0.5, 0.5, 0]]
+        and distribution.log_mass[0, 2] == -torch.inf
+    )
 
 
 def test_ratios_keep_their_sum(toy):
@@ -188,10 +251,15 @@ def test_ratios_keep_their_sum(toy):
     plain, positions = Ratios(toy.vocab), torch.ones(1, 3, dtype=torch.bool)
     distribution = Constrained(plain, KIND[None], ALLOWED)
     assert distribution.normalized is False
-    a, b = (d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, distribution))
+    a, b = (
+        d.log_score(torch.full((1, 3), 3), None, positions=positions) for d in (plain, distribution)
+    )
     torch.testing.assert_close(b[:, :3].logsumexp(-1), a[:, :3].logsumexp(-1))
     assert b[1, 2] == -torch.inf and torch.equal(b[:, 3], a[:, 3]) and torch.equal(b[0], a[0])
-    torch.testing.assert_close(distribution.log_mass[0, 1].exp().item(), (a[1, :2].logsumexp(-1) - a[1, :3].logsumexp(-1)).exp().item())
+    torch.testing.assert_close(
+        distribution.log_mass[0, 1].exp().item(),
+        (a[1, :2].logsumexp(-1) - a[1, :3].logsumexp(-1)).exp().item(),
+    )
 
 
 def test_properties_are_those_of_the_denoiser(toy):

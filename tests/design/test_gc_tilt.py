@@ -33,19 +33,32 @@ def test_calibration_finds_the_target(at_zero, gain, target):
         return 1 / (1 + math.exp(-gain * x) * (1 - at_zero) / at_zero)
 
     found, reached, count = gc_tilt.find_tilt(mean, target)
-    assert abs(mean(found) - target) <= gc_tilt.TOLERANCE and reached == pytest.approx(mean(found)) and count == len(calls) - 2 <= 12
+    assert (
+        abs(mean(found) - target) <= gc_tilt.TOLERANCE
+        and reached == pytest.approx(mean(found))
+        and count == len(calls) - 2 <= 12
+    )
 
 
 def test_a_gc_that_a_sampler_cannot_reach_is_an_error():
-    with pytest.raises(ValueError, match=r"gc 0.8 cannot be reached by this sampler: its pilot batch reaches 0.600"):
+    with pytest.raises(
+        ValueError, match=r"gc 0.8 cannot be reached by this sampler: its pilot batch reaches 0.600"
+    ):
         gc_tilt.find_tilt(lambda x: 0.4 + 0.2 / (1 + math.exp(-x)), 0.8)
-    assert gc_tilt.find_tilt(lambda x: round(20 / (1 + math.exp(-x))) / 20, 0.507)[1] == pytest.approx(0.5)  # a small pilot moves in steps
+    assert gc_tilt.find_tilt(lambda x: round(20 / (1 + math.exp(-x))) / 20, 0.507)[
+        1
+    ] == pytest.approx(0.5)  # a small pilot moves in steps
 
 
 @pytest.mark.parametrize("gc", [0, 1, -0.1, "half", True, float("nan"), 0.2, 0.8, 0.1])
 def test_a_gc_that_the_template_excludes_is_an_error(gc):
-    request = Templates([("t", dna_pattern(DNA, 10, "GCATNNNNNN"))], 4, 3)  # 0.2 and 0.8 only if every letter were one of two
-    with pytest.raises(ValueError, match=r"gc .* (must be a number between 0 and 1|cannot be reached: .* between 0.200 and 0.800)"):
+    request = Templates(
+        [("t", dna_pattern(DNA, 10, "GCATNNNNNN"))], 4, 3
+    )  # 0.2 and 0.8 only if every letter were one of two
+    with pytest.raises(
+        ValueError,
+        match=r"gc .* (must be a number between 0 and 1|cannot be reached: .* between 0.200 and 0.800)",
+    ):
         gc_tilt.check(gc, request, DNA)
     assert gc_tilt.check(0.5, request, DNA) == 0.5 == gc_tilt.check(np.float32(0.5), request, DNA)
     with pytest.raises(ValueError, match="for models of DNA"):
@@ -55,17 +68,32 @@ def test_a_gc_that_the_template_excludes_is_an_error(gc):
 def test_the_pilot_makes_no_importance_weights_and_counts_its_calls(monkeypatch):
     torch.manual_seed(0)
     model = BlockDenoiser(Caduceus(DNA.vocab, d_model=8, n_layers=1, d_state=4).eval(), 4)
-    generator = ConditionalSampler(model, AbsorbingProcess(DNA.vocab, LogLinear()), DNA, Blockwise(Grouped(2)), tilt=0.5)
+    generator = ConditionalSampler(
+        model, AbsorbingProcess(DNA.vocab, LogLinear()), DNA, Blockwise(Grouped(2)), tilt=0.5
+    )
     request = Templates([("t", dna_pattern(DNA, 14, "NNNNACGTNNGCAA"))], 4, 3)
     numbered = [(i, request[i]) for i in range(4)]
     weighted, plain = generator.fill(numbered, 7), generator.fill(numbered, 7, weighted=False)
     assert weighted.log_weight is not None and plain.log_weight is None
     assert [x.tolist() for x in weighted.tokens] == [x.tolist() for x in plain.tokens]
-    assert weighted.nfe == plain.nfe + 8 + 1  # a call for each fixed token after the first mask, and the state before the last block
+    assert (
+        weighted.nfe == plain.nfe + 8 + 1
+    )  # a call for each fixed token after the first mask, and the state before the last block
     made = []
-    monkeypatch.setattr(Constrained, "score_given", lambda *_: pytest.fail("the pilot asks for the probability of fixed tokens"))
     monkeypatch.setattr(
-        ConditionalSampler, "fill", lambda *args, fill=ConditionalSampler.fill, **kw: made.append(fill(*args, **kw)) or made[-1]
+        Constrained,
+        "score_given",
+        lambda *_: pytest.fail("the pilot asks for the probability of fixed tokens"),
+    )
+    monkeypatch.setattr(
+        ConditionalSampler,
+        "fill",
+        lambda *args, fill=ConditionalSampler.fill, **kw: (
+            made.append(fill(*args, **kw)) or made[-1]
+        ),
     )
     found = gc_tilt.fit(generator, request, 0.5, 1, 16)
-    assert len(made) >= 2 and (found.nfe, found.rows) == (sum(batch.nfe for batch in made), sum(batch.rows for batch in made))
+    assert len(made) >= 2 and (found.nfe, found.rows) == (
+        sum(batch.nfe for batch in made),
+        sum(batch.rows for batch in made),
+    )

@@ -33,7 +33,14 @@ WORDS = ["".join(letters) for letters in itertools.product("ACGT", repeat=3)]
 IDS = torch.from_numpy(np.stack([DNA.encode(word) for word in WORDS]).astype(np.int64))
 JOINT = torch.rand(64, generator=torch.Generator().manual_seed(5), dtype=torch.float64) ** 2 + 0.02
 JOINT /= JOINT.sum()
-SCORES = dict(zip(WORDS, torch.rand(64, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(2).tolist()))
+SCORES = dict(
+    zip(
+        WORDS,
+        torch.rand(64, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+        .mul(2)
+        .tolist(),
+    )
+)
 BETA = 1.5
 
 
@@ -49,7 +56,12 @@ class Linear(Reward):
     weight = np.random.default_rng(0).normal(size=(3, 4))
 
     def __call__(self, sequences):
-        return np.array([sum(self.weight[at, "ACGT".index(base)] for at, base in enumerate(text)) for text in sequences])
+        return np.array(
+            [
+                sum(self.weight[at, "ACGT".index(base)] for at, base in enumerate(text))
+                for text in sequences
+            ]
+        )
 
     def gradient(self, sequences):
         return self(sequences), np.broadcast_to(self.weight, (len(sequences), 3, 4))
@@ -69,7 +81,14 @@ class Sine(Linear):
 def generator(make_oracle):
     def make(sampler=None, tilt=0.0, joint=JOINT):
         denoiser = make_oracle(IDS, joint, DNA.vocab)
-        return ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler or FirstHitting(), None, tilt)
+        return ConditionalSampler(
+            denoiser,
+            AbsorbingProcess(DNA.vocab, LogLinear(1e-3)),
+            DNA,
+            sampler or FirstHitting(),
+            None,
+            tilt,
+        )
 
     return make
 
@@ -79,7 +98,9 @@ def quick_text(monkeypatch):
     """Decode with a table: decoding takes most of the time of many designs for a reward that is a table."""
     letters = np.zeros(DNA.vocab.size, np.uint8)
     letters[DNA.ids_from_bases(range(4)).astype(int)] = list(b"ACGT")
-    monkeypatch.setattr(ConditionalSampler, "text", lambda self, target, ids: letters[ids].tobytes().decode())
+    monkeypatch.setattr(
+        ConditionalSampler, "text", lambda self, target, ids: letters[ids].tobytes().decode()
+    )
 
 
 def request(count, template="NNN"):
@@ -90,7 +111,9 @@ def reached(designer, count, batch_size, template="NNN"):
     """The weighted frequencies (64,) of `count` designs, and the log of the mean weight."""
     found, total = np.zeros(64), 0.0
     for batch in designer.batches(request(count, template), 1, batch_size):
-        weights = np.ones(len(batch.tokens)) if batch.log_weight is None else np.exp(batch.log_weight)
+        weights = (
+            np.ones(len(batch.tokens)) if batch.log_weight is None else np.exp(batch.log_weight)
+        )
         for ids, weight, reward in zip(batch.tokens, weights, batch.rewards):
             word = DNA.decode(ids)
             assert abs(reward - designer.goal.reward.reward([word])[0]) < 1e-9
@@ -103,8 +126,12 @@ def target(reward, beta, template="NNN", tilt=0.0):
     """The exact distribution p(x | template) exp(beta r(x)), and the log of its normalizing constant given the fixed bases."""
     allowed = {"N": "ACGT", "R": "AG", "Y": "CT", "S": "CG"}
     fits = np.array([all(b in allowed.get(a, a) for a, b in zip(template, word)) for word in WORDS])
-    visible = np.array([all(a not in "ACGT" or a == b for a, b in zip(template, word)) for word in WORDS])
-    gc = np.array([sum(b in "CG" for b, a in zip(word, template) if a not in "ACGT") for word in WORDS])
+    visible = np.array(
+        [all(a not in "ACGT" or a == b for a, b in zip(template, word)) for word in WORDS]
+    )
+    gc = np.array(
+        [sum(b in "CG" for b, a in zip(word, template) if a not in "ACGT") for word in WORDS]
+    )
     mass = JOINT.numpy() * fits * np.exp(beta * np.asarray(reward(WORDS)) + tilt * gc)
     return mass / mass.sum(), np.log(mass.sum() / (JOINT.numpy() * visible).sum())
 
@@ -123,7 +150,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("template", "count"), [("NCN", 3_000), pytest.param("RYN", 4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("template", "count"), [("NCN", 3_000), pytest.param("RYN", 4_000, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_weighted_designs_have_the_target_distribution(generator, name, template, count):
     designer = Designer(generator(), METHODS[name], as_reward(scores), BETA)
@@ -141,23 +170,39 @@ def test_the_total_variation_of_many_designs_is_below_one_percent(generator, nam
     # The distance falls with the root of the number of designs. Resampling at every step leaves fewer distinct ancestors (64,000 designs are
     # .016 away), and the weights of SVDD vary more (100,000 are .011 away).
     count = 300_000 if name == "smc that always resamples" or name.startswith("svdd") else 100_000
-    found, _ = reached(Designer(generator(), METHODS[name], as_reward(scores), BETA), count, 100_000, template)
+    found, _ = reached(
+        Designer(generator(), METHODS[name], as_reward(scores), BETA), count, 100_000, template
+    )
     assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("template", "count"), [("NNN", 150_000), ("NCN", 100_000)])
-def test_guidance_by_the_gradient_of_a_curved_reward_is_exact_with_its_weights(generator, quick_text, template, count):
-    found, log_mean = reached(Designer(generator(), ClassifierGuidance(gradient=True), Sine(), BETA), count, count, template)
+def test_guidance_by_the_gradient_of_a_curved_reward_is_exact_with_its_weights(
+    generator, quick_text, template, count
+):
+    found, log_mean = reached(
+        Designer(generator(), ClassifierGuidance(gradient=True), Sine(), BETA),
+        count,
+        count,
+        template,
+    )
     exact, log_constant = target(Sine(), BETA, template)
     assert 0.5 * np.abs(found - exact).sum() < 0.01 and abs(log_mean - log_constant) < 0.01
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("template", "count", "num_steps"), [("NNN", 100_000, 14), ("NCN", 40_000, 14), ("RNY", 40_000, 24)])
-def test_the_total_variation_of_many_chains_is_below_one_percent(generator, quick_text, template, count, num_steps):
+@pytest.mark.parametrize(
+    ("template", "count", "num_steps"),
+    [("NNN", 100_000, 14), ("NCN", 40_000, 14), ("RNY", 40_000, 24)],
+)
+def test_the_total_variation_of_many_chains_is_below_one_percent(
+    generator, quick_text, template, count, num_steps
+):
     # With a partial letter a proposal has one position, and takes more steps.
-    designer = Designer(generator(), Metropolis(num_steps, num_positions=3), as_reward(scores), BETA)
+    designer = Designer(
+        generator(), Metropolis(num_steps, num_positions=3), as_reward(scores), BETA
+    )
     found, _ = reached(designer, count, count, template)
     assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
 
@@ -179,22 +224,33 @@ def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
     words = ["AA", "AC", "CA", "CC"]
     ids = torch.from_numpy(np.stack([DNA.encode(word) for word in words]).astype(np.int64))
     denoiser = make_oracle(ids, torch.full((4,), 0.25, dtype=torch.float64), DNA.vocab)
-    made = ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, FirstHitting())
-    designer = Designer(made, SMC(threshold=1.0, anneal=False), as_reward(lambda s: [text.count("A") for text in s]), BETA)
+    made = ConditionalSampler(
+        denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, FirstHitting()
+    )
+    designer = Designer(
+        made,
+        SMC(threshold=1.0, anneal=False),
+        as_reward(lambda s: [text.count("A") for text in s]),
+        BETA,
+    )
     designer.goal.reward._is_checked = True
     two = Templates([("x", dna_pattern(DNA, 2, "NN"))], 2, DNA.vocab.mask_id)
     # The number of the systematic resampling decides at these limits, by the difference of the rewards, -2 to 2.
     share = 1 / (1 + np.exp(-BETA * np.arange(-2, 3)))
     limits = [0.0, *sorted({round(float(x % 1), 12) for x in 2 * share if 0 < x % 1 < 1}), 1.0]
     total = 0.0
-    for first, second, predicted in itertools.product(itertools.product((0.25, 0.75), repeat=2), repeat=3):
+    for first, second, predicted in itertools.product(
+        itertools.product((0.25, 0.75), repeat=2), repeat=3
+    ):
         for low, high in itertools.pairwise(limits):
             Enumerated.numbers = {
                 ("reveal", 0): [[0.9, 0.1], [0.1, 0.9]],
                 ("token", 0): [[first[0], second[0]], [second[1], first[1]]],
                 ("token", 1): [[second[0]] * 2, [second[1]] * 2],
                 ("resample", 0): [(low + high) / 2] * 2,
-                **{("predicted", step): [[predicted[0]] * 2, [predicted[1]] * 2] for step in (0, 1)},
+                **{
+                    ("predicted", step): [[predicted[0]] * 2, [predicted[1]] * 2] for step in (0, 1)
+                },
             }
             (batch,) = designer.batches(two, 1, 2)
             total += np.exp(batch.log_weight).mean() * (high - low) / 64
@@ -206,12 +262,17 @@ def test_resampling_keeps_what_belongs_to_a_particle(make_oracle):
     for sampler in (Ancestral(num_steps=6), FirstHitting()):
         denoiser = make_oracle(IDS, JOINT, DNA.vocab)
         denoiser.time_conditioning = True
-        made = ConditionalSampler(denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler)
+        made = ConditionalSampler(
+            denoiser, AbsorbingProcess(DNA.vocab, LogLinear(1e-3)), DNA, sampler
+        )
         designer = Designer(made, SMC(threshold=1.0), as_reward(scores), BETA)
         found, log_mean = reached(designer, 3_000, 3_000, "NCY")
         exact, log_constant = target(scores, BETA, "NCY")
         distance = 0.5 * np.abs(found - exact).sum()
-        assert distance < (0.05 if sampler.exact and isinstance(sampler, FirstHitting) else 0.2) and abs(log_mean - log_constant) < 0.15
+        assert (
+            distance < (0.05 if sampler.exact and isinstance(sampler, FirstHitting) else 0.2)
+            and abs(log_mean - log_constant) < 0.15
+        )
 
 
 @pytest.mark.parametrize("method", [Metropolis(num_steps=1), ResampleMove(num_stages=1), SMC()])
@@ -219,9 +280,7 @@ def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(gener
     made = generator()
     made.denoiser.max_length = 2
     designer = Designer(made, method, as_reward(scores), BETA)
-    message = (
-        f"method {type(method).__name__} reads whole sequences, and 3 tokens are more than the 2 that this network takes; use .*at most 2"
-    )
+    message = f"method {type(method).__name__} reads whole sequences, and 3 tokens are more than the 2 that this network takes; use .*at most 2"
     with pytest.raises(ValueError, match=message):
         next(designer.batches(request(2), 1, 2))
     assert (designer.reward_calls, made.denoiser.calls) == (0, 0)
@@ -229,11 +288,24 @@ def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(gener
 
 
 def test_designs_do_not_depend_on_the_batch(generator):
-    for method in (SVDD(num_candidates=2, every=2), ClassifierGuidance(), Metropolis(num_steps=3), BestOfN(2)):
+    for method in (
+        SVDD(num_candidates=2, every=2),
+        ClassifierGuidance(),
+        Metropolis(num_steps=3),
+        BestOfN(2),
+    ):
         found = []
         for size in (1, 4, 12):
-            batches = Designer(generator(Ancestral(num_steps=5)), method, as_reward(scores), BETA).batches(request(12, "NYN"), 1, size)
-            found.append([(DNA.decode(ids), round(reward, 9)) for b in batches for ids, reward in zip(b.tokens, b.rewards)])
+            batches = Designer(
+                generator(Ancestral(num_steps=5)), method, as_reward(scores), BETA
+            ).batches(request(12, "NYN"), 1, size)
+            found.append(
+                [
+                    (DNA.decode(ids), round(reward, 9))
+                    for b in batches
+                    for ids, reward in zip(b.tokens, b.rewards)
+                ]
+            )
         assert found[0] == found[1] == found[2]
 
 
@@ -243,11 +315,14 @@ def purines_first():
     return joint / joint.sum()
 
 
-@pytest.mark.parametrize(("method", "template"), [(SMC(), "YNN"), (SVDD(), "YAC"), (ResampleMove(num_stages=2), "YAC")])
+@pytest.mark.parametrize(
+    ("method", "template"), [(SMC(), "YNN"), (SVDD(), "YAC"), (ResampleMove(num_stages=2), "YAC")]
+)
 def test_a_template_of_probability_zero_is_refused(generator, method, template):
     designer = Designer(generator(joint=purines_first()), method, as_reward(scores), BETA)
     with pytest.raises(
-        ValueError, match=r"no design of the batch that begins with x_1 has a probability above 0.*change the letters, motif= or label="
+        ValueError,
+        match=r"no design of the batch that begins with x_1 has a probability above 0.*change the letters, motif= or label=",
     ):
         list(designer.batches(request(8, template), 1, 8))
 
@@ -256,7 +331,9 @@ def test_a_weight_of_zero_stays_zero(generator):
     # A model that excludes most of what a template asks for.
     joint = purines_first()
     joint[WORDS.index("CAA")] = 0.2 / 32
-    designer = Designer(generator(joint=joint / joint.sum()), SMC(threshold=1.0), as_reward(scores), BETA)
+    designer = Designer(
+        generator(joint=joint / joint.sum()), SMC(threshold=1.0), as_reward(scores), BETA
+    )
     (batch,) = designer.batches(request(60, "NRY"), 1, 60)
     assert not np.isnan(batch.log_weight).any()
 
@@ -278,10 +355,14 @@ def test_without_a_reward_designs_are_the_samples_of_the_model(generator, sample
 
 def test_the_first_order_of_a_linear_reward_is_exact(generator):
     linear = Linear()
-    exact, first = (Designer(generator(), ClassifierGuidance(gradient=g), linear, BETA) for g in (False, True))
+    exact, first = (
+        Designer(generator(), ClassifierGuidance(gradient=g), linear, BETA) for g in (False, True)
+    )
     (one,), (two,) = (designer.batches(request(40), 1, 40) for designer in (exact, first))
     assert np.array_equal(one.tokens, two.tokens) and np.allclose(one.log_weight, two.log_weight)
-    assert exact.reward_calls == 40 * 3 * (1 + 3) + 40  # each of 3 steps: x0 and 3 changes; then the designs
+    assert (
+        exact.reward_calls == 40 * 3 * (1 + 3) + 40
+    )  # each of 3 steps: x0 and 3 changes; then the designs
     assert first.reward_calls == 40 * 3 * 2 + 40
 
 
@@ -296,7 +377,12 @@ def test_metropolis_reaches_the_target_distribution(generator, template, tilt):
 
 @pytest.mark.parametrize(("template", "tilt"), [("RNC", 0.0), ("NCN", 0.7)])
 def test_resample_move_reaches_the_target_distribution_with_constraints(generator, template, tilt):
-    designer = Designer(generator(tilt=tilt), ResampleMove(num_stages=5, num_positions=3, threshold=0.9), as_reward(scores), BETA)
+    designer = Designer(
+        generator(tilt=tilt),
+        ResampleMove(num_stages=5, num_positions=3, threshold=0.9),
+        as_reward(scores),
+        BETA,
+    )
     found, log_mean = reached(designer, 3_000, 3_000, template)
     exact, log_constant = target(scores, BETA, template, tilt)
     assert 0.5 * np.abs(found - exact).sum() < 0.06 and abs(log_mean - log_constant) < 0.08
@@ -305,9 +391,14 @@ def test_resample_move_reaches_the_target_distribution_with_constraints(generato
 def test_the_mean_weight_of_small_populations_is_unbiased(generator):
     method = ResampleMove(num_stages=3, num_positions=2, threshold=1.0)
     designer = Designer(generator(), method, as_reward(scores), BETA)
-    means = np.array([np.exp(batch.log_weight).mean() for batch in designer.batches(request(4_500), 1, 3)])
+    means = np.array(
+        [np.exp(batch.log_weight).mean() for batch in designer.batches(request(4_500), 1, 3)]
+    )
     expected = np.exp(target(scores, BETA)[1])
-    assert abs(means.mean() - expected) < 4 * means.std() / np.sqrt(len(means)) and means.std() > 0.05 * expected
+    assert (
+        abs(means.mean() - expected) < 4 * means.std() / np.sqrt(len(means))
+        and means.std() > 0.05 * expected
+    )
 
 
 def test_resample_move_has_weights_only_if_every_call_draws_one_position(generator):
@@ -318,7 +409,12 @@ def test_resample_move_has_weights_only_if_every_call_draws_one_position(generat
         (FirstHitting(), 2, False),
         (FirstHitting(temperature=0.9), None, False),
     ):
-        designer = Designer(generator(sampler), ResampleMove(num_stages=2, num_groups=groups), as_reward(scores), BETA)
+        designer = Designer(
+            generator(sampler),
+            ResampleMove(num_stages=2, num_groups=groups),
+            as_reward(scores),
+            BETA,
+        )
         (batch,) = designer.batches(request(6), 1, 6)
         assert (batch.log_weight is not None) == bool(designer.has_weights(request(6))) == weighted
 
@@ -328,11 +424,20 @@ def test_metropolis_leaves_the_target_distribution_unchanged(generator):
     exact, _ = target(scores, BETA)
     starts = np.random.default_rng(0).choice(64, 3_000, p=exact)
     (pattern,) = request(1).patterns
-    chosen = Templates([pattern], len(starts), DNA.vocab.mask_id, start=[IDS[i].numpy() for i in starts])
+    chosen = Templates(
+        [pattern], len(starts), DNA.vocab.mask_id, start=[IDS[i].numpy() for i in starts]
+    )
     for groups, most in ((None, 0.08), (1, 1.0)):
-        designer = Designer(generator(), Metropolis(num_steps=4, num_positions=3, num_groups=groups), as_reward(scores), BETA)
+        designer = Designer(
+            generator(),
+            Metropolis(num_steps=4, num_positions=3, num_groups=groups),
+            as_reward(scores),
+            BETA,
+        )
         (batch,) = designer.batches(chosen, 2, len(starts))
-        found = np.bincount([WORDS.index(DNA.decode(ids)) for ids in batch.tokens], minlength=64) / len(starts)
+        found = np.bincount(
+            [WORDS.index(DNA.decode(ids)) for ids in batch.tokens], minlength=64
+        ) / len(starts)
         distance = 0.5 * np.abs(found - exact).sum()
         assert distance < most
     assert distance > 0.12
@@ -347,19 +452,43 @@ def test_designs_from_a_given_sequence_change_few_positions(generator):
     changed = changes(batch)
     near = [word for word in WORDS if sum(a != b for a, b in zip(word, "GAT")) <= 1]
     assert set(changed) <= {0, 1} and max(batch.rewards) == max(scores(near))
-    assert all(reward >= SCORES["GAT"] for reward in batch.rewards)  # best: never worse than the start
+    assert all(
+        reward >= SCORES["GAT"] for reward in batch.rewards
+    )  # best: never worse than the start
 
 
 def test_designs_in_python_have_the_numbers_of_their_records(generator):
     (pattern,), start = request(1).patterns, DNA.encode("GAT").astype(np.int64)
     chosen = Templates([pattern], 4, DNA.vocab.mask_id, start=[start] * 4)
-    designer = Designer(generator(), Metropolis(3), as_reward(scores), 0.0, longest_match=lambda bases: np.array([len(b) for b in bases]))
+    designer = Designer(
+        generator(),
+        Metropolis(3),
+        as_reward(scores),
+        0.0,
+        longest_match=lambda bases: np.array([len(b) for b in bases]),
+    )
     for design in designer.designs(chosen, 1, 4):
-        assert design.changes == sum(a != b for a, b in zip(design, "GAT")) and design.longest_match == 3 and design.ess is None
+        assert (
+            design.changes == sum(a != b for a, b in zip(design, "GAT"))
+            and design.longest_match == 3
+            and design.ess is None
+        )
     assert design.reward_calls == designer.reward_calls / 4
-    weighted = Designer(generator(), SVDD(num_candidates=2), as_reward(scores), BETA).designs(request(6), 1, 3)
-    assert all(design.reward_calls == 3 * 2 and 1 <= design.ess <= 3 and design.changes is None for design in weighted)
-    assert list(weighted.to_frame()) == ["sequence", "log_prob", "log_weight", "reward", "reward_calls", "ess"]
+    weighted = Designer(generator(), SVDD(num_candidates=2), as_reward(scores), BETA).designs(
+        request(6), 1, 3
+    )
+    assert all(
+        design.reward_calls == 3 * 2 and 1 <= design.ess <= 3 and design.changes is None
+        for design in weighted
+    )
+    assert list(weighted.to_frame()) == [
+        "sequence",
+        "log_prob",
+        "log_weight",
+        "reward",
+        "reward_calls",
+        "ess",
+    ]
 
 
 def test_best_of_n_has_the_distribution_of_the_maximum(generator):
@@ -378,16 +507,24 @@ def test_batches_have_one_template_and_start_anywhere(generator):
     batches = list(Designer(generator(), SVDD(), as_reward(scores)).batches(both, 1, 2))
     assert [len(batch.targets) for batch in batches] == [2, 2, 1, 2, 2, 1]
     rest = list(Designer(generator(), SVDD(), as_reward(scores)).batches(both, 1, 2, 5))
-    assert all(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.log_weight, b.log_weight) for a, b in zip(batches[3:], rest))
+    assert all(
+        np.array_equal(a.tokens, b.tokens) and np.array_equal(a.log_weight, b.log_weight)
+        for a, b in zip(batches[3:], rest)
+    )
     with pytest.raises(ValueError, match="3 to 5; set length to a number"):
         list(Designer(generator(), SVDD(), as_reward(scores)).batches(Free(DNA, 5, (3, 5)), 1, 2))
 
 
 def test_a_target_value_is_approached(generator):
-    designer = Designer(generator(), Metropolis(num_steps=40, best=True), as_reward(scores, 1.0), 10.0)
+    designer = Designer(
+        generator(), Metropolis(num_steps=40, best=True), as_reward(scores, 1.0), 10.0
+    )
     (batch,) = designer.batches(request(50), 1, 50)
     reached = [SCORES[DNA.decode(ids)] for ids in batch.tokens]
-    assert np.allclose(batch.rewards, -np.abs(np.array(reached) - 1.0)) and np.abs(np.array(reached) - 1.0).mean() < 0.05
+    assert (
+        np.allclose(batch.rewards, -np.abs(np.array(reached) - 1.0))
+        and np.abs(np.array(reached) - 1.0).mean() < 0.05
+    )
     toward = as_reward(Linear(), 0.5)
     value, slope = toward.gradient(["ACG", "TTT"])
     assert np.array_equal(value, toward(["ACG", "TTT"]))
@@ -398,14 +535,22 @@ def test_a_target_value_is_approached(generator):
 def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
     with pytest.raises(ValueError, match="beta -1 must be 0 or more"):
         Designer(generator(), SMC(), as_reward(scores), -1)
-    with pytest.raises(ValueError, match="needs a sampler whose order does not depend on tokens, not Confidence; set sampler=grouped"):
+    with pytest.raises(
+        ValueError,
+        match="needs a sampler whose order does not depend on tokens, not Confidence; set sampler=grouped",
+    ):
         Designer(generator(Confidence()), SVDD(), as_reward(scores))
-    with pytest.raises(ValueError, match="gradient=true needs a differentiable reward, and scores has no gradient"):
+    with pytest.raises(
+        ValueError, match="gradient=true needs a differentiable reward, and scores has no gradient"
+    ):
         Designer(generator(), ClassifierGuidance(gradient=True), as_reward(scores))
     causal = generator(Autoregressive())
     monkeypatch.setattr(type(causal.denoiser), "left_to_right", True)
     for method in (SMC(), Metropolis(), ResampleMove()):
-        with pytest.raises(ValueError, match=f"method {type(method).__name__} .*goes from left to right; use best_of_n"):
+        with pytest.raises(
+            ValueError,
+            match=f"method {type(method).__name__} .*goes from left to right; use best_of_n",
+        ):
             Designer(causal, method, as_reward(scores))
     with pytest.raises(ValueError, match="is not a design method; give an object such as SMC"):
         Designer(generator(), "smc", as_reward(scores))
@@ -419,15 +564,24 @@ def test_a_population_of_one_is_refused_and_a_small_one_warns(generator, caplog)
     def check(method, count, batch_size, num_templates=1):
         patterns = [(str(i), dna_pattern(DNA, 3, "NNN")) for i in range(num_templates)]
         caplog.clear()
-        Designer(generator(), method, as_reward(scores)).check_request(Templates(patterns, count, DNA.vocab.mask_id), batch_size)
+        Designer(generator(), method, as_reward(scores)).check_request(
+            Templates(patterns, count, DNA.vocab.mask_id), batch_size
+        )
         return caplog.text
 
     for count, batch_size in ((1, 32), (4, 1)):
-        with pytest.raises(ValueError, match="method SMC steers a population, and a batch has one design here"):
+        with pytest.raises(
+            ValueError, match="method SMC steers a population, and a batch has one design here"
+        ):
             check(SMC(), count, batch_size, num_templates=3)
         # Importance sampling does not resample, and moves have their reward in a population of one too.
-        assert not any(check(method, count, batch_size) for method in (SMC(threshold=0.0), ResampleMove(), BestOfN(), SVDD()))
-    assert "the smallest batch of a template has 7" in check(SMC(), 7, 32) and "has 2:" in check(SMC(), 10, 3)
+        assert not any(
+            check(method, count, batch_size)
+            for method in (SMC(threshold=0.0), ResampleMove(), BestOfN(), SVDD())
+        )
+    assert "the smallest batch of a template has 7" in check(SMC(), 7, 32) and "has 2:" in check(
+        SMC(), 10, 3
+    )
     assert not check(SMC(), 33, 32) and not check(SMC(), 8, 8, 4)
 
 
@@ -435,11 +589,20 @@ def test_only_populations_are_divided_evenly(generator):
     two = Templates([(name, dna_pattern(DNA, 3, "NNN")) for name in "xy"], 33, DNA.vocab.mask_id)
 
     def starts(method, batch_size, first=0):
-        return list(Designer(generator(), method, as_reward(scores)).batch_starts(two, batch_size, first))
+        return list(
+            Designer(generator(), method, as_reward(scores)).batch_starts(two, batch_size, first)
+        )
 
     for method in (SMC(), ResampleMove()):
-        assert starts(method, 32) == [0, 17, 33, 50] and starts(method, 32, 33) == [33, 50] and starts(method, 33) == [0, 33]
-        assert starts(method, 10) == [0, 9, 17, 25, 33, 42, 50, 58] and starts(method, 10, 17) == starts(method, 10)[2:]
+        assert (
+            starts(method, 32) == [0, 17, 33, 50]
+            and starts(method, 32, 33) == [33, 50]
+            and starts(method, 33) == [0, 33]
+        )
+        assert (
+            starts(method, 10) == [0, 9, 17, 25, 33, 42, 50, 58]
+            and starts(method, 10, 17) == starts(method, 10)[2:]
+        )
         assert starts(method, 1) == list(range(66))
     for method in (BestOfN(), SVDD(), Metropolis(), SMC(threshold=0.0)):
         assert starts(method, 32) == [0, 32, 33, 65] and starts(method, 32, 33) == [33, 65]
@@ -453,7 +616,9 @@ def test_a_random_reward_is_found_in_a_batch_of_one(generator, method):
         def __call__(self, sequences):
             return random.normal(size=len(sequences))
 
-    with pytest.raises(ValueError, match=r"returned .* and then .* it must be a function of the sequence"):
+    with pytest.raises(
+        ValueError, match=r"returned .* and then .* it must be a function of the sequence"
+    ):
         list(Designer(generator(), method, Random(), BETA).batches(request(1), 1, 1))
 
 
@@ -504,5 +669,7 @@ def test_rewards_are_checked():
     with pytest.raises(ValueError, match=r"gradient of shape \(2, 3, 3\), not \(2, 3, 4\)"):
         CountedReward(linear).gradient(two)
     linear.gradient = lambda s: (Linear()(s) + 1, np.zeros((len(s), 3, 4)))
-    with pytest.raises(ValueError, match=r"returned .* and then .* it must be a function of the sequence"):
+    with pytest.raises(
+        ValueError, match=r"returned .* and then .* it must be a function of the sequence"
+    ):
         CountedReward(linear).gradient(two)

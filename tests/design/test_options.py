@@ -25,18 +25,30 @@ DNA = DNATokenizer().vocab
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 @pytest.mark.parametrize(("inner", "weighted"), [(Grouped(1), True), (Threshold(), False)])
-def test_weights_of_block_diffusion_are_those_of_the_sampler_inside(caplog, guidance, inner, weighted):
+def test_weights_of_block_diffusion_are_those_of_the_sampler_inside(
+    caplog, guidance, inner, weighted
+):
     # A sampler without weights was said to be corrected by them.
     model = BlockDenoiser(Caduceus(DNA, d_model=8, n_layers=1, num_labels=2), 4)
     denoiser = model if guidance == 1 else Guided(model, guidance)
-    generator = ConditionalSampler(denoiser, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(inner))
+    generator = ConditionalSampler(
+        denoiser, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(inner)
+    )
     pattern = Pattern(np.array([3, 3, 3, 3, 3, 3, 3, 9]), np.full(8, FREE, np.uint8), None)
-    request, options = Templates([("t", pattern)], 1, DNA.mask_id), {"guidance": guidance, "length": None}
+    request, options = (
+        Templates([("t", pattern)], 1, DNA.mask_id),
+        {"guidance": guidance, "length": None},
+    )
     assert check_weights(options | {"resample": False}, generator, request, is_dna=True) == weighted
     outcome = "weights correct for it" if weighted else "nothing corrects for it"
-    assert f"does not see fixed tokens to the right of a mask in later blocks; {outcome}" in caplog.text
+    assert (
+        f"does not see fixed tokens to the right of a mask in later blocks; {outcome}"
+        in caplog.text
+    )
     if not weighted:
-        with pytest.raises(ValueError, match="resample=true needs a sampler with importance weights"):
+        with pytest.raises(
+            ValueError, match="resample=true needs a sampler with importance weights"
+        ):
             check_weights(options | {"resample": True}, generator, request, is_dna=True)
 
 
@@ -65,10 +77,13 @@ def test_groups_inside_a_block_are_not_those_of_the_whole_sequence():
     # With the curve of 512 tokens there were 256 groups in blocks of 32.
     fast = ("sampler=fast_dllm", "sampler@sampler.sampler=grouped")
     settings, lengths = resolved(*fast)
-    assert settings["sampler"]["num_groups"] is None and settings["block_size"] == 32 and lengths == []
+    assert (
+        settings["sampler"]["num_groups"] is None and settings["block_size"] == 32 and lengths == []
+    )
     assert resolved(*fast, "sampler.sampler.num_groups=4")[0]["sampler"]["num_groups"] == 4
     with pytest.raises(
-        ValueError, match=r"sizes 'optimal' needs the h\(n\) of a block, and this model was trained without blocks; expected"
+        ValueError,
+        match=r"sizes 'optimal' needs the h\(n\) of a block, and this model was trained without blocks; expected",
     ):
         resolved(*fast, "sampler.sampler.sizes=optimal")
     settings, lengths = resolved("sampler=block", block_size=16)
@@ -76,13 +91,25 @@ def test_groups_inside_a_block_are_not_those_of_the_whole_sequence():
     assert resolved("sampler=block", "sampler.block_size=8", block_size=16)[1] == [8]
     windows = ("sampler=semi_ar", "sampler.window=64", "sampler@sampler.sampler=grouped")
     assert resolved(*windows)[0]["sampler"]["num_groups"] == 32
-    inside = ("sampler=semi_ar", "sampler.window=64", "sampler@sampler.sampler=fast_dllm", "sampler@sampler.sampler.sampler=grouped")
-    assert resolved(*inside)[0]["sampler"]["sampler"]["num_groups"] is None and resolved(*inside)[1] == []
+    inside = (
+        "sampler=semi_ar",
+        "sampler.window=64",
+        "sampler@sampler.sampler=fast_dllm",
+        "sampler@sampler.sampler.sampler=grouped",
+    )
+    assert (
+        resolved(*inside)[0]["sampler"]["sampler"]["num_groups"] is None
+        and resolved(*inside)[1] == []
+    )
 
 
 def test_masks_in_the_samples_are_refused_at_every_level():
     inner = ("sampler@sampler.sampler=fast_dllm", "sampler@sampler.sampler.sampler=ancestral")
-    for options in (["sampler=ancestral"], ["sampler=semi_ar", "sampler@sampler.sampler=ancestral"], ["sampler=semi_ar", *inner]):
+    for options in (
+        ["sampler=ancestral"],
+        ["sampler=semi_ar", "sampler@sampler.sampler=ancestral"],
+        ["sampler=semi_ar", *inner],
+    ):
         settings = compose("sample", ["checkpoint=x", *options])["sampler"]
         check_settings(settings)
         last = settings

@@ -37,7 +37,9 @@ def test_a_stopped_file_resumes_to_the_same_bytes(name, tmp_path):
     discard(resumed.output)
     assert (tmp_path / name).read_bytes() == (tmp_path / f"b{name}").read_bytes()
     text = (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "rb").read()
-    assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted([name, f"b{name}"])
+    assert text == b"".join(BATCHES) and sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [name, f"b{name}"]
+    )
 
 
 def test_a_process_that_dies_before_it_removes_the_journal_can_resume(tmp_path):
@@ -50,7 +52,10 @@ def test_a_process_that_dies_before_it_removes_the_journal_can_resume(tmp_path):
 
 def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
-    with pytest.raises(FileExistsError, match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true",
+    ):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
     with pytest.raises(ValueError, match=r"was started with seed=1, not 2; resume with the same"):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
@@ -61,7 +66,9 @@ def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     restarted.append(b"new", 1)
     assert restarted.done == 1 and short.read_bytes() == b"new"
     temporary_path(tmp_path / "a", "journal").write_text("{")
-    with pytest.raises(ValueError, match=r"journal is not JSON .*; start over: overwrite=true, without resume"):
+    with pytest.raises(
+        ValueError, match=r"journal is not JSON .*; start over: overwrite=true, without resume"
+    ):
         ResumableOutput(tmp_path / "a", {"seed": 2, "of": "x"}, resume=True)
 
 
@@ -96,7 +103,10 @@ def test_a_full_disk_loses_only_the_current_batch(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             stream.append(BATCHES[1], 1)
     stream.close()
-    assert not (tmp_path / "a").exists() and temporary_path(tmp_path / "a", "part").stat().st_size > stream.bytes
+    assert (
+        not (tmp_path / "a").exists()
+        and temporary_path(tmp_path / "a", "part").stat().st_size > stream.bytes
+    )
     write(tmp_path / "a", BATCHES[1:], resume=True).finish()
     assert (tmp_path / "a").read_bytes() == (tmp_path / "whole").read_bytes()
 
@@ -115,7 +125,10 @@ def test_damaged_batches_are_not_continued(name, tmp_path):
     content = part.read_bytes()
     for place in (0, len(content) // 2, len(content) - 1):
         part.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with pytest.raises(ValueError, match=r"part is damaged \(its checksum differs\); start over: overwrite=true"):
+        with pytest.raises(
+            ValueError,
+            match=r"part is damaged \(its checksum differs\); start over: overwrite=true",
+        ):
             ResumableOutput(tmp_path / name, {"seed": 1}, resume=True)
     part.write_bytes(content + b"more")  # of a process that was killed before it wrote the journal
     assert ResumableOutput(tmp_path / name, {"seed": 1}, resume=True).done == 4
@@ -125,11 +138,21 @@ def test_a_journal_with_other_values_is_not_trusted(tmp_path):
     unfinished(tmp_path / "a.fa")
     path = temporary_path(tmp_path / "a.fa", "journal")
     content = json.loads(path.read_text())
-    for changed in ({"done": 5}, {"bytes": 100, "crc": 0}, {"notes": None}, {"more": 1}, {"check": "x"}):
+    for changed in (
+        {"done": 5},
+        {"bytes": 100, "crc": 0},
+        {"notes": None},
+        {"more": 1},
+        {"check": "x"},
+    ):
         path.write_text(json.dumps(content | changed))
         with pytest.raises(ValueError, match=r"journal .*; start over"):
             ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
-    for text in ("[]", "[" * 100_000, json.dumps({key: value for key, value in content.items() if key != "check"})):
+    for text in (
+        "[]",
+        "[" * 100_000,
+        json.dumps({key: value for key, value in content.items() if key != "check"}),
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"journal .*; start over"):
             ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
@@ -138,7 +161,15 @@ def test_a_journal_with_other_values_is_not_trusted(tmp_path):
 def test_a_journal_of_an_earlier_version_is_continued(tmp_path):
     unfinished(tmp_path / "a.fa")
     path = temporary_path(tmp_path / "a.fa", "journal")
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in ("crc", "check")}))
+    path.write_text(
+        json.dumps(
+            {
+                key: value
+                for key, value in json.loads(path.read_text()).items()
+                if key not in ("crc", "check")
+            }
+        )
+    )
     again = ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
     again.append(b"TTTT\n", 1)
     again.close()
@@ -151,7 +182,8 @@ def test_an_error_of_a_batch_names_its_file_also_when_the_output_is_closed(tmp_p
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(
-            OSError, match=r"\.x\.fa\.part could not be written: it needs 9 bytes, and files of this process are limited to 0"
+            OSError,
+            match=r"\.x\.fa\.part could not be written: it needs 9 bytes, and files of this process are limited to 0",
         ):
             output.append(b">a\nACGT\n\n", 1)
         output.close()  # has nothing left to write

@@ -37,41 +37,93 @@ def design(cli, trained, tmp_path):
     def run(*args):
         status, out, err = cli("sample", f"checkpoint={trained}", *FEW, *args)
         assert status == 0, err
-        return read_fasta(tmp_path / "a.fa"), json.loads((tmp_path / "a.fa.json").read_text()), out + err
+        return (
+            read_fasta(tmp_path / "a.fa"),
+            json.loads((tmp_path / "a.fa.json").read_text()),
+            out + err,
+        )
 
     return run
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_writes_designs_with_their_rewards(design, method):
-    records, content, out = design("reward=gc", f"method={method}", *METHODS[method], "beta=20", "copies=true")
+    records, content, out = design(
+        "reward=gc", f"method={method}", *METHODS[method], "beta=20", "copies=true"
+    )
     values = GCContent()([record.sequence.decode() for record in records])
     about = [facts(record) for record in records]
     assert np.allclose([float(each["reward"]) for each in about], values, atol=1e-6)
-    assert all(each["method"] == method and each.get("beta") == (None if method == "best_of_n" else "20") for each in about)
-    assert all(float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about)
-    assert all(float(each["reward_calls"]) == pytest.approx(content["design"]["calls"] / 4, abs=1) for each in about)
+    assert all(
+        each["method"] == method and each.get("beta") == (None if method == "best_of_n" else "20")
+        for each in about
+    )
+    assert all(
+        float(each["log_prob"]) < 0 and 0 <= int(each["longest_match"]) <= 24 for each in about
+    )
+    assert all(
+        float(each["reward_calls"]) == pytest.approx(content["design"]["calls"] / 4, abs=1)
+        for each in about
+    )
     weighted = method in ("smc", "svdd", "classifier_guidance", "resample_move")
     assert all(("log_weight" in each) == ("ess" in each) == weighted for each in about)
     found = content["design"]
     assert found["beta"] == (None if method == "best_of_n" else 20)
-    assert found["mean"] == pytest.approx(values.mean()) and found["best"] == values.max() and found["calls"] > 4
-    assert found["method"]["_target_"].startswith(f"dnadiff.design.method.{method}.") and found["reward"]["_target_"].endswith("GCContent")
-    assert "reward calls" in out and out.count("RESPONSIBLE_USE.md") == 1 and ("log normalizing constant" in out) == weighted
+    assert (
+        found["mean"] == pytest.approx(values.mean())
+        and found["best"] == values.max()
+        and found["calls"] > 4
+    )
+    assert found["method"]["_target_"].startswith(f"dnadiff.design.method.{method}.") and found[
+        "reward"
+    ]["_target_"].endswith("GCContent")
+    assert (
+        "reward calls" in out
+        and out.count("RESPONSIBLE_USE.md") == 1
+        and ("log normalizing constant" in out) == weighted
+    )
 
 
 def test_weighted_sums_of_rewards_with_a_template(design, tmp_path):
     (tmp_path / "t.fa").write_text(">t\nNNNNNNGAATNNNNNNNNRYNNNN\n")
-    sites = ["+reward@reward.terms.sites=restriction_sites", "reward.terms.sites.enzymes=[GAATTC]", "+reward.weights.sites=2"]
-    terms = ["reward=weighted", "+reward@reward.terms.box=motif", "reward.terms.box.motif=TATAAT", *sites]
-    records, content, _ = design(*terms, "template=t.fa", "length=null", "method=smc", "resample=true", "proposals=8", "num_samples=4")
+    sites = [
+        "+reward@reward.terms.sites=restriction_sites",
+        "reward.terms.sites.enzymes=[GAATTC]",
+        "+reward.weights.sites=2",
+    ]
+    terms = [
+        "reward=weighted",
+        "+reward@reward.terms.box=motif",
+        "reward.terms.box.motif=TATAAT",
+        *sites,
+    ]
+    records, content, _ = design(
+        *terms,
+        "template=t.fa",
+        "length=null",
+        "method=smc",
+        "resample=true",
+        "proposals=8",
+        "num_samples=4",
+    )
     for record in records:
         text = record.sequence.decode()
         expected = MotifMatch("TATAAT")([text])[0] - 2 * text.count("GAATTC")
-        assert text[6:10] == "GAAT" and text[18] in "AG" and text[19] in "CT" and float(facts(record)["reward"]) == pytest.approx(expected)
+        assert (
+            text[6:10] == "GAAT"
+            and text[18] in "AG"
+            and text[19] in "CT"
+            and float(facts(record)["reward"]) == pytest.approx(expected)
+        )
     written = [float(facts(record)["reward"]) for record in records]
-    assert content["design"]["mean"] == pytest.approx(np.mean(written)) and content["design"]["best"] == pytest.approx(max(written))
-    assert len(records) == 4 and content["weights"]["resampled"] == 4 and set(content["design"]["reward"]["terms"]) == {"box", "sites"}
+    assert content["design"]["mean"] == pytest.approx(np.mean(written)) and content["design"][
+        "best"
+    ] == pytest.approx(max(written))
+    assert (
+        len(records) == 4
+        and content["weights"]["resampled"] == 4
+        and set(content["design"]["reward"]["terms"]) == {"box", "sites"}
+    )
 
 
 def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_path):
@@ -88,7 +140,9 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
         "length=null",
     ]
     records, content, _ = design(*args, "template=t.fa", "num_samples=2", "beta=100")
-    assert [record.name for record in records] == ["p1_1", "p1_2", "p2_1", "p2_2"] and content["inputs"]["start"] == "s.fa"
+    assert [record.name for record in records] == ["p1_1", "p1_2", "p2_1", "p2_2"] and content[
+        "inputs"
+    ]["start"] == "s.fa"
     for record in records:
         text, before = record.sequence.decode(), given[record.name[:2]]
         changed = sum(a != b for a, b in zip(text, before))
@@ -100,10 +154,22 @@ def test_given_sequences_are_changed_where_the_template_allows_it(design, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["svdd", "smc", "resample_move"])
 def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, python, method):
-    args = ["reward=gc", f"method={method}", "length=24", "num_samples=30", "batch_size=2", "sampler.num_groups=6", f"checkpoint={trained}"]
+    args = [
+        "reward=gc",
+        f"method={method}",
+        "length=24",
+        "num_samples=30",
+        "batch_size=2",
+        "sampler.num_groups=6",
+        f"checkpoint={trained}",
+    ]
     process = python("-m", "dnadiff.sample", *args, "output=a.fa", cwd=tmp_path)
     part, end = tmp_path / ".a.fa.part", time.monotonic() + 600
-    while time.monotonic() < end and process.poll() is None and not (part.exists() and part.stat().st_size > 500):
+    while (
+        time.monotonic() < end
+        and process.poll() is None
+        and not (part.exists() and part.stat().st_size > 500)
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -124,16 +190,43 @@ WRONG = {
     "beta is for designs": ["beta=50"],
     "method is for designs": ["method=smc"],
     "method is for designs; set reward= too": ["method.num_candidates=64"],
-    "method SMC steers a population, and a batch has one design here": ["reward=gc", "method=smc", "batch_size=1"],
+    "method SMC steers a population, and a batch has one design here": [
+        "reward=gc",
+        "method=smc",
+        "batch_size=1",
+    ],
     "gc and reward exclude each other": ["reward=gc", "gc=0.5"],
     "beta -1 must be": ["reward=gc", "beta=-1"],
     "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
-    "designs are compared at one length, and this request has 20 to 30": ["reward=gc", "length=20:30"],
-    "start= is for methods that change given sequences, and BestOfN does not": ["reward=gc", "start=s.fa", "length=null"],
-    "method=resample_move needs sampler=first_hitting": ["reward=gc", "method=resample_move", "method.num_groups=2", "resample=true"],
-    "start= has complete sequences; leave infill, length, prompt and motif out": ["reward=gc", "start=s.fa", "method=metropolis"],
-    "resample=true needs a method with importance weights, and BestOfN has none": ["reward=gc", "resample=true"],
-    "needs a sampler whose order does not depend on tokens, not Confidence": ["reward=gc", "method=smc", "sampler=confidence"],
+    "designs are compared at one length, and this request has 20 to 30": [
+        "reward=gc",
+        "length=20:30",
+    ],
+    "start= is for methods that change given sequences, and BestOfN does not": [
+        "reward=gc",
+        "start=s.fa",
+        "length=null",
+    ],
+    "method=resample_move needs sampler=first_hitting": [
+        "reward=gc",
+        "method=resample_move",
+        "method.num_groups=2",
+        "resample=true",
+    ],
+    "start= has complete sequences; leave infill, length, prompt and motif out": [
+        "reward=gc",
+        "start=s.fa",
+        "method=metropolis",
+    ],
+    "resample=true needs a method with importance weights, and BestOfN has none": [
+        "reward=gc",
+        "resample=true",
+    ],
+    "needs a sampler whose order does not depend on tokens, not Confidence": [
+        "reward=gc",
+        "method=smc",
+        "sampler=confidence",
+    ],
     "gradient=true needs a differentiable reward, and Homopolymer has no gradient": [
         *("reward=homopolymer", "method=classifier_guidance", "method.gradient=true"),
     ],
@@ -153,7 +246,12 @@ WRONG = {
 def test_wrong_options_end_in_one_line(cli, trained, tmp_path, message):
     (tmp_path / "s.fa").write_text(">p1\nATNATATTTAACCGAATATTATTA\n")
     status, _, err = cli("sample", f"checkpoint={trained}", *FEW, *WRONG[message])
-    assert status == 1 and message in err and "Traceback" not in err and not (tmp_path / "a.fa").exists()
+    assert (
+        status == 1
+        and message in err
+        and "Traceback" not in err
+        and not (tmp_path / "a.fa").exists()
+    )
 
 
 def test_a_reward_of_a_trusted_package(cli, trained, tmp_path, monkeypatch):
@@ -179,21 +277,54 @@ def test_designs_in_python(trained):
         return [sum(base in "GC" for base in text) / len(text) for text in sequences]
 
     found = model.design(gc, 3, length=20, sampler=Grouped(4), batch_size=2)
-    assert [design.reward for design in found] == gc(found) and all(design.log_prob < 0 for design in found)
-    weighted = model.design(GCContent(), 3, SMC(), template="ACGTNNNNNNNNRNNNN", sampler=Grouped(4), num_draws=0)
-    assert all(d.startswith("ACGT") and d[12] in "AG" and d.log_prob is None and d.log_weight is not None for d in weighted)
+    assert [design.reward for design in found] == gc(found) and all(
+        design.log_prob < 0 for design in found
+    )
+    weighted = model.design(
+        GCContent(), 3, SMC(), template="ACGTNNNNNNNNRNNNN", sampler=Grouped(4), num_draws=0
+    )
+    assert all(
+        d.startswith("ACGT") and d[12] in "AG" and d.log_prob is None and d.log_weight is not None
+        for d in weighted
+    )
     sequence = "acgtacgtac" * 6
-    changed = model.design(gc, 2, infill=(sequence, 20, 30), length=40, sampler=Grouped(4), num_draws=0)
-    assert all(d.reward_calls == 16 and d.ess is None for d in [*found, *changed]) and all(1 <= d.ess <= 3 for d in weighted)
-    assert all(d[:20] == sequence[:20] and d[30:] == sequence[30:] and len(d) == 60 for d in changed)
-    near = model.design(gc, 2, Metropolis(10, max_changes=2, best=True), start="ATATATATAT", target=0.1, num_draws=0, template="ATNNNNNNNN")
-    assert all(sum(a != b for a, b in zip(d, "ATATATATAT")) == d.changes <= 2 and d[:2] == "AT" for d in near)
+    changed = model.design(
+        gc, 2, infill=(sequence, 20, 30), length=40, sampler=Grouped(4), num_draws=0
+    )
+    assert all(d.reward_calls == 16 and d.ess is None for d in [*found, *changed]) and all(
+        1 <= d.ess <= 3 for d in weighted
+    )
+    assert all(
+        d[:20] == sequence[:20] and d[30:] == sequence[30:] and len(d) == 60 for d in changed
+    )
+    near = model.design(
+        gc,
+        2,
+        Metropolis(10, max_changes=2, best=True),
+        start="ATATATATAT",
+        target=0.1,
+        num_draws=0,
+        template="ATNNNNNNNN",
+    )
+    assert all(
+        sum(a != b for a, b in zip(d, "ATATATATAT")) == d.changes <= 2 and d[:2] == "AT"
+        for d in near
+    )
     assert [d.reward for d in near] == [-abs(value - 0.1) for value in gc(near)]
-    with pytest.raises(ValueError, match="start is for methods that change given sequences, and BestOfN does not"):
+    with pytest.raises(
+        ValueError, match="start is for methods that change given sequences, and BestOfN does not"
+    ):
         model.design(gc, start="ACGT")
-    assert near[0].log_weight is None and found[0].log_weight is None and weighted[0].log_weight is not None
+    assert (
+        near[0].log_weight is None
+        and found[0].log_weight is None
+        and weighted[0].log_weight is not None
+    )
     for wrong, message in (
-        ({"infill": (sequence, 20, 30), "template": "NNN"}, "infill and template exclude each other"),
+        (
+            {"infill": (sequence, 20, 30), "template": "NNN"},
+            "infill and template exclude each other",
+        ),
         ({"infill": (sequence, 20)}, r"must be \(sequence, start, end\)"),
         ({"n": 2.5}, "2.5"),
         ({"batch_size": 0}, "batch_size 0"),
@@ -209,4 +340,11 @@ def test_designs_in_python(trained):
 
 
 def test_short_designs_of_a_model_with_a_stored_curve():
-    assert len(dnadiff.load("ecoli", device="cpu").design(lambda s: [0.0] * len(s), 1, template="ACGTNNNN", num_draws=0)[0]) == 8
+    assert (
+        len(
+            dnadiff.load("ecoli", device="cpu").design(
+                lambda s: [0.0] * len(s), 1, template="ACGTNNNN", num_draws=0
+            )[0]
+        )
+        == 8
+    )

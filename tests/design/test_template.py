@@ -19,19 +19,43 @@ from dnadiff.design.template import (
 )
 
 DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
-BASES = {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC", "B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
+BASES = {
+    "R": "AG",
+    "Y": "CT",
+    "S": "CG",
+    "W": "AT",
+    "K": "GT",
+    "M": "AC",
+    "B": "CGT",
+    "D": "AGT",
+    "H": "ACT",
+    "V": "ACG",
+    "N": "ACGT",
+}
 
 
 def test_letters_follow_iupac():
     table = allowed_letters(DNA)
     for letter, bases in {**BASES, **{b: b for b in "ACGT"}, "U": "T"}.items():
         assert {DNA.decode([i]) for i in np.flatnonzero(table[CODES[letter]])} == set(bases)
-    assert set(CODES) == set(IUPAC) and (allowed_letters(TEXT)[7] == [False, False, True, True, True, True]).all()
+    assert (
+        set(CODES) == set(IUPAC)
+        and (allowed_letters(TEXT)[7] == [False, False, True, True, True, True]).all()
+    )
 
 
 def test_a_template_keeps_the_case_of_bases_and_masks_the_rest():
     pattern = dna_pattern(DNA, 8, "aCNryGtu")
-    assert pattern.ids.tolist() == [7, 8, 3, 3, 3, 9, 10, 10] and pattern.codes.tolist() == [1, 2, 15, 5, 10, 4, 8, 8]
+    assert pattern.ids.tolist() == [7, 8, 3, 3, 3, 9, 10, 10] and pattern.codes.tolist() == [
+        1,
+        2,
+        15,
+        5,
+        10,
+        4,
+        8,
+        8,
+    ]
     assert bytes(pattern.letters) == b"aC\0\0\0Gtt"
 
 
@@ -45,14 +69,24 @@ def test_motifs_are_at_their_positions():
 @given(st.text(sorted(set(CODES) - {"U"}), min_size=1, max_size=20), st.integers(0, 10))
 def test_a_motif_on_the_other_strand_is_its_reverse_complement(motif, start):
     forward, backward = (
-        dna_pattern(DNA, 40, "", read_motifs(f"{m}@{start}{s}")) for m, s in ((reverse_complement(motif), ""), (motif, ":-"))
+        dna_pattern(DNA, 40, "", read_motifs(f"{m}@{start}{s}"))
+        for m, s in ((reverse_complement(motif), ""), (motif, ":-"))
     )
-    assert np.array_equal(forward.codes, backward.codes) and np.array_equal(forward.ids, backward.ids)
+    assert np.array_equal(forward.codes, backward.codes) and np.array_equal(
+        forward.ids, backward.ids
+    )
 
 
 def test_overlapping_letters_must_agree():
     pattern = dna_pattern(DNA, 6, "NNRNNN", read_motifs(["SK@2", "BT@2"]))
-    assert "".join(LETTER[int(c)] for c in pattern.codes) == "NNGTNN" and pattern.ids.tolist() == [3, 3, 9, 10, 3, 3]
+    assert "".join(LETTER[int(c)] for c in pattern.codes) == "NNGTNN" and pattern.ids.tolist() == [
+        3,
+        3,
+        9,
+        10,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +96,11 @@ def test_overlapping_letters_must_agree():
         ("", ["TAZ@1"], r"motif TAZ@1: 'Z' at position 3 is not an IUPAC letter"),
         ("", ["TA@9"], r"motif TA@9 covers 9 to 11 .* outside a sequence of 10 bases"),
         ("", ["TA@-11"], r"motif TA@-11 covers -1 to 1"),
-        ("", ["TA@3", "GG@4"], r"motif GG@4 contradicts motif TA@3 at position 4 \(0-based\) of 10 bases: G against A"),
+        (
+            "",
+            ["TA@3", "GG@4"],
+            r"motif GG@4 contradicts motif TA@3 at position 4 \(0-based\) of 10 bases: G against A",
+        ),
         ("NNRN", ["C@2"], r"motif C@2 contradicts the template at position 2 .* C against R"),
         ("", ["TATAAT"], r"motif 'TATAAT' cannot be read; write MOTIF@start"),
         ("", ["@3"], r"cannot be read"),

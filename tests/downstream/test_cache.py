@@ -39,7 +39,8 @@ def write(path: Path, letters: str) -> Path:
 def same(one, other) -> bool:
     pairs = [(getattr(one, part), getattr(other, part)) for part in ("train", "valid", "test")]
     return one.classes == other.classes and all(
-        a.ids.equal(b.ids) and a.labels.equal(b.labels) and a.lengths.equal(b.lengths) for a, b in pairs
+        a.ids.equal(b.ids) and a.labels.equal(b.labels) and a.lengths.equal(b.lengths)
+        for a, b in pairs
     )
 
 
@@ -56,7 +57,9 @@ def test_a_task_is_read_once_and_again_if_a_file_changes(table, monkeypatch):
     assert Counted.reads == 1 and same(first, again) and first.notes == again.notes
     (kept,) = cache_dir("tasks").iterdir()
     with np.load(kept) as content:
-        assert content["ids"].dtype == np.uint8 and len(content["ids"]) == sum(5 + i % 4 for i in range(40))
+        assert content["ids"].dtype == np.uint8 and len(content["ids"]) == sum(
+            5 + i % 4 for i in range(40)
+        )
     Counted(str(table), seed=1, test_fraction=0.3).load(DNA)  # another division of the same reading
     assert Counted.reads == 1
     Counted(str(table), sequence_column="label", label_column="sequence").sources()
@@ -66,23 +69,34 @@ def test_a_task_is_read_once_and_again_if_a_file_changes(table, monkeypatch):
 
 def test_other_reader_settings_have_another_cache_entry(table, monkeypatch):
     advance_clock(monkeypatch)
-    table.write_text(table.read_text().replace("sequence,label", "sequence,label,other").replace("\n", ",x\n").replace("other,x", "other"))
+    table.write_text(
+        table.read_text()
+        .replace("sequence,label", "sequence,label,other")
+        .replace("\n", ",x\n")
+        .replace("other,x", "other")
+    )
     Counted(str(table)).load(DNA)
     with pytest.raises(ValueError, match="one class, 'x'"):
         Counted(str(table), label_column="other").load(DNA)
     assert Counted.reads == 2
 
 
-def test_a_recently_changed_file_is_not_cached_and_a_damaged_entry_is_read_again(table, monkeypatch):
+def test_a_recently_changed_file_is_not_cached_and_a_damaged_entry_is_read_again(
+    table, monkeypatch
+):
     with monkeypatch.context() as patched:
-        patched.setattr("dnadiff.downstream.cache.time.time", lambda: table.stat().st_ctime + 1.9)  # however slow this machine is
+        patched.setattr(
+            "dnadiff.downstream.cache.time.time", lambda: table.stat().st_ctime + 1.9
+        )  # however slow this machine is
         Counted(str(table)).load(DNA)
     assert not list(cache_dir("tasks").iterdir())
     advance_clock(monkeypatch)
     first = Counted(str(table)).load(DNA)
     (kept,) = cache_dir("tasks").iterdir()
     content = bytearray(kept.read_bytes())
-    content[content.index(b"ids.npy") + 200] ^= 255  # a token, not a field of the archive that nothing reads
+    content[content.index(b"ids.npy") + 200] ^= (
+        255  # a token, not a field of the archive that nothing reads
+    )
     kept.write_bytes(content)
     assert same(Counted(str(table)).load(DNA), first) and Counted.reads == 3
     kept.write_bytes(bytes(content[:100]))

@@ -13,14 +13,22 @@ def bases(*sequences: str) -> list[np.ndarray]:
 
 
 def test_copies_on_either_strand_are_one_cluster():
-    assert clusters.cluster_copies(bases("AACG", "TTTT", "CGTT", "AAAA", "AACGA")).tolist() == [0, 1, 0, 1, 2]
+    assert clusters.cluster_copies(bases("AACG", "TTTT", "CGTT", "AAAA", "AACGA")).tolist() == [
+        0,
+        1,
+        0,
+        1,
+        2,
+    ]
 
 
 def test_chains_of_shared_kmers_join_sequences():
     random = np.random.default_rng(0)
     text = "".join(random.choice(list("ACGT"), 60))
     alone = "".join(random.choice(list("ACGT"), 30))
-    found = clusters.cluster_by_shared_kmers(bases(text[:30], alone, reverse_complement(text[15:45]), text[30:]), 12)
+    found = clusters.cluster_by_shared_kmers(
+        bases(text[:30], alone, reverse_complement(text[15:45]), text[30:]), 12
+    )
     assert found[0] == found[2] == found[3] != found[1]
 
 
@@ -52,5 +60,7 @@ def test_any_number_of_shared_kmers_joins():
     for common in (255, 256, 257, 512):
         shared = "".join(random.choice(list("ACGT"), common + 23))
         ends = ["".join(random.choice(list("ACGT"), 40)) for _ in range(2)]
-        found = clusters.cluster_by_shared_kmers(bases(shared + ends[0], ends[1] + shared, ends[0][:30]), 24)
+        found = clusters.cluster_by_shared_kmers(
+            bases(shared + ends[0], ends[1] + shared, ends[0][:30]), 24
+        )
         assert found[0] == found[1] == found[2]

@@ -20,10 +20,14 @@ def test_cnn_has_the_published_layers():
 def test_padding_changes_no_prediction_and_short_sequences_are_accepted():
     torch.manual_seed(0)
     network = CNN(DNA.vocab, 3, 60).eval()
-    items = Items.from_sequences([DNA.encode(s) for s in ("ACGTACGTAC" * 5, "TTGACA", "G")], [0, 1, 2], DNA.vocab.pad_id)
+    items = Items.from_sequences(
+        [DNA.encode(s) for s in ("ACGTACGTAC" * 5, "TTGACA", "G")], [0, 1, 2], DNA.vocab.pad_id
+    )
     with torch.no_grad():
         together = make_batch(items, torch.arange(3), DNA.vocab)
-        alone = torch.cat([network(items.ids[i : i + 1, : items.lengths[i]].long()) for i in range(3)])
+        alone = torch.cat(
+            [network(items.ids[i : i + 1, : items.lengths[i]].long()) for i in range(3)]
+        )
         assert torch.allclose(network(together.ids, together.valid), alone, atol=1e-6)
 
 
@@ -39,6 +43,8 @@ def test_cnn_learns_a_motif_with_confident_predictions():
         return Items.from_sequences(list(sequences), labels, DNA.vocab.pad_id)
 
     data = TaskData("motif", ["no", "yes"], items(600), items(100), items(200), stranded=True)
-    log_probs = PublishedCNN(DNA, lr=5e-3, epochs=8, batch_size=32, trainer={"accelerator": "cpu"}).fit_predict(data, 0)
+    log_probs = PublishedCNN(
+        DNA, lr=5e-3, epochs=8, batch_size=32, trainer={"accelerator": "cpu"}
+    ).fit_predict(data, 0)
     assert (log_probs.argmax(-1) == data.test.labels).float().mean() > 0.9
     assert log_probs.exp().max() > 0.95  # two sigmoids are limited to 0.73

@@ -13,7 +13,19 @@ from dnadiff.downstream.code_version import SOURCES, code_version
 
 PACKAGE = Path(dnadiff.__file__).parent
 # Modules that compute predictions from items, and what they import without its results depending on it.
-COMPUTING = ["baselines", "classifier", "clusters", "cnn", "finetuning", "grid", "items", "model", "probe", "protocol", "study"]
+COMPUTING = [
+    "baselines",
+    "classifier",
+    "clusters",
+    "cnn",
+    "finetuning",
+    "grid",
+    "items",
+    "model",
+    "probe",
+    "protocol",
+    "study",
+]
 WITHOUT_INFLUENCE = {"dnadiff.bootstrap", "dnadiff.config", "dnadiff.checks"}
 
 
@@ -21,12 +33,26 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
     shutil.copytree(PACKAGE, tmp_path / "a", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(module.importlib.resources, "files", lambda name: tmp_path / "a")
     before = code_version()
-    assert set(before) == {"dnadiff", "code", "torch", "lightning", "scikit-learn", "numpy", "scipy"}
+    assert set(before) == {
+        "dnadiff",
+        "code",
+        "torch",
+        "lightning",
+        "scikit-learn",
+        "numpy",
+        "scipy",
+    }
     (tmp_path / "a" / "report" / "html.py").write_text("changed = True\n")
     (tmp_path / "a" / "kernels" / "built.so").write_bytes(b"not a source")
     assert code_version() == before
     digests = {before["code"]}
-    for name in ("downstream/probe.py", "backbone/mixer.py", "kernels/selective_scan.cpp", "draws.py", "training/optim.py"):
+    for name in (
+        "downstream/probe.py",
+        "backbone/mixer.py",
+        "kernels/selective_scan.cpp",
+        "draws.py",
+        "training/optim.py",
+    ):
         with (tmp_path / "a" / name).open("a") as file:
             file.write("\n")
         digests.add(code_version()["code"])
@@ -40,7 +66,11 @@ def test_a_package_in_a_zip_file_has_the_same_digest(tmp_path, monkeypatch):
             if path.suffix in (".py", ".cpp", ".h"):
                 file.write(path, Path("dnadiff") / path.relative_to(PACKAGE))
     expected = code_version()
-    monkeypatch.setattr(module.importlib.resources, "files", lambda name: zipfile.Path(tmp_path / "x.zip", f"{name}/"))
+    monkeypatch.setattr(
+        module.importlib.resources,
+        "files",
+        lambda name: zipfile.Path(tmp_path / "x.zip", f"{name}/"),
+    )
     assert code_version() == expected
 
 
@@ -53,7 +83,13 @@ def test_a_network_of_your_own_counts():
 
 def test_your_own_parts_in_the_configuration_count(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    config, digests = {"head": {"_target_": "mine.Head"}, "baselines": {"x": {"_target_": "dnadiff.downstream.cnn.PublishedCNN"}}}, set()
+    config, digests = (
+        {
+            "head": {"_target_": "mine.Head"},
+            "baselines": {"x": {"_target_": "dnadiff.downstream.cnn.PublishedCNN"}},
+        },
+        set(),
+    )
     for body in ("pass", "x = 1"):
         (tmp_path / "mine.py").write_text(f"class Head:\n    {body}\n")
         linecache.clearcache()
@@ -62,15 +98,26 @@ def test_your_own_parts_in_the_configuration_count(tmp_path, monkeypatch):
         importlib.import_module("mine")
         digests.add(code_version(config=config)["code"])
     assert len(digests) == 2 and code_version()["code"] not in digests
-    assert code_version(config={"head": {"_target_": "math.sqrt"}})["code"] == code_version()["code"]  # compiled, without a source
+    assert (
+        code_version(config={"head": {"_target_": "math.sqrt"}})["code"] == code_version()["code"]
+    )  # compiled, without a source
 
 
 def test_everything_that_predictions_depend_on_is_covered():
     covered = tuple("dnadiff." + name.removesuffix(".py").replace("/", ".") for name in SOURCES)
     imported = set()
-    for path in [*(PACKAGE / "downstream" / f"{name}.py" for name in COMPUTING), *(PACKAGE / "backbone").glob("*.py")]:
+    for path in [
+        *(PACKAGE / "downstream" / f"{name}.py" for name in COMPUTING),
+        *(PACKAGE / "backbone").glob("*.py"),
+    ]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dnadiff"):
-                imported |= {node.module} if node.module != "dnadiff" else {f"dnadiff.{alias.name}" for alias in node.names}
-    missing = {name for name in imported if not any(name == c or name.startswith(c + ".") for c in covered)}
+                imported |= (
+                    {node.module}
+                    if node.module != "dnadiff"
+                    else {f"dnadiff.{alias.name}" for alias in node.names}
+                )
+    missing = {
+        name for name in imported if not any(name == c or name.startswith(c + ".") for c in covered)
+    }
     assert missing <= WITHOUT_INFLUENCE, missing - WITHOUT_INFLUENCE

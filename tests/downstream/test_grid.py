@@ -13,7 +13,12 @@ class Candidate:
     """A model with a given validation score that predicts its own name."""
 
     def __init__(self, name: str, accuracy: float, loss: float) -> None:
-        self.name, self.valid_score, self.fit_info, self.fitted = name, ValidScore(-1.0, 0.0), {}, []
+        self.name, self.valid_score, self.fit_info, self.fitted = (
+            name,
+            ValidScore(-1.0, 0.0),
+            {},
+            [],
+        )
         self.valid_predictions = None
         self.final_score = ValidScore(accuracy, -loss)
 
@@ -36,12 +41,19 @@ class Candidate:
 
 
 def task() -> TaskData:
-    items = Items(torch.full((4, 4), 7, dtype=torch.uint8), torch.full((4,), 4), torch.arange(4) % 2)
+    items = Items(
+        torch.full((4, 4), 7, dtype=torch.uint8), torch.full((4,), 4), torch.arange(4) % 2
+    )
     return TaskData("toy", ["a", "b"], items, items, items)
 
 
 def test_only_the_best_candidate_on_validation_predicts_test_items():
-    candidates = [Candidate("a", 0.7, 0.5), Candidate("b", 0.8, 0.6), Candidate("c", 0.8, 0.4), Candidate("d", 0.6, 0.1)]
+    candidates = [
+        Candidate("a", 0.7, 0.5),
+        Candidate("b", 0.8, 0.6),
+        Candidate("c", 0.8, 0.4),
+        Candidate("d", 0.6, 0.1),
+    ]
     grid = GridSearch([({"lr": number}, model) for number, model in enumerate(candidates)])
     assert grid.fit_predict(task(), 5) == "c on test"
     assert grid.fit_info["chosen"] == {"lr": 2} and grid.fit_info["best_epoch"] == 2
@@ -57,7 +69,9 @@ def test_every_seed_chooses_for_itself(seed):
     class SeedDependent(Candidate):
         def fit(self, data, seed, report):
             super().fit(data, seed, report)
-            self.valid_score = ValidScore(seed / 10, 0.0) if self.name == "a" else ValidScore(0.15, 0.0)
+            self.valid_score = (
+                ValidScore(seed / 10, 0.0) if self.name == "a" else ValidScore(0.15, 0.0)
+            )
             return self.name
 
     grid = GridSearch([({"name": name}, SeedDependent(name, 0, 0)) for name in "ab"])

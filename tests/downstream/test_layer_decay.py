@@ -26,7 +26,9 @@ def classifier(kind=Caduceus, **settings):
 def rates(module, decay: float) -> dict[str, float]:
     names = {id(p): name for name, p in module.named_parameters()}
     groups = decayed_groups(module, 1.0, 0.1, decay)
-    assert sorted(names[id(p)] for group in groups for p in group["params"]) == sorted(names.values())
+    assert sorted(names[id(p)] for group in groups for p in group["params"]) == sorted(
+        names.values()
+    )
     return {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
 
 
@@ -38,7 +40,9 @@ def test_the_head_has_the_full_rate_and_the_embedding_the_lowest(kind, layers, e
     found = rates(classifier(kind, **more), 0.5)
     assert found["head.weight"] == found["head.bias"] == found[f"backbone.{last}"] == 1.0
     for number, factor in enumerate((1 / 8, 1 / 4, 1 / 2)):
-        own = {rate for name, rate in found.items() if name.startswith(f"backbone.{layers}.{number}.")}
+        own = {
+            rate for name, rate in found.items() if name.startswith(f"backbone.{layers}.{number}.")
+        }
         assert own == {factor}
     assert found[f"backbone.{embedding}"] == 1 / 16 == min(found.values())
 
@@ -59,18 +63,33 @@ def test_parameters_that_are_not_trained_are_in_no_group():
 
 
 def test_a_copied_network_is_fine_tuned_without_decay_of_its_state_space():
-    module = build_classifier(copy.deepcopy(Caduceus(VOCAB, d_model=8, n_layers=1)), MEAN_HEAD, HeadInputs(), 2, 20, True)
-    free = {id(p) for group in decayed_groups(module, 1.0, 0.1, 1.0) if not group["weight_decay"] for p in group["params"]}
+    module = build_classifier(
+        copy.deepcopy(Caduceus(VOCAB, d_model=8, n_layers=1)), MEAN_HEAD, HeadInputs(), 2, 20, True
+    )
+    free = {
+        id(p)
+        for group in decayed_groups(module, 1.0, 0.1, 1.0)
+        if not group["weight_decay"]
+        for p in group["params"]
+    }
     parameters = dict(module.named_parameters())
-    marked = [p for name, p in parameters.items() if name.rpartition(".")[2] in ("A_log", "D", "dt_bias", "bias")]
+    marked = [
+        p
+        for name, p in parameters.items()
+        if name.rpartition(".")[2] in ("A_log", "D", "dt_bias", "bias")
+    ]
     assert len(marked) > 4 and all(id(p) in free for p in marked)
     assert id(parameters["backbone.layers.0.mixer.in_proj.weight"]) not in free
 
 
 def test_the_schedule_multiplies_the_rate_of_each_layer():
-    items = Items(torch.full((8, 6), 7, dtype=torch.uint8), torch.full((8,), 6), torch.arange(8) % 2)
+    items = Items(
+        torch.full((8, 6), 7, dtype=torch.uint8), torch.full((8,), 6), torch.arange(8) % 2
+    )
     data = TaskData("toy", ["a", "b"], items, items, items)
-    module = FineTuningModule(classifier(), data, 1e-2, 0.1, 0.5, 4, seed=0, report=no_report, layer_decay=0.5)
+    module = FineTuningModule(
+        classifier(), data, 1e-2, 0.1, 0.5, 4, seed=0, report=no_report, layer_decay=0.5
+    )
     module._trainer = SimpleNamespace(estimated_stepping_batches=4)  # two steps of warmup
     found = module.configure_optimizers()
     first = {group["lr"] for group in found["optimizer"].param_groups}

@@ -22,7 +22,13 @@ DATA = TaskData("toy", ["a", "b"], ITEMS, ITEMS, ITEMS, stranded=True)
 
 def classifier() -> Classifier:
     torch.manual_seed(0)
-    return Classifier(None, MeanHead(width=len(DNA.vocab.emitted), num_outputs=2, max_length=4), True, HeadInputs(one_hot=True), DNA.vocab)
+    return Classifier(
+        None,
+        MeanHead(width=len(DNA.vocab.emitted), num_outputs=2, max_length=4),
+        True,
+        HeadInputs(one_hot=True),
+        DNA.vocab,
+    )
 
 
 def test_mixed_features_are_weighted_means_over_the_longer_sequence():
@@ -42,24 +48,30 @@ def test_the_loss_has_both_labels_in_the_same_shares():
     module._trainer = None
     mixture = draw_mixture(0.4, 3, 5, 0)
     logits = mixed_logits(model, batch.ids, batch.valid, mixture)
-    expected = mixture.share * cross_entropy(logits, batch.labels) + (1 - mixture.share) * cross_entropy(
-        logits, batch.labels[mixture.order]
-    )
+    expected = mixture.share * cross_entropy(logits, batch.labels) + (
+        1 - mixture.share
+    ) * cross_entropy(logits, batch.labels[mixture.order])
     assert torch.equal(module.training_step(batch, 0), expected)
 
 
 def test_values_are_mixed_by_the_loss_of_their_target():
     model, labels = classifier(), torch.tensor([[1.0, 2.0], [0.0, float("nan")], [3.0, 1.0]])
     items = Items(IDS.to(torch.uint8), torch.tensor([4, 2, 4]), labels)
-    data = TaskData("toy", ["u", "v"], items, items, items, stranded=True, target=RegressionTarget(["u", "v"]))
+    data = TaskData(
+        "toy", ["u", "v"], items, items, items, stranded=True, target=RegressionTarget(["u", "v"])
+    )
     model.target = data.target.fit(labels)
     module = FineTuningModule(model, data, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
     module._trainer = None
     mixture, batch = draw_mixture(0.4, 3, 5, 0), make_batch(items, torch.arange(3), DNA.vocab)
     outputs = mixed_logits(model, batch.ids, batch.valid, mixture)
     losses = [model.target.loss(outputs, each) for each in (labels, labels[mixture.order])]
-    assert torch.equal(module.training_step(batch, 0), mixture.share * losses[0] + (1 - mixture.share) * losses[1])
-    assert -module.validate(items).score.negative_loss == model.target.valid_loss(module.validate(items).predictions, labels)
+    assert torch.equal(
+        module.training_step(batch, 0), mixture.share * losses[0] + (1 - mixture.share) * losses[1]
+    )
+    assert -module.validate(items).score.negative_loss == model.target.valid_loss(
+        module.validate(items).predictions, labels
+    )
 
 
 def test_the_same_seed_and_step_mix_the_same_pairs():
@@ -69,9 +81,21 @@ def test_the_same_seed_and_step_mix_the_same_pairs():
 
 
 def test_a_network_without_a_head_on_features_is_refused():
-    module = FineTuningModule(PublishedCNN(DNA).build_classifier(DATA, 0), DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module = FineTuningModule(
+        PublishedCNN(DNA).build_classifier(DATA, 0),
+        DATA,
+        1e-3,
+        0.0,
+        0.0,
+        3,
+        seed=5,
+        report=no_report,
+        mixup=0.4,
+    )
     module._trainer = None
-    with pytest.raises(ValueError, match=r"mixup 0\.4 needs a head on features, which a CNN has not; set mixup=0"):
+    with pytest.raises(
+        ValueError, match=r"mixup 0\.4 needs a head on features, which a CNN has not; set mixup=0"
+    ):
         module.training_step(make_batch(ITEMS, torch.arange(3), DNA.vocab), 0)
 
 

@@ -26,7 +26,9 @@ def test_an_item_is_inside_if_half_of_its_bases_are_in_pretraining_kmers():
         np.concatenate([genome[700:725], bases(60, 3)]),
         genome[:10],  # shorter than a k-mer
     ]
-    items = Items.from_sequences([DNA.ids_from_bases(row) for row in rows], [0] * 6, DNA.vocab.pad_id)
+    items = Items.from_sequences(
+        [DNA.ids_from_bases(row) for row in rows], [0] * 6, DNA.vocab.pad_id
+    )
     shares = overlap.overlap_fractions(items, KmerSet([genome], 24), DNA)
     assert shares == pytest.approx([1, 1, 0, 40 / 60, 25 / 85, 0], abs=0.03)
     parts = overlap.overlap_subsets(items, KmerSet([genome], 24), DNA, overlap.PRETRAINING)
@@ -36,11 +38,21 @@ def test_an_item_is_inside_if_half_of_its_bases_are_in_pretraining_kmers():
 
 def test_test_items_inside_the_training_part_are_found_on_either_strand():
     def items(*rows):
-        return Items.from_sequences([DNA.ids_from_bases(row) for row in rows], [n % 2 for n in range(len(rows))], DNA.vocab.pad_id)
+        return Items.from_sequences(
+            [DNA.ids_from_bases(row) for row in rows],
+            [n % 2 for n in range(len(rows))],
+            DNA.vocab.pad_id,
+        )
 
     rows = [bases(60, seed) for seed in range(8)]
     near = np.concatenate([bases(20, 9), rows[1][:40]])
-    data = TaskData("t", ["a", "b"], items(*rows[:3]), items(rows[3]), items(reverse_complement(rows[0]), near, rows[3], *rows[4:6]))
+    data = TaskData(
+        "t",
+        ["a", "b"],
+        items(*rows[:3]),
+        items(rows[3]),
+        items(reverse_complement(rows[0]), near, rows[3], *rows[4:6]),
+    )
     found = overlap.tested_subsets(data, FixedSplit(pad_id=0), DNA, KmerSet([rows[4]], 24))
     assert {name: mask.tolist() for name, mask in found.items()} == {
         "inside pretraining": [False, False, False, True, False],
@@ -48,7 +60,10 @@ def test_test_items_inside_the_training_part_are_found_on_either_strand():
         "inside training": [True, True, True, False, False],
         "outside training": [False, False, False, True, True],
     }
-    for protocol in (KFold(pad_id=0), FewItems(pad_id=0, train_items=2)):  # each fold or seed has a different training part
+    for protocol in (
+        KFold(pad_id=0),
+        FewItems(pad_id=0, train_items=2),
+    ):  # each fold or seed has a different training part
         assert overlap.training_subsets(data, protocol, DNA) == {}
     without = dataclasses.replace(data, test=items(*rows[4:]))
     assert overlap.training_subsets(without, FixedSplit(pad_id=0), DNA) == {}  # none is inside
@@ -63,11 +78,20 @@ def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
         "path": str(tmp_path / "g.fa"),
         "length": 64,
         "batch_size": 4,
-        "split": {"_target_": "dnadiff.data.splits.FractionSplit", "test": [0.8, 0.9], "valid": [0.9, 1.0]},
+        "split": {
+            "_target_": "dnadiff.data.splits.FractionSplit",
+            "test": [0.8, 0.9],
+            "valid": [0.9, 1.0],
+        },
     }
-    with pytest.raises(ValueError, match=r"without the path of its data \(tiny\); .* to finetune, as in pretraining_overlap=my.fa"):
+    with pytest.raises(
+        ValueError,
+        match=r"without the path of its data \(tiny\); .* to finetune, as in pretraining_overlap=my.fa",
+    ):
         overlap.pretraining_kmers({"data": {**data, "path": None, "name": "tiny"}}, DNA)
-    given = overlap.pretraining_kmers({"data": {**data, "path": None}}, DNA, (), str(tmp_path / "g.fa"))
+    given = overlap.pretraining_kmers(
+        {"data": {**data, "path": None}}, DNA, (), str(tmp_path / "g.fa")
+    )
     assert given.covered(genome[:3200]).all() and not given.covered(genome[3250:]).any()
     words = overlap.pretraining_kmers({"data": data}, DNA)
     assert words.covered(genome[:3200]).all() and not words.covered(genome[3250:]).any()

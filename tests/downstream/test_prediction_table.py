@@ -11,20 +11,34 @@ def metrics_of(path, records: int, windows: int):
     """The metrics of records whose windows are all right or all wrong, and the scored windows."""
     target, right = ClassTarget(["a", "b"]), np.random.default_rng(0).random(records) < 0.6
     table = PredictionTable(target, [1], windows=True, labels=True, per_seed=True)
-    log_probs = np.log(np.repeat(np.where(right[:, None], [[0.75, 0.25]], [[0.25, 0.75]]), windows, 0)).astype(np.float32)
-    queries = [Query("same", 5 * w, 5 * w + 10, np.zeros(10, np.uint8), 0) for _ in range(records) for w in range(windows)]
+    log_probs = np.log(
+        np.repeat(np.where(right[:, None], [[0.75, 0.25]], [[0.25, 0.75]]), windows, 0)
+    ).astype(np.float32)
+    queries = [
+        Query("same", 5 * w, 5 * w + 10, np.zeros(10, np.uint8), 0)
+        for _ in range(records)
+        for w in range(windows)
+    ]
     path.write_bytes(table.header() + table.rows(queries, target.predicted(log_probs[None])))
-    return table.metrics(path, len(queries)), target.scored(log_probs.astype(float), np.zeros(len(queries), int))
+    return table.metrics(path, len(queries)), target.scored(
+        log_probs.astype(float), np.zeros(len(queries), int)
+    )
 
 
 def test_the_windows_of_a_record_are_drawn_together(tmp_path):
     found, scored = metrics_of(tmp_path / "p.tsv", records=20, windows=10)
     accuracy = {"accuracy": ClassTarget(["a", "b"]).metrics["accuracy"]}
-    together = summarize_metrics([scored], accuracy, groups=np.repeat(np.arange(20), 10))["accuracy"]
+    together = summarize_metrics([scored], accuracy, groups=np.repeat(np.arange(20), 10))[
+        "accuracy"
+    ]
     single = summarize_metrics([scored], accuracy)["accuracy"]
     for name in ("each_seed", "averaged"):
         one = found[name]["accuracy"]
-        assert (one["value"], one["low"], one["high"]) == (together["value"], together["low"], together["high"])
+        assert (one["value"], one["low"], one["high"]) == (
+            together["value"],
+            together["low"],
+            together["high"],
+        )
         assert one["high"] - one["low"] > 2 * (single["high"] - single["low"])
 
 

@@ -20,7 +20,9 @@ def items(first: int, count: int, grouped: bool = True) -> Items:
 
 
 def data(grouped: bool = True) -> TaskData:
-    return TaskData("t", ["a", "b"], items(0, 180, grouped), items(180, 20, grouped), items(200, 40, grouped))
+    return TaskData(
+        "t", ["a", "b"], items(0, 180, grouped), items(180, 20, grouped), items(200, 40, grouped)
+    )
 
 
 def keys(of: Items) -> set[tuple[int, ...]]:
@@ -69,9 +71,13 @@ def test_items_of_different_width_are_concatenated():
 @pytest.mark.parametrize("word", ["paper", "kfold"])
 def test_a_division_without_training_items_of_a_class_is_refused(word):
     rare = items(0, 40)
-    rare = Items(rare.ids, rare.lengths, (torch.arange(40) < 2).long(), rare.groups)  # one group of the second class
+    rare = Items(
+        rare.ids, rare.lengths, (torch.arange(40) < 2).long(), rare.groups
+    )  # one group of the second class
     whole = TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 40))
-    whole = whole if word == "paper" else TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 0))
+    whole = (
+        whole if word == "paper" else TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 0))
+    )
 
     def divide() -> None:
         for seed in range(200):
@@ -89,20 +95,32 @@ def test_a_protocol_that_is_not_a_string_is_refused():
 def values(*, valid: float = 1.0, test: float = 2.0) -> TaskData:
     """A regression whose validation items have the value `valid`, and whose test items have 0 and `test`."""
     own, several = data(), torch.arange(180.0)[:, None] % 7
-    parts = (own.train, several), (own.valid, torch.full((20, 1), valid)), (own.test, torch.tensor([[0.0], [test]]).repeat(20, 1))
+    parts = (
+        (own.train, several),
+        (own.valid, torch.full((20, 1), valid)),
+        (own.test, torch.tensor([[0.0], [test]]).repeat(20, 1)),
+    )
     train, chosen_on, tested = (replace(of, labels=labels) for of, labels in parts)
     return TaskData("t", ["y"], train, chosen_on, tested, target=RegressionTarget(["y"]))
 
 
 def test_validation_items_without_values_are_refused():
-    with pytest.raises(ValueError, match=r"^t has no value of 'y' in its 20 validation items, which choose the epoch"):
+    with pytest.raises(
+        ValueError,
+        match=r"^t has no value of 'y' in its 20 validation items, which choose the epoch",
+    ):
         protocol.build_protocol("fixed", PAD).rounds(values(valid=math.nan), 1)
-    assert len(protocol.build_protocol("kfold", PAD).rounds(values(valid=math.nan), 1)) == 5  # draws its own
+    assert (
+        len(protocol.build_protocol("kfold", PAD).rounds(values(valid=math.nan), 1)) == 5
+    )  # draws its own
 
 
 @pytest.mark.parametrize("test", [0.0, math.nan])
 def test_test_items_that_cannot_be_scored_are_refused(test):
-    with pytest.raises(ValueError, match=r"fewer than two different values in column 'y' of its 40 test items, for which Spearman"):
+    with pytest.raises(
+        ValueError,
+        match=r"fewer than two different values in column 'y' of its 40 test items, for which Spearman",
+    ):
         protocol.build_protocol("fixed", PAD).rounds(values(test=test), 1)
 
 
@@ -117,7 +135,9 @@ def test_few_items_are_drawn_for_each_seed_and_classes_keep_their_shares():
         assert keys(getattr(again.data, part)) == drawn != keys(getattr(second.data, part))
     assert abs(int(first.data.train.labels.sum()) - 22.5) <= 1
     assert few.varies and few.describe() == {"protocol": "few", "train_items": 45}
-    assert keys(few.example(whole, 2).train) == keys(second.data.train)  # that of a seed of the study
+    assert keys(few.example(whole, 2).train) == keys(
+        second.data.train
+    )  # that of a seed of the study
 
 
 def test_few_items_have_labels():
@@ -125,10 +145,16 @@ def test_few_items_have_labels():
     whole.train.labels[: len(whole.train) - 8] = math.nan
     (one,) = protocol.build_protocol("fixed", PAD, 8).rounds(whole, 1)
     assert len(one.data.train) == 8 and bool(one.data.train.labels.isfinite().all())
-    with pytest.raises(ValueError, match=r"train_items 9: t has 8 training items with a label; give at most that, or null"):
+    with pytest.raises(
+        ValueError,
+        match=r"train_items 9: t has 8 training items with a label; give at most that, or null",
+    ):
         protocol.build_protocol("fixed", PAD, 9).rounds(whole, 1)
     whole.train.labels[-8:] = 1.0
-    with pytest.raises(ValueError, match=r"^t, seed 1, has the same value, 1, in column 'y'.*; set train_items higher than 5, or null$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^t, seed 1, has the same value, 1, in column 'y'.*; set train_items higher than 5, or null$",
+    ):
         protocol.build_protocol("fixed", PAD, 5).rounds(whole, 1)
 
 
@@ -136,7 +162,10 @@ def test_drawn_items_keep_the_shares_of_strata_of_any_size():
     strata = np.repeat([0, 1, 2], [1000, 100, 10])
     for key in range(20):
         drawn = protocol.draw_items(strata, 111, key)
-        assert len(drawn.unique()) == 111 and np.abs(np.bincount(strata[drawn]) - [100, 10, 1]).max() <= 1
+        assert (
+            len(drawn.unique()) == 111
+            and np.abs(np.bincount(strata[drawn]) - [100, 10, 1]).max() <= 1
+        )
     assert torch.equal(protocol.draw_items(strata, 5000, 0), torch.arange(1110))
 
 
@@ -161,9 +190,7 @@ def test_impossible_numbers_of_items_are_refused(name, number, message):
 def test_validation_items_of_a_single_class_are_refused():
     whole = data()
     single = replace(whole, valid=replace(whole.valid, labels=torch.ones(20, dtype=torch.int64)))
-    message = (
-        r"^t: all 20 validation items are of class 'b', and the choice of the epoch expects two or more classes; .*task\.redivide=true$"
-    )
+    message = r"^t: all 20 validation items are of class 'b', and the choice of the epoch expects two or more classes; .*task\.redivide=true$"
     for fixed in (protocol.build_protocol("fixed", PAD), protocol.build_protocol("fixed", PAD, 45)):
         with pytest.raises(ValueError, match=message):
             fixed.rounds(single, 1)
@@ -172,8 +199,13 @@ def test_validation_items_of_a_single_class_are_refused():
 
 def test_few_items_with_a_single_value_are_refused_before_training():
     whole = values()
-    rare = replace(whole, train=replace(whole.train, labels=(torch.arange(180) == 0).float()[:, None]))
-    with pytest.raises(ValueError, match=r"^t, seed 1, has the same value, 0, in column 'y' of all 20 training items"):
+    rare = replace(
+        whole, train=replace(whole.train, labels=(torch.arange(180) == 0).float()[:, None])
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^t, seed 1, has the same value, 0, in column 'y' of all 20 training items",
+    ):
         protocol.build_protocol("fixed", PAD, 20).rounds(rare, 1)
 
 
@@ -182,4 +214,6 @@ def test_drawn_validation_items_of_a_single_class_are_logged(caplog):
     rare = replace(whole.valid, labels=(torch.arange(20) == 0).long())
     seeds = [few.rounds(replace(whole, valid=rare), seed)[0].data for seed in range(8)]
     single = [seed for seed, each in enumerate(seeds) if len(each.valid.labels.unique()) == 1]
-    assert single and all(f"all 10 validation items of seed {seed} are of class 'a'" in caplog.text for seed in single)
+    assert single and all(
+        f"all 10 validation items of seed {seed} are of class 'a'" in caplog.text for seed in single
+    )

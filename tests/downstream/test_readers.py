@@ -25,7 +25,9 @@ DNA = DNATokenizer()
 
 
 def sequences(items) -> list[str]:
-    return [DNA.decode(ids[:length]) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())]
+    return [
+        DNA.decode(ids[:length]) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
+    ]
 
 
 def everything(data) -> Counter:
@@ -50,14 +52,20 @@ def folder(tmp_path: Path) -> Path:
         for name in ("zebra", "ant"):
             (tmp_path / "toy" / part / name).mkdir(parents=True)
             for number in range(count):
-                (tmp_path / "toy" / part / name / f"{number}.txt").write_text(random_letters(random, 10 + number % 3) + "\n")
+                (tmp_path / "toy" / part / name / f"{number}.txt").write_text(
+                    random_letters(random, 10 + number % 3) + "\n"
+                )
     return tmp_path / "toy"
 
 
 def test_a_folder_of_classes_is_read_and_classes_are_numbered_by_name(folder):
     data = FolderTask(folder).load(DNA)
     assert (data.name, data.classes) == ("toy", ["ant", "zebra"])
-    assert data.counts() == {"train": {"ant": 18, "zebra": 18}, "valid": {"ant": 2, "zebra": 2}, "test": {"ant": 4, "zebra": 4}}
+    assert data.counts() == {
+        "train": {"ant": 18, "zebra": 18},
+        "valid": {"ant": 2, "zebra": 2},
+        "test": {"ant": 4, "zebra": 4},
+    }
     first = (folder / "test" / "zebra" / "0.txt").read_text().strip()
     assert ("test", "zebra", first) in everything(data)
     assert everything(GenomicBenchmark(folder, "toy").load(DNA)) == everything(data)
@@ -111,12 +119,18 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
     for part, first in (("train", 0), ("test", 200)):
         (top / part).mkdir()
         for name, strand in (("a", "-"), ("b", "")):
-            rows = "".join(f"{i},chr20,{first + 9 * i},{first + 9 * i + 12},{strand}\n" for i in range(10))
-            (top / part / f"{name}.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{rows}".encode()))
+            rows = "".join(
+                f"{i},chr20,{first + 9 * i},{first + 9 * i + 12},{strand}\n" for i in range(10)
+            )
+            (top / part / f"{name}.csv.gz").write_bytes(
+                gzip.compress(f"id,region,start,end,strand\n{rows}".encode())
+            )
     data = IntervalTask(top, tmp_path / "g.fa").load(DNA)
     assert everything(data)["test", "a", reverse_complement(text[200:212])] == 1
     assert everything(data)["test", "b", text[209:221]] == 1
-    assert everything(GenomicBenchmark(top, "toy", genome=tmp_path / "g.fa").load(DNA)) == everything(data)
+    assert everything(
+        GenomicBenchmark(top, "toy", genome=tmp_path / "g.fa").load(DNA)
+    ) == everything(data)
     with pytest.raises(ValueError, match=r"set task\.genome"):
         GenomicBenchmark(top, "toy").load(DNA)
     for line, message in (
@@ -124,7 +138,9 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
         ("1,chr9,3,5,+", "line 2 is on chr9.*task.skip_missing"),
         ("1,chr20,3,5,x", "strand 'x'"),
     ):
-        (top / "test" / "a.csv.gz").write_bytes(gzip.compress(f"id,region,start,end,strand\n{line}\n".encode()))
+        (top / "test" / "a.csv.gz").write_bytes(
+            gzip.compress(f"id,region,start,end,strand\n{line}\n".encode())
+        )
         with pytest.raises(ValueError, match=message):
             IntervalTask(top, tmp_path / "g.fa").load(DNA)
     (top / "metadata.yaml").write_text("classes:\n  a: {}\n")
@@ -135,7 +151,9 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
 def test_a_fasta_file_for_each_class(tmp_path):
     random = np.random.default_rng(2)
     for name in "pq":
-        (tmp_path / f"{name}.fa").write_text("".join(f">{i}\n{random_letters(random, 12)}\n" for i in range(20)))
+        (tmp_path / f"{name}.fa").write_text(
+            "".join(f">{i}\n{random_letters(random, 12)}\n" for i in range(20))
+        )
     files = {"yes": str(tmp_path / "p.fa"), "no": str(tmp_path / "q.fa")}
     data = FastaTask(files, name="mine").load(DNA)
     assert data.classes == ["no", "yes"]
@@ -153,7 +171,11 @@ def test_a_folder_of_tables_as_gue_publishes_it(tmp_path):
         rows = "".join(f"{random_letters(random, 9)},{i % 2}\n" for i in range(count))
         (tmp_path / f"{part}.csv").write_text(f"sequence,label\n{rows}")
     data = CsvTask(tmp_path).load(DNA)
-    assert {part: sum(n.values()) for part, n in data.counts().items()} == {"train": 12, "valid": 4, "test": 6}
+    assert {part: sum(n.values()) for part, n in data.counts().items()} == {
+        "train": 12,
+        "valid": 4,
+        "test": 6,
+    }
 
 
 def test_overlapping_items_stay_in_one_part_with_a_cluster_kmer(tmp_path):
@@ -180,8 +202,12 @@ def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
 def test_a_parquet_column_can_have_two_roles(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"sequence": ["ACGT", "AC"], "label": ["a", "b"]}), tmp_path / "t.parquet")
-    rows = read_rows(str(tmp_path / "t.parquet"), {"sequence": "sequence", "name": "sequence", "label": "label"})
+    parquet.write_table(
+        pyarrow.table({"sequence": ["ACGT", "AC"], "label": ["a", "b"]}), tmp_path / "t.parquet"
+    )
+    rows = read_rows(
+        str(tmp_path / "t.parquet"), {"sequence": "sequence", "name": "sequence", "label": "label"}
+    )
     assert [cells for _, cells in rows] == [["ACGT", "ACGT", "a"], ["AC", "AC", "b"]]
 
 
@@ -192,8 +218,13 @@ def test_parquet_of_the_hub_is_read_like_a_table(tmp_path):
     (tmp_path / "hub" / "data").mkdir(parents=True)
     (tmp_path / "plain").mkdir()
     for part, size in (("train", 20), ("test", 6)):
-        table = {"seq": [random_letters(random, 9 + i % 3) for i in range(size)], "label": [i % 2 for i in range(size)]}
-        parquet.write_table(pyarrow.table(table), tmp_path / "hub" / "data" / f"{part}-00000-of-00001.parquet")
+        table = {
+            "seq": [random_letters(random, 9 + i % 3) for i in range(size)],
+            "label": [i % 2 for i in range(size)],
+        }
+        parquet.write_table(
+            pyarrow.table(table), tmp_path / "hub" / "data" / f"{part}-00000-of-00001.parquet"
+        )
         rows = "".join(f"{text},{label}\n" for text, label in zip(table["seq"], table["label"]))
         (tmp_path / "plain" / f"{part}.csv").write_text("seq,label\n" + rows)
     hub = GenomicBenchmark(tmp_path / "hub", "t").load(DNA)
@@ -201,19 +232,27 @@ def test_parquet_of_the_hub_is_read_like_a_table(tmp_path):
     assert everything(hub) == everything(GenomicBenchmark(tmp_path / "plain", "t").load(DNA))
     with pytest.raises(ValueError, match=r"has no column 'sequence'; its columns are seq, label"):
         CsvTask(str(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")).load(DNA)
-    parquet.write_table(pyarrow.table({"seq": ["ACGT", None], "label": [0, 1]}), tmp_path / "hub" / "data" / "test-00000-of-00001.parquet")
+    parquet.write_table(
+        pyarrow.table({"seq": ["ACGT", None], "label": [0, 1]}),
+        tmp_path / "hub" / "data" / "test-00000-of-00001.parquet",
+    )
     with pytest.raises(ValueError, match="line 2 has nothing in column 'seq'"):
         GenomicBenchmark(tmp_path / "hub", "t").load(DNA)
 
 
 def load(name: str, path: Path, *overrides: str):
-    settings = compose("finetune", ["checkpoint=x", f"task={name}", f"task.path={path}", *(f"task.{o}" for o in overrides)])["task"]
+    settings = compose(
+        "finetune",
+        ["checkpoint=x", f"task={name}", f"task.path={path}", *(f"task.{o}" for o in overrides)],
+    )["task"]
     return build(settings, trust=None).load(DNA)
 
 
 def test_every_task_composes_and_has_its_required_keys():
     names = sorted(p.stem for p in (config_dir() / "task").glob("*.yaml"))
-    assert {"human_nontata_promoters", "tf_0", "uci_splice", "csv", "fasta", "ecoli_coding"} <= set(names)
+    assert {"human_nontata_promoters", "tf_0", "uci_splice", "csv", "fasta", "ecoli_coding"} <= set(
+        names
+    )
     for name in names:
         settings = compose("finetune", ["checkpoint=x", f"task={name}"], resolve=False)["task"]
         assert "protocol" in settings
@@ -231,38 +270,68 @@ def test_gue_tables_have_their_known_counts(shared_data, name):
 
 def test_uci_splice_has_its_known_counts(shared_data):
     data = load("uci_splice", shared_data / "benchmarks" / "uci" / "splice_junctions.csv.gz")
-    total = {name: sum(of_part[name] for of_part in data.counts().values()) for name in data.classes}
+    total = {
+        name: sum(of_part[name] for of_part in data.counts().values()) for name in data.classes
+    }
     assert total == {"EI": 767, "IE": 768, "N": 1655}
     assert "differs_from_the_known_counts" not in data.notes
 
 
 def test_the_official_promoter_test_set_is_divided_by_clusters(shared_data):
-    path = shared_data / "benchmarks" / "genomic_benchmarks" / "human_nontata_promoters.official_test.csv.gz"
+    path = (
+        shared_data
+        / "benchmarks"
+        / "genomic_benchmarks"
+        / "human_nontata_promoters.official_test.csv.gz"
+    )
     data = load("human_nontata_promoters", path, "redivide=true", "cluster_kmer=24")
-    assert {part: sum(n.values()) for part, n in data.counts().items()}["test"] == pytest.approx(9034 / 5, abs=2)
+    assert {part: sum(n.values()) for part, n in data.counts().items()}["test"] == pytest.approx(
+        9034 / 5, abs=2
+    )
     assert data.notes["test_sequences_also_in_training"] == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["human_nontata_promoters", "human_ocr_ensembl", "human_enhancers_ensembl", "human_ensembl_regulatory"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "human_nontata_promoters",
+        "human_ocr_ensembl",
+        "human_enhancers_ensembl",
+        "human_ensembl_regulatory",
+    ],
+)
 def test_intervals_on_grch38_are_the_sequences_of_the_tables(shared_data, tmp_path_factory, name):
     top = tmp_path_factory.getbasetemp() / "grch38"
     if not (top / "chr20.fa.gz").is_file():
         top.mkdir(exist_ok=True)
-        subprocess.run([sys.executable, shared_data / "make_grch38_chr20.py", top / "chr20.fa.gz"], check=True)
-        with tarfile.open(shared_data / "benchmarks" / "genomic_benchmarks" / "coordinates_chr20.tar.gz") as packed:
+        subprocess.run(
+            [sys.executable, shared_data / "make_grch38_chr20.py", top / "chr20.fa.gz"], check=True
+        )
+        with tarfile.open(
+            shared_data / "benchmarks" / "genomic_benchmarks" / "coordinates_chr20.tar.gz"
+        ) as packed:
             packed.extractall(top, filter="data")
     data = load(name, top / "datasets" / name, f"genome={top / 'chr20.fa.gz'}")
-    with gzip.open(shared_data / "benchmarks" / "genomic_benchmarks" / f"{name}.chr20.csv.gz", "rt") as handle:
-        table = Counter((row["split"], row["class"], row["sequence"]) for row in csv.DictReader(handle))
+    with gzip.open(
+        shared_data / "benchmarks" / "genomic_benchmarks" / f"{name}.chr20.csv.gz", "rt"
+    ) as handle:
+        table = Counter(
+            (row["split"], row["class"], row["sequence"]) for row in csv.DictReader(handle)
+        )
     cut = everything(data)
     whole = Counter({key: count for key, count in cut.items() if "N" not in key[2]})
     assert not table - cut  # each row of the table is the sequence of its interval
-    assert sum(table.values()) / sum(whole.values()) > 0.9  # the table lacks intervals that are not in one aligned block
+    assert (
+        sum(table.values()) / sum(whole.values()) > 0.9
+    )  # the table lacks intervals that are not in one aligned block
 
 
 def test_a_quoted_header_does_not_hide_the_official_parts(tmp_path):
-    rows = [(random_letters(np.random.default_rng(i), 12), "ab"[i % 2], "test" if i < 8 else "train") for i in range(40)]
+    rows = [
+        (random_letters(np.random.default_rng(i), 12), "ab"[i % 2], "test" if i < 8 else "train")
+        for i in range(40)
+    ]
     text = '"seq","class","split"\n' + "".join(f'"{s}","{c}","{p}"\n' for s, c, p in rows)
     (tmp_path / "t.csv").write_text(text)
     data = GenomicBenchmark(tmp_path / "t.csv", "t").load(DNA)
@@ -283,18 +352,26 @@ def test_a_damaged_parquet_is_named(tmp_path):
         ("classes: [\n", "", r"metadata\.yaml is not YAML"),
         ("classes: 5\n", "", r"metadata\.yaml names no classes"),
         ("classes:\n", "", r"metadata\.yaml names no classes"),
-        (None, "id,chrom,start,end,strand\n1,chr20,0,9,+\n", r"a\.csv\.gz has no column 'region'; intervals need"),
+        (
+            None,
+            "id,chrom,start,end,strand\n1,chr20,0,9,+\n",
+            r"a\.csv\.gz has no column 'region'; intervals need",
+        ),
         (None, "id,region,start,end,strand\n", r"a\.csv\.gz has a header and no rows"),
     ],
 )
 def test_bad_intervals_get_a_one_line_error(tmp_path, metadata, table, message):
     (tmp_path / "g.fa").write_text(f">20\n{random_letters(np.random.default_rng(1), 400)}\n")
     (tmp_path / "metadata.yaml").write_text(metadata or "classes:\n  a: {}\n  b: {}\n")
-    good = "id,region,start,end,strand\n" + "".join(f"{i},chr20,{9 * i},{9 * i + 12},+\n" for i in range(10))
+    good = "id,region,start,end,strand\n" + "".join(
+        f"{i},chr20,{9 * i},{9 * i + 12},+\n" for i in range(10)
+    )
     for part in ("train", "test"):
         (tmp_path / part).mkdir()
         for name in "ab":
-            (tmp_path / part / f"{name}.csv.gz").write_bytes(gzip.compress((table if table and name == "a" else good).encode()))
+            (tmp_path / part / f"{name}.csv.gz").write_bytes(
+                gzip.compress((table if table and name == "a" else good).encode())
+            )
     with pytest.raises(ValueError, match=message) as error:
         IntervalTask(tmp_path, tmp_path / "g.fa").load(DNA)
     assert "\n" not in str(error.value) and "task.region" not in str(error.value)
@@ -311,19 +388,37 @@ def test_a_path_without_files_or_with_parts_and_files_is_refused():
 def test_classes_without_validation_rows_are_logged(tmp_path, caplog):
     random = np.random.default_rng(6)
     parts = [("train", "abc"), ("valid", "ab"), ("test", "abc")]
-    rows = [f"{random_letters(random, 9)},{label},{part}\n" for part, labels in parts for label in labels * 4]
+    rows = [
+        f"{random_letters(random, 9)},{label},{part}\n"
+        for part, labels in parts
+        for label in labels * 4
+    ]
     (tmp_path / "t.csv").write_text("sequence,label,split\n" + "".join(rows))
     CsvTask(tmp_path / "t.csv", split_column="split").load(DNA)
-    assert "t.csv: 'c' has no validation rows, which choose the epoch and the settings" in caplog.text
+    assert (
+        "t.csv: 'c' has no validation rows, which choose the epoch and the settings" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (("a/train.csv", "b/train.csv"), r"has train tables in two folders, .*a/train\.csv and .*b/train\.csv.*; set task\.path=.*a or"),
-        (("a/dev.csv", "b/valid.csv"), r"has valid tables in two folders, .*a/dev\.csv and .*b/valid\.csv"),
-        (("train.csv", "train.tsv"), r"has two tables of one name, .*train\.csv and .*train\.tsv.*task\.path=FOLDER"),
-        (("test.csv", "test.csv.gz"), r"has two tables of one name, .*test\.csv and .*test\.csv\.gz"),
+        (
+            ("a/train.csv", "b/train.csv"),
+            r"has train tables in two folders, .*a/train\.csv and .*b/train\.csv.*; set task\.path=.*a or",
+        ),
+        (
+            ("a/dev.csv", "b/valid.csv"),
+            r"has valid tables in two folders, .*a/dev\.csv and .*b/valid\.csv",
+        ),
+        (
+            ("train.csv", "train.tsv"),
+            r"has two tables of one name, .*train\.csv and .*train\.tsv.*task\.path=FOLDER",
+        ),
+        (
+            ("test.csv", "test.csv.gz"),
+            r"has two tables of one name, .*test\.csv and .*test\.csv\.gz",
+        ),
     ],
 )
 def test_tables_that_could_be_copies_of_each_other_are_refused(tmp_path, files, message):
@@ -335,7 +430,11 @@ def test_tables_that_could_be_copies_of_each_other_are_refused(tmp_path, files, 
 
 
 def test_the_shards_of_a_part_are_read_together(tmp_path):
-    names = ["test-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    names = [
+        "test-00000-of-00001.parquet",
+        "train-00000-of-00002.parquet",
+        "train-00001-of-00002.parquet",
+    ]
     for name in names:
         (tmp_path / name).touch()
     assert [Path(path).name for path, _ in find_tables(str(tmp_path))] == names
@@ -344,9 +443,13 @@ def test_the_shards_of_a_part_are_read_together(tmp_path):
 @pytest.mark.parametrize("word", ["NA", "nan", "Null", "none"])
 def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, word):
     both = ((f"{word},a", "sequence"), (f"ACGT,{word}", "label"))
-    for row, column in both[: 1 if word == "none" else 2]:  # none is a usual name for the class without a feature
+    for row, column in both[
+        : 1 if word == "none" else 2
+    ]:  # none is a usual name for the class without a feature
         (tmp_path / "t.csv").write_text(f"sequence,label\nACGT,b\n{row}\n")
-        message = rf"t\.csv: line 3 has '{word}' in column '{column}', which stands for a missing value"
+        message = (
+            rf"t\.csv: line 3 has '{word}' in column '{column}', which stands for a missing value"
+        )
         with pytest.raises(ValueError, match=message):
             CsvTask(tmp_path / "t.csv").load(DNA)
     (tmp_path / "p.csv").write_text(f"sequence\n{word}\n")
@@ -355,6 +458,9 @@ def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, wo
 
 
 def test_none_is_a_class(tmp_path):
-    rows = "".join(f"{''.join(x)},{'none' if x[0] == 'A' else 'tata'}\n" for x in itertools.product("ACGT", repeat=4))
+    rows = "".join(
+        f"{''.join(x)},{'none' if x[0] == 'A' else 'tata'}\n"
+        for x in itertools.product("ACGT", repeat=4)
+    )
     (tmp_path / "t.csv").write_text(f"sequence,label\n{rows}")
     assert sorted(CsvTask(tmp_path / "t.csv").load(DNA).classes) == ["none", "tata"]

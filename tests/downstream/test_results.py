@@ -25,7 +25,9 @@ VERSION = {"dnadiff": "1", "code": "a"}
 
 def data(fill: int = 7) -> TaskData:
     labels = torch.arange(40) % 2
-    items = Items(torch.full((40, 4), fill, dtype=torch.uint8), torch.full((40,), 4), labels, torch.arange(40))
+    items = Items(
+        torch.full((40, 4), fill, dtype=torch.uint8), torch.full((40,), 4), labels, torch.arange(40)
+    )
     return TaskData("toy task", ["a", "b"], items, items, items)
 
 
@@ -46,7 +48,9 @@ class Counted(TaskModel):
     def fit_predict(self, task: TaskData, seed: int, report) -> torch.Tensor:
         self.seeds.append(seed)
         self.sizes.append(len(task.test))
-        right = torch.where(torch.arange(len(task.test)) < seed, 1 - task.test.labels, task.test.labels)
+        right = torch.where(
+            torch.arange(len(task.test)) < seed, 1 - task.test.labels, task.test.labels
+        )
         return torch.log_softmax(4.0 * torch.nn.functional.one_hot(right, 2), -1)
 
 
@@ -57,9 +61,15 @@ def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
     two = run_study(data(), {"a model": again}, [1, 2, 3], [], results=folder)
     run_study(data(), {"a model": other}, [1], [], results=folder)
     assert (first.seeds, again.seeds, other.seeds) == ([1, 2], [3], [1])
-    assert two["models"]["a model"]["per_seed"][:2] == one["models"]["a model"]["per_seed"] == pytest.approx([39 / 40, 38 / 40])
+    assert (
+        two["models"]["a model"]["per_seed"][:2]
+        == one["models"]["a model"]["per_seed"]
+        == pytest.approx([39 / 40, 38 / 40])
+    )
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
-    assert [(r["task"], r["model"], r["seed"], r["accuracy"], r["checkpoint"]) for r in rows[:2]] == [
+    assert [
+        (r["task"], r["model"], r["seed"], r["accuracy"], r["checkpoint"]) for r in rows[:2]
+    ] == [
         ("toy task", "a model", "1", "0.975", "c"),
         ("toy task", "a model", "2", "0.95", "c"),
     ]
@@ -67,7 +77,9 @@ def test_a_finished_prediction_is_reused_unless_its_settings_change(tmp_path):
     assert sorted(p.suffix for p in (tmp_path / "toy_task").iterdir()) == [".npz"] * 4
 
 
-@pytest.mark.parametrize("other", [{"dnadiff": "1", "code": "b"}, {"dnadiff": "1", "code": "a", "torch": "9"}])
+@pytest.mark.parametrize(
+    "other", [{"dnadiff": "1", "code": "b"}, {"dnadiff": "1", "code": "a", "torch": "9"}]
+)
 def test_predictions_of_other_code_are_not_reused(tmp_path, other):
     first, again, changed = Counted(), Counted(), Counted()
     for model, version in ((first, VERSION), (again, VERSION), (changed, other)):
@@ -90,7 +102,16 @@ def test_summaries_of_several_tasks_share_one_file(tmp_path):
 def test_the_digest_changes_with_items_division_and_settings():
     about = {"seed": 1}
     assert compute_digest(data(), about) == compute_digest(data(), dict(about))
-    assert len({compute_digest(data(), about), compute_digest(data(8), about), compute_digest(data(), {"seed": 2})}) == 3
+    assert (
+        len(
+            {
+                compute_digest(data(), about),
+                compute_digest(data(8), about),
+                compute_digest(data(), {"seed": 2}),
+            }
+        )
+        == 3
+    )
 
 
 class Slow(Counted):
@@ -106,12 +127,20 @@ class Slow(Counted):
 
 
 def work(folder: Path) -> None:
-    run_study(data(), {"m": Slow(folder / "calls.txt")}, [1, 2, 3, 4], [], results=ResultsFolder(folder, {}, VERSION))
+    run_study(
+        data(),
+        {"m": Slow(folder / "calls.txt")},
+        [1, 2, 3, 4],
+        [],
+        results=ResultsFolder(folder, {}, VERSION),
+    )
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_work(tmp_path):
-    processes = [multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -133,12 +162,18 @@ def test_a_lock_has_one_holder_and_is_released_by_an_error(tmp_path):
 
 
 def test_folds_are_pooled_into_one_result_over_all_items():
-    distinct = torch.tensor([[7 + i // 16 % 4, 7 + i // 4 % 4, 7 + i % 4, 7 + i // 64 % 4] for i in range(120)], dtype=torch.uint8)
+    distinct = torch.tensor(
+        [[7 + i // 16 % 4, 7 + i // 4 % 4, 7 + i % 4, 7 + i // 64 % 4] for i in range(120)],
+        dtype=torch.uint8,
+    )
     parts = [
-        Items(distinct[a:b], torch.full((b - a,), 4), torch.arange(a, b) % 2, torch.arange(a, b)) for a, b in ((0, 80), (80, 90), (90, 120))
+        Items(distinct[a:b], torch.full((b - a,), 4), torch.arange(a, b) % 2, torch.arange(a, b))
+        for a, b in ((0, 80), (80, 90), (90, 120))
     ]
     model = Counted()
-    result = run_study(TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4))
+    result = run_study(
+        TaskData("t", ["a", "b"], *parts), {"m": model}, [1, 2], [], protocol=KFold(4)
+    )
     assert (result["task"]["tested"], result["task"]["protocol"]) == (120, "kfold")
     assert model.sizes == [24] * 10
     assert result["models"]["m"]["per_seed"] == pytest.approx([1 - 5 / 120, 1 - 10 / 120])
@@ -159,7 +194,11 @@ def test_fit_info_is_stored_with_the_predictions(tmp_path):
     folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
     first = run_study(data(), {"m": model}, [1], [], results=folder)
     again = run_study(data(), {"m": Counted()}, [1], [], results=folder)
-    assert first["models"]["m"]["found"] == again["models"]["m"]["found"] == [[{"chosen": {"lr": 0.1}}]]
+    assert (
+        first["models"]["m"]["found"]
+        == again["models"]["m"]["found"]
+        == [[{"chosen": {"lr": 0.1}}]]
+    )
 
 
 def hold(path: Path, ready) -> None:
@@ -206,11 +245,15 @@ def test_a_missing_row_is_added_once(tmp_path):
     run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     path = tmp_path / "results.csv"
     whole = list(csv.DictReader(path.open()))
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # killed before the last row was written
+    path.write_text(
+        "".join(path.read_text().splitlines(keepends=True)[:-1])
+    )  # killed before the last row was written
     for _ in range(2):
         run_study(data(), {"m": Counted()}, [1, 2], [], results=folder)
     again = list(csv.DictReader(path.open()))
-    assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [(r["seed"], r["digest"], r["accuracy"]) for r in whole]
+    assert [(r["seed"], r["digest"], r["accuracy"]) for r in again] == [
+        (r["seed"], r["digest"], r["accuracy"]) for r in whole
+    ]
 
 
 def test_a_truncated_line_is_left_out(tmp_path):
@@ -221,12 +264,35 @@ def test_a_truncated_line_is_left_out(tmp_path):
 
 def test_digests_use_the_class_names_of_earlier_versions():
     model = FineTunedModel(lambda seed: None, 1e-3, {"step": 7})
-    settings = {"lr": 1e-3, "weight_decay": 0.1, "warmup": 0.05, "epochs": 1, "batch_size": 32, "patience": None}
+    settings = {
+        "lr": 1e-3,
+        "weight_decay": 0.1,
+        "warmup": 0.05,
+        "epochs": 1,
+        "batch_size": 32,
+        "patience": None,
+    }
     assert model.describe() == {"kind": "Network", "step": 7, **settings}
-    assert GridSearch([({"lr": 1e-3}, model)]).describe() == {"kind": "Grid", "candidates": [model.describe()]}
-    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {"kind": "NearestNeighbours", "step": 7}
-    assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {"kind": "KmerLogistic", "k": 3, "strengths": (1.0,)}
-    about = {"model": "m", "seed": 1, "version": "1", "protocol": "fixed", "settings": model.describe()}
+    assert GridSearch([({"lr": 1e-3}, model)]).describe() == {
+        "kind": "Grid",
+        "candidates": [model.describe()],
+    }
+    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {
+        "kind": "NearestNeighbours",
+        "step": 7,
+    }
+    assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {
+        "kind": "KmerLogistic",
+        "k": 3,
+        "strengths": (1.0,),
+    }
+    about = {
+        "model": "m",
+        "seed": 1,
+        "version": "1",
+        "protocol": "fixed",
+        "settings": model.describe(),
+    }
     assert compute_digest(data(), about) == "2632d6ba7b60"
 
 
@@ -243,7 +309,9 @@ def test_damaged_results_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"\.npz is damaged or cut short"):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
     np.savez(path, predictions=np.zeros(3), labels=np.zeros(3, int), seconds=1.0, about="{}")
-    with pytest.raises(ValueError, match=r"\.npz is damaged: not the arrays of a prediction; remove it"):
+    with pytest.raises(
+        ValueError, match=r"\.npz is damaged: not the arrays of a prediction; remove it"
+    ):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
     for text in ("{", "[1]", "[" * 100_000):
         (tmp_path / "results.json").write_text(text)
@@ -260,7 +328,9 @@ def test_the_lock_file_of_a_process_that_was_killed_after_its_prediction_is_remo
     assert [*(tmp_path / "toy_task").iterdir()] == [stored]
 
 
-@pytest.mark.parametrize(("protocol", "trained"), [(FixedSplit(4), "40"), (FewItems(4, 12), "12"), (PaperSplit(4), "72")])
+@pytest.mark.parametrize(
+    ("protocol", "trained"), [(FixedSplit(4), "40"), (FewItems(4, 12), "12"), (PaperSplit(4), "72")]
+)
 def test_the_items_that_a_seed_was_trained_on_are_recorded(tmp_path, protocol, trained):
     folder = ResultsFolder(tmp_path, {}, VERSION)
     run_study(data(), {"m": Counted()}, [1, 2], [], protocol=protocol, results=folder)
@@ -272,4 +342,8 @@ def test_summaries_of_fewer_items_have_a_key_of_their_own(tmp_path):
     folder = ResultsFolder(tmp_path, {}, VERSION)
     for protocol in (FixedSplit(4), FewItems(4, 12), FewItems(4, 20)):
         folder.write_summary("t", run_study(data(), {"m": Counted()}, [1], [], protocol=protocol))
-    assert list(json.loads((tmp_path / "results.json").read_text())) == ["t", "t, train_items 12", "t, train_items 20"]
+    assert list(json.loads((tmp_path / "results.json").read_text())) == [
+        "t",
+        "t, train_items 12",
+        "t, train_items 20",
+    ]

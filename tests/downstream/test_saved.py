@@ -23,7 +23,11 @@ NETWORKS = {
     "caduceus_ps": (CaduceusPS, {"d_model": 16, "n_layers": 2, "d_state": 4}),
     "dit": (DiT, {"d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "max_length": 40}),
 }
-FLATTEN_HEAD = {"_target_": "dnadiff.downstream.head.flatten.FlattenHead", "channels": 2, "hidden": 4}
+FLATTEN_HEAD = {
+    "_target_": "dnadiff.downstream.head.flatten.FlattenHead",
+    "channels": 2,
+    "hidden": 4,
+}
 SEQUENCES = ["ACGTTGACCA", "gattacan", "CCGCGCGGATTTTTTA", "A"]
 
 
@@ -46,10 +50,19 @@ def about(kind="dit", **changes):
     }
 
 
-def classifier(kind="dit", seed=1, stranded=False, layer=None, head=MEAN_HEAD, longest=40, inputs=None):
+def classifier(
+    kind="dit", seed=1, stranded=False, layer=None, head=MEAN_HEAD, longest=40, inputs=None
+):
     torch.manual_seed(seed)
     network, settings = NETWORKS[kind]
-    made = build_classifier(keep_first_layers(network(DNA.vocab, **settings), layer), head, inputs or HeadInputs(), 3, longest, stranded)
+    made = build_classifier(
+        keep_first_layers(network(DNA.vocab, **settings), layer),
+        head,
+        inputs or HeadInputs(),
+        3,
+        longest,
+        stranded,
+    )
     if head is MEAN_HEAD:
         torch.nn.init.normal_(made.head.bias)
     return made.eval()
@@ -62,16 +75,27 @@ def put(folder, made, seed=1, **changes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "stranded", "layer"), [("caduceus", False, 1), ("caduceus_ps", False, None), ("caduceus_ps", True, None), ("dit", True, 1)]
+    ("kind", "stranded", "layer"),
+    [
+        ("caduceus", False, 1),
+        ("caduceus_ps", False, None),
+        ("caduceus_ps", True, None),
+        ("dit", True, 1),
+    ],
 )
 def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
     made = [classifier(kind, seed, stranded, layer) for seed in (10, 2)]
     for seed, one in zip((10, 2), made):
         put(tmp_path, one, seed, kind=kind, stranded=stranded, layer=layer, seeds=[2, 10])
     model = saved.load(tmp_path)
-    assert model.seeds == (2, 10) and model.classes == ("a", "b", "c") and model.stranded == stranded
+    assert (
+        model.seeds == (2, 10) and model.classes == ("a", "b", "c") and model.stranded == stranded
+    )
     for member, one in zip(model.members, (made[1], made[0])):
-        assert all(torch.equal(tensor, member.classifier.state_dict()[name]) for name, tensor in one.state_dict().items())
+        assert all(
+            torch.equal(tensor, member.classifier.state_dict()[name])
+            for name, tensor in one.state_dict().items()
+        )
     found = model.predict(SEQUENCES)
     assert found.log_probs.shape == (2, 4, 3) and np.allclose(found.probs.sum(1), 1)
     assert found.predicted == [model.classes[n] for n in found.probs.argmax(1)]
@@ -82,19 +106,42 @@ def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("global_pooling", [False, True])
-def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(tmp_path, global_pooling, one_hot):
-    head = {"_target_": "dnadiff.downstream.head.conv.ConvHead", "channels": 2, "hidden": 4, "num_bins": 2}
-    made = classifier(head=head | {"global_pooling": global_pooling}, inputs=HeadInputs(one_hot=one_hot))
-    put(tmp_path, made, head=head, inputs={"one_hot": one_hot})  # a description that does not say which
+def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(
+    tmp_path, global_pooling, one_hot
+):
+    head = {
+        "_target_": "dnadiff.downstream.head.conv.ConvHead",
+        "channels": 2,
+        "hidden": 4,
+        "num_bins": 2,
+    }
+    made = classifier(
+        head=head | {"global_pooling": global_pooling}, inputs=HeadInputs(one_hot=one_hot)
+    )
+    put(
+        tmp_path, made, head=head, inputs={"one_hot": one_hot}
+    )  # a description that does not say which
     (member,) = saved.load(tmp_path).members
     found = member.classifier.head.features if one_hot else member.classifier.head
     assert (found.linear is not None) == global_pooling
-    assert all(torch.equal(tensor, member.classifier.state_dict()[name]) for name, tensor in made.state_dict().items())
+    assert all(
+        torch.equal(tensor, member.classifier.state_dict()[name])
+        for name, tensor in made.state_dict().items()
+    )
 
 
 def test_weights_without_the_global_pooling_that_their_description_names_are_refused(tmp_path):
-    head = {"_target_": "dnadiff.downstream.head.conv.ConvHead", "channels": 2, "hidden": 4, "num_bins": 2}
-    put(tmp_path, classifier(head=head | {"global_pooling": False}), head=head | {"global_pooling": True})
+    head = {
+        "_target_": "dnadiff.downstream.head.conv.ConvHead",
+        "channels": 2,
+        "hidden": 4,
+        "num_bins": 2,
+    }
+    put(
+        tmp_path,
+        classifier(head=head | {"global_pooling": False}),
+        head=head | {"global_pooling": True},
+    )
     with pytest.raises(ValueError, match=r"do not fit the network of model\.json"):
         saved.load(tmp_path)
 
@@ -103,14 +150,20 @@ def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
     made = classifier(inputs=HeadInputs(length=True))
     made.head.weight = torch.nn.Parameter(made.head.weight[:, :-12].clone())
     put(tmp_path, made, inputs={"length": True})
-    with pytest.raises(ValueError, match=r"read the length as the one number of an earlier version \(inputs\.length=true\).*train again"):
+    with pytest.raises(
+        ValueError,
+        match=r"read the length as the one number of an earlier version \(inputs\.length=true\).*train again",
+    ):
         saved.load(tmp_path)
 
 
 def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():
     from dnadiff.downstream.ensemble import ClassProbabilities
 
-    found = ClassProbabilities(("a", "b"), np.log(np.array([[[0.9, 0.1], [0.25, 0.75]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)))
+    found = ClassProbabilities(
+        ("a", "b"),
+        np.log(np.array([[[0.9, 0.1], [0.25, 0.75]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)),
+    )
     assert np.allclose(found.probs, [[0.6, 0.4], [0.375, 0.625]]) and found.predicted == ["a", "b"]
     assert np.allclose(found.spread, [0.6, 0.25])
     assert np.isnan(ClassProbabilities(("a", "b"), found.log_probs[:1]).spread).all()
@@ -138,13 +191,17 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
     model = saved.load(tmp_path)
     assert model.limits == LengthLimits(16, 16, "FlattenHead")
     assert model.predict(["ACGTACGTACGTACGT"]).log_probs.shape == (2, 1, 3)
-    for letters, remedy in (("ACGT", "remove it, or fine-tune with head=attention"), ("A" * 17, "set window=16")):
+    for letters, remedy in (
+        ("ACGT", "remove it, or fine-tune with head=attention"),
+        ("A" * 17, "set window=16"),
+    ):
         message = f"sequence 1 has {len(letters)} bases, and the FlattenHead of this classifier accepts only sequences of 16; {remedy}"
         with pytest.raises(ValueError, match=message):
             model.predict(["ACGTACGTACGTACGT", letters])
     assert model.window_of(None) == model.window_of(16) == 16
     with pytest.raises(
-        ValueError, match="window 12 does not fit the FlattenHead of this classifier, which accepts only 16; set it to that"
+        ValueError,
+        match="window 12 does not fit the FlattenHead of this classifier, which accepts only 16; set it to that",
     ):
         model.window_of(12)
 
@@ -157,7 +214,9 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(ValueError, match=r"model.safetensors is damaged \(its SHA-256 differs\)"):
         saved.load(tmp_path)
     (folder / saved.WEIGHTS).unlink()
-    with pytest.raises(FileNotFoundError, match=r"model.safetensors is missing; copy the complete folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"model.safetensors is missing; copy the complete folder"
+    ):
         saved.load(tmp_path)
     (folder / saved.WEIGHTS).write_bytes(weights)
     (folder / saved.DESCRIPTION).write_text(text.replace('"a"', '"A"'))
@@ -172,7 +231,15 @@ def test_damage_is_found(tmp_path):
         ({"network": {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}}, "vocab|no network"),
         ({"classes": ["a", "b"]}, "do not fit the network of model.json"),
         ({"layer": 1}, "do not fit the network of model.json"),
-        ({"tokenizer": {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": "ACGT"}}, "CharTokenizer, not one of DNA"),
+        (
+            {
+                "tokenizer": {
+                    "_target_": "dnadiff.data.tokenizer.CharTokenizer",
+                    "characters": "ACGT",
+                }
+            },
+            "CharTokenizer, not one of DNA",
+        ),
         ({"format": 2}, "has format 2, and this version reads 1"),
     ],
 )
@@ -185,7 +252,10 @@ def test_a_description_of_something_else_is_refused(tmp_path, changes, message):
 def test_seeds_of_different_runs_are_not_averaged(tmp_path):
     put(tmp_path, classifier(seed=1), 1)
     put(tmp_path, classifier(seed=2), 2, pretrained={"checkpoint": "y", "step": 1})
-    with pytest.raises(ValueError, match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one of them"):
+    with pytest.raises(
+        ValueError,
+        match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one of them",
+    ):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_2").seeds == (2,)
 
@@ -218,7 +288,8 @@ def test_the_classifiers_of_an_earlier_run_are_removed(tmp_path):
 def test_an_interrupted_run_is_not_averaged(tmp_path):
     put(tmp_path, classifier(seed=1), seeds=[1, 2])
     with pytest.raises(
-        ValueError, match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; start it again"
+        ValueError,
+        match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; start it again",
     ):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_1").seeds == (1,)
@@ -240,12 +311,19 @@ def test_folders_are_found(tmp_path, monkeypatch):
     put(tmp_path / "run", classifier())
     models = tmp_path / "run" / "models"
     for name in ("run", "run/models", "run/models/seed_1"):
-        assert saved.find(tmp_path / name) == [models / "seed_1"] and saved.is_fine_tuned(tmp_path / name)
+        assert saved.find(tmp_path / name) == [models / "seed_1"] and saved.is_fine_tuned(
+            tmp_path / name
+        )
     shutil.copytree(models, tmp_path / "suite" / "models" / "one")
     shutil.copytree(models, tmp_path / "suite" / "models" / "two")
-    with pytest.raises(ValueError, match=r"has classifiers of several tasks; name one of .*models/one, .*models/two"):
+    with pytest.raises(
+        ValueError,
+        match=r"has classifiers of several tasks; name one of .*models/one, .*models/two",
+    ):
         saved.find(tmp_path / "suite")
-    assert saved.is_fine_tuned(tmp_path / "suite") and saved.load(tmp_path / "suite" / "models" / "one").seeds == (1,)
+    assert saved.is_fine_tuned(tmp_path / "suite") and saved.load(
+        tmp_path / "suite" / "models" / "one"
+    ).seeds == (1,)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "finetune.yaml").touch()
     with pytest.raises(ValueError, match="without saved networks; run finetune again"):
@@ -258,14 +336,20 @@ def test_folders_are_found(tmp_path, monkeypatch):
     (tmp_path / "run" / "finetune.yaml").touch()
     shutil.copytree(tmp_path / "run", tmp_path / "runs" / "finetune" / "first")
     assert saved.load("latest").path.parent.name == "first"
-    (tmp_path / "run" / "checkpoints").mkdir()  # a training run that also holds classifiers stays one
+    (
+        tmp_path / "run" / "checkpoints"
+    ).mkdir()  # a training run that also holds classifiers stays one
     assert not saved.is_fine_tuned(tmp_path / "run") and saved.find(tmp_path / "run")
 
 
 def test_the_description_is_plain_json(tmp_path):
     put(tmp_path, classifier())
     content = json.loads((tmp_path / "models" / "seed_1" / "model.json").read_text())
-    assert content["metrics"] == {"auroc": None} and content["classes"] == ["a", "b", "c"] and content["seed"] == 1
+    assert (
+        content["metrics"] == {"auroc": None}
+        and content["classes"] == ["a", "b", "c"]
+        and content["seed"] == 1
+    )
 
 
 def test_damaged_weights_are_not_copied(tmp_path):
@@ -274,7 +358,9 @@ def test_damaged_weights_are_not_copied(tmp_path):
     content = bytearray(weights.path.read_bytes())
     content[-5] ^= 1  # a bit of a weight: the file still reads
     weights.path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"w\.safetensors is damaged \(its SHA-256 differs\); fine-tune again"):
+    with pytest.raises(
+        ValueError, match=r"w\.safetensors is damaged \(its SHA-256 differs\); fine-tune again"
+    ):
         weights.copy_to(tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is damaged"):
         saved.save(tmp_path / "models", 1, weights, about())
@@ -289,9 +375,18 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
     means = {1: ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]), 2: ([10.0, 20.0, 30.0], [2.0, 2.0, 2.0])}
     for seed, (mean, std) in means.items():
         task = {"name": "t", "longest": 16, "items": {"train": {"sequences": seed}}}
-        put(tmp_path, classifier(seed=7), seed, seeds=[1, 2], task=task, target=regression(mean=mean, std=std))
+        put(
+            tmp_path,
+            classifier(seed=7),
+            seed,
+            seeds=[1, 2],
+            task=task,
+            target=regression(mean=mean, std=std),
+        )
     model = saved.load(tmp_path)
-    assert [list(member.classifier.target.mean) for member in model.members] == [mean for mean, _ in means.values()]
+    assert [list(member.classifier.target.mean) for member in model.members] == [
+        mean for mean, _ in means.values()
+    ]
     first, second = model.predict(SEQUENCES).outputs
     np.testing.assert_allclose(second, 2 * first + [10, 20, 30], rtol=1e-5)
     put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
@@ -302,6 +397,7 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
 def test_a_device_that_cannot_be_used_is_named_before_any_file(tmp_path):
     for device in ("abacus", "cuda:x", *(() if torch.cuda.is_available() else ("cuda",))):
         with pytest.raises(
-            ValueError, match=rf"^device {device} cannot be used on this machine, or with this build of torch \(.*\); use cpu"
+            ValueError,
+            match=rf"^device {device} cannot be used on this machine, or with this build of torch \(.*\); use cpu",
         ):
             saved.load(tmp_path / "absent", device=device)

@@ -11,7 +11,11 @@ from dnadiff.downstream.suite import find_sources, find_tasks
 def table(path: Path, parts: str = "", rows: int = 2) -> Path:
     """A small table; `parts` (letters t and e) are rows of train and test."""
     words = {"t": "train", "e": "test"}
-    lines = ["sequence,label,split", *(f"ACGT,a,{words[p]}" for p in parts)] if parts else ["sequence,label", *["ACGT,a"] * rows]
+    lines = (
+        ["sequence,label,split", *(f"ACGT,a,{words[p]}" for p in parts)]
+        if parts
+        else ["sequence,label", *["ACGT,a"] * rows]
+    )
     text = "\n".join(lines) + "\n"
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
@@ -68,17 +72,40 @@ def test_tasks_with_data_get_their_path_and_the_others_are_logged(tmp_path, capl
 def test_the_default_path_is_the_download_folder_of_the_benchmark_package():
     one = compose("finetune", ["checkpoint=x", "task=human_ocr_ensembl"])["task"]
     every = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks"])["task"]["tasks"]
-    assert len(every) == 9 and one["path"] == every["human_ocr_ensembl"]["path"] == "~/.genomic_benchmarks/human_ocr_ensembl"
+    assert (
+        len(every) == 9
+        and one["path"]
+        == every["human_ocr_ensembl"]["path"]
+        == "~/.genomic_benchmarks/human_ocr_ensembl"
+    )
 
 
 def test_a_human_genome_is_not_read_for_the_tasks_of_other_species():
-    tasks = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks", "task.genome=hg.fa", "task.fly_genome=dm.fa"])["task"]["tasks"]
-    assert tasks["human_ocr_ensembl"]["genome"] == "hg.fa" and tasks["drosophila_enhancers_stark"]["genome"] == "dm.fa"
+    tasks = compose(
+        "finetune",
+        ["checkpoint=x", "task=genomic_benchmarks", "task.genome=hg.fa", "task.fly_genome=dm.fa"],
+    )["task"]["tasks"]
+    assert (
+        tasks["human_ocr_ensembl"]["genome"] == "hg.fa"
+        and tasks["drosophila_enhancers_stark"]["genome"] == "dm.fa"
+    )
     assert tasks["dummy_mouse_enhancers_ensembl"]["genome"] is None
 
 
 def test_all_available_tasks_are_found(shared_data):
-    tasks = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks", f"task.path={shared_data / 'benchmarks/genomic_benchmarks'}"])
-    found = {name: Path(task["path"]).name for name, task in find_tasks(tasks["task"]["tasks"]).items()}
+    tasks = compose(
+        "finetune",
+        [
+            "checkpoint=x",
+            "task=genomic_benchmarks",
+            f"task.path={shared_data / 'benchmarks/genomic_benchmarks'}",
+        ],
+    )
+    found = {
+        name: Path(task["path"]).name for name, task in find_tasks(tasks["task"]["tasks"]).items()
+    }
     assert found["human_nontata_promoters"] == "human_nontata_promoters.chr20.csv.gz"
-    assert found["human_ocr_ensembl"] == "human_ocr_ensembl.chr20.csv.gz" and "demo_human_or_worm" in found
+    assert (
+        found["human_ocr_ensembl"] == "human_ocr_ensembl.chr20.csv.gz"
+        and "demo_human_or_worm" in found
+    )

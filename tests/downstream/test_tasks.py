@@ -21,7 +21,9 @@ def letters(random: np.random.Generator, length: int) -> str:
 
 
 def sequences(items) -> list[str]:
-    return [DNA.decode(ids[:length]) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())]
+    return [
+        DNA.decode(ids[:length]) for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
+    ]
 
 
 def marked(text: str) -> np.ndarray:
@@ -44,7 +46,10 @@ def test_windows_are_centered_in_each_run():
 
 def test_a_stretch_without_a_kmer_center_contains_no_kmer_of_the_set():
     random = np.random.default_rng(0)
-    known, other = random.integers(0, 4, 60).astype(np.uint8), random.integers(0, 4, 300).astype(np.uint8)
+    known, other = (
+        random.integers(0, 4, 60).astype(np.uint8),
+        random.integers(0, 4, 300).astype(np.uint8),
+    )
     other[100:130] = known[10:40]
     centres = kmer_centers(KmerSet([known], 24), other)
     assert np.flatnonzero(centres).tolist() == list(range(112, 119))
@@ -55,7 +60,9 @@ def toy(tmp_path: Path) -> dict[str, str]:
     """300 bases: training 0-180, test 180-240, validation 240-300; the second half of each part is a region."""
     sequence = letters(np.random.default_rng(1), 300)
     (tmp_path / "toy.fa").write_text(f">c\n{sequence}\n")
-    (tmp_path / "regions.bed").write_text("c\t90\t180\tg1\t0\t+\nc\t210\t240\tg2\t0\t-\nc\t270\t300\tg3\t0\t+\n")
+    (tmp_path / "regions.bed").write_text(
+        "c\t90\t180\tg1\t0\t+\nc\t210\t240\tg2\t0\t-\nc\t270\t300\tg3\t0\t+\n"
+    )
     (tmp_path / "split.bed").write_text("c\t0\t180\ttrain\nc\t180\t240\ttest\nc\t240\t300\tvalid\n")
     return {
         "sequence": sequence,
@@ -67,13 +74,17 @@ def toy(tmp_path: Path) -> dict[str, str]:
 
 def load(toy: dict[str, str], **settings):
     settings = {"length": 10, "stride": 5, "k": 8, "name": "toy", **settings}
-    return RegionWindows(toy["genome"], toy["regions"], split=RegionSplit(toy["split"]), **settings).load(DNA)
+    return RegionWindows(
+        toy["genome"], toy["regions"], split=RegionSplit(toy["split"]), **settings
+    ).load(DNA)
 
 
 def test_windows_are_completely_inside_or_outside_regions_of_their_part(toy):
     data = load(toy)
     assert data.classes == ["inside", "outside"]
-    assert data.counts() == {part: {"inside": n, "outside": n} for part, n in (("train", 17), ("valid", 3), ("test", 3))}
+    assert data.counts() == {
+        part: {"inside": n, "outside": n} for part, n in (("train", 17), ("valid", 3), ("test", 3))
+    }
     text = toy["sequence"]
     assert sequences(data.test) == [text[s : s + 10] for s in (210, 220, 230, 180, 190, 200)]
     assert data.test.labels.tolist() == [0, 0, 0, 1, 1, 1]
@@ -112,7 +123,11 @@ def test_a_part_without_windows_of_a_class_is_refused(toy):
 
 def test_the_bundled_task_is_balanced_and_shares_no_24_mer_with_training():
     data = RegionWindows(
-        "bundled:ecoli_K12_MG1655.fa.gz", "bundled:ecoli_K12_MG1655.CDS.bed.gz", max_train=300, inside="coding", outside="noncoding"
+        "bundled:ecoli_K12_MG1655.fa.gz",
+        "bundled:ecoli_K12_MG1655.CDS.bed.gz",
+        max_train=300,
+        inside="coding",
+        outside="noncoding",
     ).load(DNA)
     counts = data.counts()
     assert counts["train"] == {"coding": 300, "noncoding": 300}
@@ -136,14 +151,30 @@ def some_rows(number: int = 40, seed: int = 0) -> list[list[str]]:
 def test_a_table_is_divided_in_each_class(tmp_path):
     data = CsvTask(table(tmp_path / "t.csv", some_rows())).load(DNA)
     assert (data.name, data.classes) == ("t", ["a", "b"])
-    assert data.counts() == {"train": {"a": 14, "b": 14}, "valid": {"a": 2, "b": 2}, "test": {"a": 4, "b": 4}}
-    assert sorted(sequences(data.train) + sequences(data.valid) + sequences(data.test)) == sorted(s for s, _ in some_rows())
+    assert data.counts() == {
+        "train": {"a": 14, "b": 14},
+        "valid": {"a": 2, "b": 2},
+        "test": {"a": 4, "b": 4},
+    }
+    assert sorted(sequences(data.train) + sequences(data.valid) + sequences(data.test)) == sorted(
+        s for s, _ in some_rows()
+    )
 
 
-def test_tab_separated_compressed_tables_with_other_columns_and_a_byte_order_mark_are_read(tmp_path):
-    rows = [["x", s.lower(), c, "train" if i < 30 else "test"] for i, (s, c) in enumerate(some_rows())]
+def test_tab_separated_compressed_tables_with_other_columns_and_a_byte_order_mark_are_read(
+    tmp_path,
+):
+    rows = [
+        ["x", s.lower(), c, "train" if i < 30 else "test"] for i, (s, c) in enumerate(some_rows())
+    ]
     path = tmp_path / "t.tsv.gz"
-    path.write_bytes(gzip.compress(("\ufeffid\tseq\tkind\tpart\r\n" + "".join("\t".join(r) + "\r\n" for r in rows)).encode()))
+    path.write_bytes(
+        gzip.compress(
+            (
+                "\ufeffid\tseq\tkind\tpart\r\n" + "".join("\t".join(r) + "\r\n" for r in rows)
+            ).encode()
+        )
+    )
     data = CsvTask(path, "seq", "kind", "part", name="mine").load(DNA)
     assert data.name == "mine"
     assert sequences(data.test) == [s for s, _ in some_rows()[30:]]
@@ -152,37 +183,67 @@ def test_tab_separated_compressed_tables_with_other_columns_and_a_byte_order_mar
 
 def test_copies_of_a_sequence_on_either_strand_stay_in_one_part(tmp_path):
     rows = some_rows()
-    data = CsvTask(table(tmp_path / "t.csv", rows + rows + [[reverse_complement(s), c] for s, c in rows])).load(DNA)
-    parts = [{min(s, reverse_complement(s)) for s in sequences(items)} for items in (data.train, data.valid, data.test)]
+    data = CsvTask(
+        table(tmp_path / "t.csv", rows + rows + [[reverse_complement(s), c] for s, c in rows])
+    ).load(DNA)
+    parts = [
+        {min(s, reverse_complement(s)) for s in sequences(items)}
+        for items in (data.train, data.valid, data.test)
+    ]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
     assert data.notes["test_sequences_also_in_training"] == 0
 
 
 def test_copies_across_a_given_split_are_counted(tmp_path):
     rows = [[s, c, "train"] for s, c in some_rows()]
-    rows += [[reverse_complement(rows[0][0]), "b", "test"], ["AAAAAAAAAA", "a", "test"], *([r[0], r[1], "valid"] for r in rows[2:4])]
+    rows += [
+        [reverse_complement(rows[0][0]), "b", "test"],
+        ["AAAAAAAAAA", "a", "test"],
+        *([r[0], r[1], "valid"] for r in rows[2:4]),
+    ]
     rows += [["ACCCTTTTTT", "a", "valid"], ["ACCCTTTTTT", "a", "test"]]
-    data = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(DNA)
+    data = CsvTask(
+        table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split"
+    ).load(DNA)
     assert data.notes["test_sequences_also_in_training"] == 2
-    folds = CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split", protocol="kfold").load(DNA)
+    folds = CsvTask(
+        table(tmp_path / "t.csv", rows, "sequence,label,split"),
+        split_column="split",
+        protocol="kfold",
+    ).load(DNA)
     assert folds.notes["test_sequences_also_in_training"] == 0
     for one in build_protocol("kfold", DNA.vocab.pad_id).rounds(folds, 1):
-        learnt, tested = ({min(s, reverse_complement(s)) for s in sequences(i)} for i in (one.data.train, one.data.test))
+        learnt, tested = (
+            {min(s, reverse_complement(s)) for s in sequences(i)}
+            for i in (one.data.train, one.data.test)
+        )
         assert tested and not learnt & tested
 
 
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        (some_rows(), {"label_column": "y"}, r"no column 'y'; its columns are sequence, label: set task.label_column"),
+        (
+            some_rows(),
+            {"label_column": "y"},
+            r"no column 'y'; its columns are sequence, label: set task.label_column",
+        ),
         (some_rows(), {"split_column": "part"}, r"no column 'part'.*task.split_column"),
         ([[s, "a"] for s, _ in some_rows()], {}, r"one class, 'a', in column 'label'"),
         ([*some_rows(3), ["", "a"]], {}, r"line 5 has nothing in column 'sequence'"),
         ([*some_rows(3), ["ACGT"]], {}, r"line 5 has 1 fields, the header has 2"),
-        ([*some_rows(3), ["ACXT", "a"]], {}, r"line 5: letter 'X' at position 3 is not a nucleotide"),
+        (
+            [*some_rows(3), ["ACXT", "a"]],
+            {},
+            r"line 5: letter 'X' at position 3 is not a nucleotide",
+        ),
         ([], {}, r"a header and no rows"),
         ([["ACGT", "a"], ["ACGG", "b"]], {}, r"class 'a' has too few different sequences"),
-        ([[s, c] for s, c in some_rows()], {"split_column": "label"}, r"line 2 has 'b' in column 'label'; expected train, valid or test"),
+        (
+            [[s, c] for s, c in some_rows()],
+            {"split_column": "label"},
+            r"line 2 has 'b' in column 'label'; expected train, valid or test",
+        ),
     ],
 )
 def test_a_bad_table_gets_a_one_line_error_with_the_fix(tmp_path, rows, settings, message):
@@ -194,9 +255,14 @@ def test_a_bad_table_gets_a_one_line_error_with_the_fix(tmp_path, rows, settings
 def test_a_split_column_needs_test_rows_of_training_classes(tmp_path):
     rows = [[s, c, "train"] for s, c in some_rows()]
     with pytest.raises(ValueError, match="no test rows in column 'split'"):
-        CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(DNA)
+        CsvTask(table(tmp_path / "t.csv", rows, "sequence,label,split"), split_column="split").load(
+            DNA
+        )
     with pytest.raises(ValueError, match="class 'z' has test rows and no train rows"):
-        CsvTask(table(tmp_path / "t.csv", [*rows, ["ACGT", "z", "test"]], "sequence,label,split"), split_column="split").load(DNA)
+        CsvTask(
+            table(tmp_path / "t.csv", [*rows, ["ACGT", "z", "test"]], "sequence,label,split"),
+            split_column="split",
+        ).load(DNA)
 
 
 def test_a_missing_table_is_reported(tmp_path):
@@ -228,12 +294,16 @@ def test_a_setting_of_the_wrong_type_gets_a_one_line_error(tmp_path, settings, m
         CsvTask(table(tmp_path / "t.csv", some_rows()), **settings)
 
 
-@pytest.mark.parametrize("settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}])
+@pytest.mark.parametrize(
+    "settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}]
+)
 def test_a_window_setting_of_the_wrong_type_gets_a_one_line_error(toy, settings):
     with pytest.raises(ValueError, match=rf"task\.{next(iter(settings))} .* must be an integer"):
         load(toy, **settings)
 
 
 def test_a_number_can_name_a_column_and_a_task(tmp_path):
-    data = CsvTask(table(tmp_path / "t.csv", some_rows(), "sequence,5"), label_column=5, name=7).load(DNA)
+    data = CsvTask(
+        table(tmp_path / "t.csv", some_rows(), "sequence,5"), label_column=5, name=7
+    ).load(DNA)
     assert (data.name, data.classes) == ("7", ["a", "b"])

@@ -14,7 +14,8 @@ def scan_inputs() -> Callable[..., list[Tensor]]:
     def make(Bt: int, L: int, E: int, N: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         generator = torch.Generator().manual_seed(L + 7 * E + 11 * N)
         normal = [
-            torch.randn(s, generator=generator, dtype=torch.float64) for s in ((Bt, L, E), (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), E, E)
+            torch.randn(s, generator=generator, dtype=torch.float64)
+            for s in ((Bt, L, E), (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), E, E)
         ]
         normal[2] = -normal[2].exp()
         return [x.to(torch.float32).to(dtype).requires_grad_() for x in normal]
@@ -27,16 +28,41 @@ def mixer_tensors() -> Callable[..., list[Tensor]]:
     """One or two hidden states (2, L, D), in_proj, out_proj and the weights of the directions, the same numbers in every dtype."""
 
     def make(
-        L: int, D: int, E: int, N: int, R: int, K: int, num_ways: int, dtype: torch.dtype = torch.float32, streams: int = 1
+        L: int,
+        D: int,
+        E: int,
+        N: int,
+        R: int,
+        K: int,
+        num_ways: int,
+        dtype: torch.dtype = torch.float32,
+        streams: int = 1,
     ) -> list[Tensor]:
         generator = torch.Generator().manual_seed(L + E)
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
-            return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).float().to(dtype).requires_grad_()
+            return (
+                (torch.randn(shape, generator=generator, dtype=torch.float64) * scale)
+                .float()
+                .to(dtype)
+                .requires_grad_()
+            )
 
-        tensors = [*(normal(2, L, D) for _ in range(streams)), normal(2 * E, D, scale=0.3), normal(D, E, scale=0.3)]
+        tensors = [
+            *(normal(2, L, D) for _ in range(streams)),
+            normal(2 * E, D, scale=0.3),
+            normal(D, E, scale=0.3),
+        ]
         for _ in range(num_ways):
-            tensors += [normal(E, K), normal(E), normal(R + 2 * N, E, scale=0.3), normal(E, R), normal(E), normal(E, N), normal(E)]
+            tensors += [
+                normal(E, K),
+                normal(E),
+                normal(R + 2 * N, E, scale=0.3),
+                normal(E, R),
+                normal(E),
+                normal(E, N),
+                normal(E),
+            ]
         return tensors
 
     return make
@@ -62,7 +88,9 @@ def close() -> Callable[..., None]:
         for i, (x, y) in enumerate(zip(ours, expected, strict=True)):
             assert x.shape == y.shape
             error = (x.double() - y.double()).abs().max() / y.double().abs().max().clamp_min(1e-6)
-            assert error < tolerance, f"part {i}: {error:.1e}"  # 0: the output, then gradients in the order of the arguments
+            assert error < tolerance, (
+                f"part {i}: {error:.1e}"
+            )  # 0: the output, then gradients in the order of the arguments
 
     return check
 

@@ -80,10 +80,14 @@ build._FLAGS = {FAST!r}
 build.load_library().dnadiff_vectors
 """
     monkeypatch.setattr(build, "_FLAGS", FAST)
-    processes = [subprocess.Popen([sys.executable, "-c", script], env=os.environ.copy()) for _ in range(2)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], env=os.environ.copy()) for _ in range(2)
+    ]
     assert [p.wait(timeout=600) for p in processes] == [0, 0]
     assert build.load_library().dnadiff_vectors
-    assert list(empty_cache.iterdir()) == libraries(empty_cache) and libraries(empty_cache)  # no incomplete file is left
+    assert list(empty_cache.iterdir()) == libraries(empty_cache) and libraries(
+        empty_cache
+    )  # no incomplete file is left
     # Most compilers write the same bytes every time, and so the same name; some include the time.
     assert len(libraries(empty_cache)) == 1 or sys.platform == "darwin"
 
@@ -113,7 +117,9 @@ def test_an_intact_library_is_not_compiled_again(built, filled_cache, compiled):
     assert not compiled
 
 
-def test_another_compiler_processor_source_or_flag_gives_another_library(built, filled_cache, compiled, monkeypatch, tmp_path):
+def test_another_compiler_processor_source_or_flag_gives_another_library(
+    built, filled_cache, compiled, monkeypatch, tmp_path
+):
     (tmp_path / "c++").write_text("#!/bin/sh\necho another version\n")
     (tmp_path / "c++").chmod(0o755)
     changes = [
@@ -130,14 +136,18 @@ def test_another_compiler_processor_source_or_flag_gives_another_library(built, 
     assert build.load_library()._name == str(filled_cache / built.name)
 
 
-def test_without_a_compiler_a_cached_library_of_this_processor_is_loaded(built, filled_cache, without_compiler, monkeypatch):
+def test_without_a_compiler_a_cached_library_of_this_processor_is_loaded(
+    built, filled_cache, without_compiler, monkeypatch
+):
     assert build.load_library()._name == str(filled_cache / built.name)
     monkeypatch.setattr(build, "_processor", lambda: "another")
     with pytest.raises(build.CannotCompile, match=r"no C\+\+ compiler"):
         build.load_library()
 
 
-def test_without_a_compiler_a_damaged_library_is_still_refused(built, filled_cache, without_compiler):
+def test_without_a_compiler_a_damaged_library_is_still_refused(
+    built, filled_cache, without_compiler
+):
     overwrite(filled_cache / built.name, built.read_bytes()[:-9] + b"different")
     with pytest.raises(build.CannotCompile, match=r"no C\+\+ compiler"):
         build.load_library()
@@ -150,13 +160,29 @@ def test_a_folder_that_others_may_write_is_not_trusted(mode, built, filled_cache
     assert build.load_library()._name != str(filled_cache / built.name)
     assert len(compiled) == 1 and compiled[0].parent != filled_cache and not compiled[0].exists()
     assert libraries(filled_cache) == before
-    assert [m for m in caplog.messages if "for this process alone" in m and str(filled_cache) in m and "chmod go-w" in m]
+    assert [
+        m
+        for m in caplog.messages
+        if "for this process alone" in m and str(filled_cache) in m and "chmod go-w" in m
+    ]
 
 
 def test_a_library_that_others_can_write_is_never_loaded(filled_cache, built, compiled, tmp_path):
     source = tmp_path / "planted.cpp"
-    source.write_text(f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/ran", "w")); }}\n')
-    subprocess.run([*build.find_compiler(), "-shared", "-fPIC", str(source), "-o", str(tmp_path / "planted.so")], check=True)
+    source.write_text(
+        f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/ran", "w")); }}\n'
+    )
+    subprocess.run(
+        [
+            *build.find_compiler(),
+            "-shared",
+            "-fPIC",
+            str(source),
+            "-o",
+            str(tmp_path / "planted.so"),
+        ],
+        check=True,
+    )
     name = built.name.rsplit("-", 1)[0]
     planted = filled_cache / f"{name}-{build._digest(tmp_path / 'planted.so')}.so"
     shutil.copy(tmp_path / "planted.so", planted)
@@ -195,11 +221,17 @@ def test_kernels_that_root_compiled_are_used_by_others(built, filled_cache, comp
     assert build.load_library()._name != str(filled_cache / built.name) and len(compiled) == 1
 
 
-def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cache, compiled, monkeypatch):
+def test_the_kernels_work_from_a_folder_that_cannot_be_written(
+    built, filled_cache, compiled, monkeypatch
+):
     def refuse(*_, **__):
         raise PermissionError("read-only")
 
-    for name in ("unlink", "rename", "mkdir"):  # root may write everywhere, so permissions alone do not test this
+    for name in (
+        "unlink",
+        "rename",
+        "mkdir",
+    ):  # root may write everywhere, so permissions alone do not test this
         monkeypatch.setattr(Path, name, refuse)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", lambda *_, **__: None)
@@ -207,7 +239,9 @@ def test_the_kernels_work_from_a_folder_that_cannot_be_written(built, filled_cac
         overwrite(filled_cache / built.name, b"damaged")
         assert build.load_library().dnadiff_vectors and len(compiled) == 1
     assert build.load_library().dnadiff_vectors and len(compiled) == 2  # no folder at all
-    assert libraries(filled_cache) == [filled_cache / built.name] and [p.exists() for p in compiled] == [False, False]
+    assert libraries(filled_cache) == [filled_cache / built.name] and [
+        p.exists() for p in compiled
+    ] == [False, False]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -220,10 +254,16 @@ def test_the_kernels_work_from_a_read_only_folder(filled_cache, built, compiled)
         filled_cache.chmod(0o700)
 
 
-def test_a_file_that_another_process_removes_meanwhile_is_ignored(filled_cache, compiled, monkeypatch):
+def test_a_file_that_another_process_removes_meanwhile_is_ignored(
+    filled_cache, compiled, monkeypatch
+):
     glob = Path.glob
     gone = filled_cache / "kernels-gone-gone-gone.so"
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: [gone] if pattern.endswith(".so") else glob(path, pattern))
+    monkeypatch.setattr(
+        Path,
+        "glob",
+        lambda path, pattern: [gone] if pattern.endswith(".so") else glob(path, pattern),
+    )
     assert build.load_library().dnadiff_vectors and len(compiled) == 1
 
 
@@ -234,7 +274,9 @@ def test_the_folder_of_a_killed_compilation_is_removed_later(empty_cache, compil
         os.utime(empty_cache / name, (time.time() - age,) * 2)
     empty_cache.chmod(0o700)
     build.load_library()
-    assert sorted(p.name for p in empty_cache.glob("compiling-*")) == ["compiling-new"]  # it may still be running
+    assert sorted(p.name for p in empty_cache.glob("compiling-*")) == [
+        "compiling-new"
+    ]  # it may still be running
 
 
 def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monkeypatch, caplog):
@@ -248,7 +290,9 @@ def test_without_a_home_the_kernels_are_compiled_for_one_process(compiled, monke
     assert "Could not determine home directory" in caplog.text
 
 
-def test_sources_are_compiled_in_parallel_and_a_failing_one_is_named(built, empty_cache, monkeypatch):
+def test_sources_are_compiled_in_parallel_and_a_failing_one_is_named(
+    built, empty_cache, monkeypatch
+):
     run, together, objects = build._run, threading.Barrier(len(build._SOURCES), timeout=600), []
 
     def compile_or_link(command):
@@ -276,9 +320,14 @@ def test_without_a_compiler_auto_is_portable_and_a_requested_cpu_fails(
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 4, 3, 2))
-    assert "no C++ compiler" in caplog.messages[0] and caplog.messages[1] == "selective scan: portable (PyTorch)"
+    assert (
+        "no C++ compiler" in caplog.messages[0]
+        and caplog.messages[1] == "selective scan: portable (PyTorch)"
+    )
     assert "no C++ compiler" in available_scans()["cpu"]
-    with pytest.raises(RuntimeError, match=r"scan 'cpu' was asked for and cannot run: no C\+\+ compiler"):
+    with pytest.raises(
+        RuntimeError, match=r"scan 'cpu' was asked for and cannot run: no C\+\+ compiler"
+    ):
         selective_scan(*scan_inputs(1, 4, 3, 2), scan="cpu")
 
 
@@ -291,7 +340,9 @@ def test_a_compiler_that_does_not_exist_or_fails_is_named(empty_cache, monkeypat
         build.load_library()
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the flags name x86 instructions")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="the flags name x86 instructions"
+)
 @pytest.mark.parametrize(
     ("command", "extras"),
     [
@@ -314,8 +365,20 @@ def test_other_compilers_and_processors_compute_the_same(
         close(values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="cpu"), expected, 1e-5)
         x, weight = torch.ones(2, L, N).cumsum(1).sin(), torch.ones(E, N).cumsum(0).cos()
         for product in (linear, narrow_linear):
-            expected = values_and_grads(product, [x.clone().requires_grad_(), weight.clone().requires_grad_()], scan="reference")
-            close(values_and_grads(product, [x.clone().requires_grad_(), weight.clone().requires_grad_()], scan="cpu"), expected, 1e-5)
+            expected = values_and_grads(
+                product,
+                [x.clone().requires_grad_(), weight.clone().requires_grad_()],
+                scan="reference",
+            )
+            close(
+                values_and_grads(
+                    product,
+                    [x.clone().requires_grad_(), weight.clone().requires_grad_()],
+                    scan="cpu",
+                ),
+                expected,
+                1e-5,
+            )
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):

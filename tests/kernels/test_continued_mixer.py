@@ -18,7 +18,9 @@ def test_pieces_in_float32_equal_the_operations_in_float64(sizes, d_conv):
         net.to(x.dtype)
         past = h = None
         for piece in x.split(sizes, 1):
-            with torch.set_grad_enabled(x.dtype == torch.float64):  # gradients are on: the operations one by one
+            with torch.set_grad_enabled(
+                x.dtype == torch.float64
+            ):  # gradients are on: the operations one by one
                 out.append(net.block(piece, past, h, None, "auto"))
                 clean, past, h = net.carry(piece, past, h, None, "auto")
             out.append(clean)
@@ -32,13 +34,22 @@ def test_every_back_end_continues():
     mixer, hidden = BiMamba(16, d_state=4), torch.randn(2, 9, 16)
     ways = [mixer.fwd.weights(), mixer.rev.weights()]
     with torch.no_grad():
-        whole = [continued_mixer(hidden, mixer.in_proj.weight, mixer.out_proj.weight, ways, scan=scan) for scan in ("portable", "auto")]
-        first = continued_mixer(hidden[:, :4], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1])
-        second = continued_mixer(hidden[:, 4:], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1], *first[1:])
+        whole = [
+            continued_mixer(hidden, mixer.in_proj.weight, mixer.out_proj.weight, ways, scan=scan)
+            for scan in ("portable", "auto")
+        ]
+        first = continued_mixer(
+            hidden[:, :4], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1]
+        )
+        second = continued_mixer(
+            hidden[:, 4:], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1], *first[1:]
+        )
         forward = continued_mixer(hidden, mixer.in_proj.weight, mixer.out_proj.weight, ways[:1])
     for a, b in zip(*whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.cat([first[0], second[0]], 1), forward[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([first[0], second[0]], 1), forward[0], rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(second[2], forward[2], rtol=1e-4, atol=1e-5)
 
 

@@ -14,7 +14,11 @@ def test_windows_are_slices_with_and_without_a_compiler(length, count, spare):
     array = draw.integers(0, 256, length + spare, dtype=np.uint8)
     start = draw.integers(0, spare + 1, count)
     expected = [array[s : s + length].tolist() for s in start]
-    for take in (gather.make_gather(array, length), gather._native(array, length), gather._portable(array, length)):
+    for take in (
+        gather.make_gather(array, length),
+        gather._native(array, length),
+        gather._portable(array, length),
+    ):
         assert take(start).tolist() == expected and take(start).shape == (count, length)
 
 

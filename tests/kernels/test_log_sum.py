@@ -14,7 +14,9 @@ def plain(features, weight, bias, ids, banned):
 def inputs(dtype=torch.float32, rows=13, with_bias=True):
     torch.manual_seed(0)
     made = [torch.randn(rows, 6), torch.randn(50, 6), torch.randn(50) if with_bias else None]
-    return [None if x is None else x.to(dtype).requires_grad_() for x in made], torch.randint(0, 40, (rows, 2))
+    return [None if x is None else x.to(dtype).requires_grad_() for x in made], torch.randint(
+        0, 40, (rows, 2)
+    )
 
 
 @pytest.mark.parametrize("block", [1, 7, 50, 64])
@@ -24,8 +26,12 @@ def test_value_and_gradient_match_the_plain_computation(block, with_bias):
     for call in (plain, lambda *a: linear_log_sum(*a, block=block)):
         given, ids = inputs(torch.float64, with_bias=with_bias)
         log_sum, picked = call(*given, ids, (48, 49, 44))
-        loss = (log_sum.square() - (1 + torch.arange(13)) * picked[:, 0] * log_sum + 3 * picked[:, 1]).sum()
-        results.append([log_sum, picked, *torch.autograd.grad(loss, [x for x in given if x is not None])])
+        loss = (
+            log_sum.square() - (1 + torch.arange(13)) * picked[:, 0] * log_sum + 3 * picked[:, 1]
+        ).sum()
+        results.append(
+            [log_sum, picked, *torch.autograd.grad(loss, [x for x in given if x is not None])]
+        )
     for ours, theirs in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
@@ -34,7 +40,9 @@ def test_a_column_may_be_gathered_twice():
     given, _ = inputs(torch.float64)
     ids = torch.full((13, 2), 3)
     linear_log_sum(*given, ids)[1].sum().backward()
-    torch.testing.assert_close(given[2].grad, 26.0 * torch.nn.functional.one_hot(torch.tensor(3), 50).double())
+    torch.testing.assert_close(
+        given[2].grad, 26.0 * torch.nn.functional.one_hot(torch.tensor(3), 50).double()
+    )
 
 
 def test_float32_and_autocast_keep_the_sum_in_float32():
@@ -60,7 +68,9 @@ def test_empty_inputs_give_empty_outputs_and_zero_gradients():
 def test_nothing_as_large_as_the_logits_is_saved_for_the_backward_pass():
     given, ids = inputs()
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.numel()) or x, lambda x: x
+    ):
         linear_log_sum(*given, ids, block=10)
     assert max(kept) == 50 * 6 < 13 * 50
 
@@ -79,7 +89,10 @@ def failing(*_):
     raise RuntimeError("no compiler")
 
 
-@pytest.mark.parametrize(("kernel", "reason"), [(failing, "no compiler"), (wrong, "its results differ from PyTorch's by")])
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [(failing, "no compiler"), (wrong, "its results differ from PyTorch's by")],
+)
 def test_triton_kernels_that_fail_or_differ_are_not_used(monkeypatch, kernel, reason):
     monkeypatch.setattr(triton_log_sum, "unavailable", lambda device: "")
     monkeypatch.setattr(triton_log_sum, "add_log_sum", kernel)

@@ -16,14 +16,20 @@ def normal(*shapes, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_gate_matches_its_definition_with_one_and_two_directions(shape, scan, values_and_grads, close):
-    expected = values_and_grads(gated_sum, normal(shape, shape, shape, dtype=torch.float64), scan="reference")
+def test_the_gate_matches_its_definition_with_one_and_two_directions(
+    shape, scan, values_and_grads, close
+):
+    expected = values_and_grads(
+        gated_sum, normal(shape, shape, shape, dtype=torch.float64), scan="reference"
+    )
     close(values_and_grads(gated_sum, normal(shape, shape, shape), scan=scan), expected, 2e-6)
 
     def one_way(y, z, **options):
         return gated_sum(y, None, z, **options)
 
-    expected = values_and_grads(one_way, normal(shape, shape, dtype=torch.float64), scan="reference")
+    expected = values_and_grads(
+        one_way, normal(shape, shape, dtype=torch.float64), scan="reference"
+    )
     close(values_and_grads(one_way, normal(shape, shape), scan=scan), expected, 2e-6)
 
 
@@ -32,35 +38,56 @@ def test_the_norm_matches_its_definition(shape, scan, values_and_grads, close):
     def norm(x, weight, **options):
         return rms_norm(x, weight, 1e-2, **options)
 
-    expected = values_and_grads(norm, normal(shape, shape[-1:], dtype=torch.float64), scan="reference")
+    expected = values_and_grads(
+        norm, normal(shape, shape[-1:], dtype=torch.float64), scan="reference"
+    )
     close(values_and_grads(norm, normal(shape, shape[-1:]), scan=scan), expected, 1e-5)
 
 
 def test_the_norm_accepts_any_number_of_axes_and_matches_pytorch(scan):
     x, weight = (t.detach() for t in normal((2, 3, 5, 64), (64,)))
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5, scan=scan), F.rms_norm(x, (64,), weight, 1e-5), rtol=1e-6, atol=1e-6)
-    assert torch.equal(rms_norm(x[0, 0, 0], weight, 1e-5, scan=scan), rms_norm(x, weight, 1e-5, scan=scan)[0, 0, 0])
+    torch.testing.assert_close(
+        rms_norm(x, weight, 1e-5, scan=scan),
+        F.rms_norm(x, (64,), weight, 1e-5),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    assert torch.equal(
+        rms_norm(x[0, 0, 0], weight, 1e-5, scan=scan), rms_norm(x, weight, 1e-5, scan=scan)[0, 0, 0]
+    )
 
 
 @pytest.mark.parametrize("r", R)
 @pytest.mark.parametrize("product", [narrow_linear, linear])
 def test_products_match_their_definition(product, r, scan, values_and_grads, close):
     for Bt, L, E in SHAPES:
-        expected = values_and_grads(product, normal((Bt, L, r), (E, r), dtype=torch.float64), scan="reference")
+        expected = values_and_grads(
+            product, normal((Bt, L, r), (E, r), dtype=torch.float64), scan="reference"
+        )
         close(values_and_grads(product, normal((Bt, L, r), (E, r)), scan=scan), expected, 1e-5)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN"
+)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(("L", "R", "E"), [(33, 13, 33), (513, 70, 36), (700, 5, 40), (650, 64, 1)])
-def test_gradients_of_weights_are_right_with_either_library(L, R, E, threads, values_and_grads, close, monkeypatch):
-    expected = values_and_grads(linear, normal((2, L, R), (E, R), dtype=torch.float64), scan="reference")
+def test_gradients_of_weights_are_right_with_either_library(
+    L, R, E, threads, values_and_grads, close, monkeypatch
+):
+    expected = values_and_grads(
+        linear, normal((2, L, R), (E, R), dtype=torch.float64), scan="reference"
+    )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         for limit in (0, 2**18):
             monkeypatch.setattr(cpu_linear, "_SUMS", limit)
-            close(values_and_grads(torch.ops.dnadiff.linear, normal((2, L, R), (E, R))), expected, 1e-5)
+            close(
+                values_and_grads(torch.ops.dnadiff.linear, normal((2, L, R), (E, R))),
+                expected,
+                1e-5,
+            )
     finally:
         torch.set_num_threads(before)
 
@@ -70,7 +97,9 @@ def test_halves_of_a_product_match_the_product(scan, values_and_grads, close):
         first, second = linear_halves(x, weight, **options)
         return first - 2 * second
 
-    expected = values_and_grads(joined, normal((2, 33, 9), (22, 9), dtype=torch.float64), scan="reference")
+    expected = values_and_grads(
+        joined, normal((2, 33, 9), (22, 9), dtype=torch.float64), scan="reference"
+    )
     close(values_and_grads(joined, normal((2, 33, 9), (22, 9)), scan=scan), expected, 1e-5)
 
 
@@ -81,12 +110,18 @@ def test_inputs_may_be_slices_or_transposed(scan, values_and_grads, close):
 
     def everything(y, y_rev, z, weight, taps, **options):
         x = rms_norm(gated_sum(y, y_rev, z, **options), weight, 1e-2, **options)
-        return narrow_linear(x[:, ::2, 4:8], taps[:, 4:8], **options) + linear(x[:, ::2], taps, **options)
+        return narrow_linear(x[:, ::2, 4:8], taps[:, 4:8], **options) + linear(
+            x[:, ::2], taps, **options
+        )
 
     def leaves(inputs):
         return [x.detach().requires_grad_() for x in inputs]
 
-    expected = values_and_grads(everything, leaves([*(x.double() for x in views), weight.double(), taps.double()]), scan="reference")
+    expected = values_and_grads(
+        everything,
+        leaves([*(x.double() for x in views), weight.double(), taps.double()]),
+        scan="reference",
+    )
     close(values_and_grads(everything, leaves([*views, weight, taps]), scan=scan), expected, 1e-5)
 
 
@@ -143,15 +178,22 @@ def test_the_cpu_operators_pass_opcheck(name, inputs):
     torch.library.opcheck(getattr(torch.ops.dnadiff, name), tuple(inputs))
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="the tracer of torch 2.11 cuts the graph here; eager use is not affected")
-def test_a_compiled_function_is_one_graph_with_the_same_gradients(values_and_grads, close, monkeypatch):
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11"),
+    reason="the tracer of torch 2.11 cuts the graph here; eager use is not affected",
+)
+def test_a_compiled_function_is_one_graph_with_the_same_gradients(
+    values_and_grads, close, monkeypatch
+):
     def block(y, z, weight, taps):
         return linear(narrow_linear(rms_norm(gated_sum(y, y, z), weight, 1e-2), taps), taps.T)
 
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     shapes = (2, 37, 6), (2, 37, 6), (6,), (11, 6)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
-    close(values_and_grads(compiled, normal(*shapes)), values_and_grads(block, normal(*shapes)), 1e-6)
+    close(
+        values_and_grads(compiled, normal(*shapes)), values_and_grads(block, normal(*shapes)), 1e-6
+    )
 
 
 def test_half_precision_and_autocast_are_left_to_pytorch(scan):
@@ -179,7 +221,11 @@ def test_onednn_is_used_only_where_the_library_of_pytorch_is_slow(monkeypatch):
     try:
         if torch.backends.mkldnn.is_available():
             assert wins("vendor_id : AuthenticAMD")
-        assert not wins("vendor_id : GenuineIntel") and not wins("") and not wins("vendor_id : AuthenticAMD", "AVX2")
+        assert (
+            not wins("vendor_id : GenuineIntel")
+            and not wins("")
+            and not wins("vendor_id : AuthenticAMD", "AVX2")
+        )
         monkeypatch.setattr(cpu_linear, "_product", lambda a, b: a @ b.T * 1.01)
         assert not wins("vendor_id : AuthenticAMD")  # computes wrongly
     finally:
@@ -188,7 +234,11 @@ def test_onednn_is_used_only_where_the_library_of_pytorch_is_slow(monkeypatch):
 
 def test_empty_inputs_give_empty_outputs(scan):
     y, weight, taps = normal((0, 5, 4), (4,), (6, 4))
-    assert gated_sum(y, None, y, scan=scan).shape == rms_norm(y, weight, 1e-5, scan=scan).shape == (0, 5, 4)
+    assert (
+        gated_sum(y, None, y, scan=scan).shape
+        == rms_norm(y, weight, 1e-5, scan=scan).shape
+        == (0, 5, 4)
+    )
     assert narrow_linear(y, taps, scan=scan).shape == linear(y, taps, scan=scan).shape == (0, 5, 6)
 
 

@@ -37,7 +37,9 @@ def test_every_scan_is_listed_with_its_reason(clear_caches, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mamba_ssm", "triton"])
 def test_a_requested_scan_that_cannot_run_fails_with_its_reason(name, scan_inputs, monkeypatch):
-    with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run: .*(CUDA|Triton)"):
+    with pytest.raises(
+        RuntimeError, match=f"scan '{name}' was asked for and cannot run: .*(CUDA|Triton)"
+    ):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan=name)
     monkeypatch.setenv("DNADIFF_SCAN", name)
     with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run"):
@@ -45,7 +47,10 @@ def test_a_requested_scan_that_cannot_run_fails_with_its_reason(name, scan_input
 
 
 def test_an_unknown_scan_is_refused_with_the_known_ones(scan_inputs, monkeypatch):
-    with pytest.raises(ValueError, match="unknown scan 'fastest'; known are auto, cpu, triton, mamba_ssm, portable, reference"):
+    with pytest.raises(
+        ValueError,
+        match="unknown scan 'fastest'; known are auto, cpu, triton, mamba_ssm, portable, reference",
+    ):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="fastest")
     monkeypatch.setenv("DNADIFF_SCAN", "fused")
     with pytest.raises(ValueError, match="unknown scan 'fused'"):
@@ -56,7 +61,11 @@ def test_the_argument_overrides_the_environment_variable(monkeypatch, scan_input
     called = []
     for name, backend in SCANS.items():
         original = backend.selective_scan
-        monkeypatch.setattr(backend, "selective_scan", lambda *x, name=name, original=original: called.append(name) or original(*x))
+        monkeypatch.setattr(
+            backend,
+            "selective_scan",
+            lambda *x, name=name, original=original: called.append(name) or original(*x),
+        )
     monkeypatch.setenv("DNADIFF_SCAN", "reference")
     selective_scan(*scan_inputs(1, 3, 2, 2))
     selective_scan(*scan_inputs(1, 3, 2, 2), scan="portable")
@@ -71,7 +80,9 @@ def test_auto_logs_its_choice_once(clear_caches, monkeypatch, scan_inputs, caplo
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("selective scan: cpu (")
 
 
-def test_a_scan_with_wrong_results_is_skipped_with_a_reason(clear_caches, monkeypatch, scan_inputs, caplog):
+def test_a_scan_with_wrong_results_is_skipped_with_a_reason(
+    clear_caches, monkeypatch, scan_inputs, caplog
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
     caplog.set_level(logging.INFO, "dnadiff")
@@ -83,7 +94,9 @@ def test_a_scan_with_wrong_results_is_skipped_with_a_reason(clear_caches, monkey
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="cpu")
 
 
-def test_float64_goes_to_portable_and_a_requested_cpu_fails_with_the_reason(monkeypatch, scan_inputs):
+def test_float64_goes_to_portable_and_a_requested_cpu_fails_with_the_reason(
+    monkeypatch, scan_inputs
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert select.choose("auto", "cpu", torch.float64) == "portable"
     with pytest.raises(RuntimeError, match="float64 needs scan=portable"):
@@ -98,10 +111,14 @@ def test_other_devices_get_the_portable_scan(monkeypatch, clear_caches):
         select.choose("cpu", "cuda", torch.float32)
 
 
-def test_a_compiled_model_is_one_graph_with_the_same_gradients(scan_inputs, values_and_grads, close, monkeypatch):
+def test_a_compiled_model_is_one_graph_with_the_same_gradients(
+    scan_inputs, values_and_grads, close, monkeypatch
+):
     def mixer(u, delta, A, B, C, D, bias):
         weight = torch.stack([D, bias, D, bias], dim=-1)
-        return selective_scan(short_conv(u, weight, bias, reverse=True), delta, A, B, C, D, bias, reverse=True)
+        return selective_scan(
+            short_conv(u, weight, bias, reverse=True), delta, A, B, C, D, bias, reverse=True
+        )
 
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     expected = values_and_grads(mixer, scan_inputs(2, 37, 5, 3))
@@ -145,7 +162,9 @@ torch.compile(selective_scan, backend="aot_eager")(*inputs)
 
 
 @pytest.mark.parametrize("mode", FIRST_CALLS)
-def test_the_mode_of_the_first_call_does_not_affect_the_choice(mode, clear_caches, scan_inputs, monkeypatch):
+def test_the_mode_of_the_first_call_does_not_affect_the_choice(
+    mode, clear_caches, scan_inputs, monkeypatch
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     inputs = [x.detach() for x in scan_inputs(1, 70, 3, 2)]
     exec(FIRST_CALLS[mode], {"torch": torch, "selective_scan": selective_scan, "inputs": inputs})
@@ -170,16 +189,27 @@ def test_the_probe_runs_on_the_gpu_of_the_calling_thread(clear_caches, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(select, "_probe", lambda backend, device, streams: seen.append(str(device)) or [torch.ones(1)])
+    monkeypatch.setattr(
+        select,
+        "_probe",
+        lambda backend, device, streams: seen.append(str(device)) or [torch.ones(1)],
+    )
     assert check_scan("mamba_ssm") == "mamba_ssm" and seen == ["cuda:3", "cuda:3"]
 
 
 def test_products_on_gpu_and_cpu_may_have_different_precision(clear_caches, monkeypatch):
     gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before, seen = (gpu.fp32_precision, other.fp32_precision), []
-    monkeypatch.setattr(select, "_probe", lambda backend, device, streams: seen.append(other.fp32_precision) or [torch.ones(1)])
+    monkeypatch.setattr(
+        select,
+        "_probe",
+        lambda backend, device, streams: seen.append(other.fp32_precision) or [torch.ones(1)],
+    )
     try:
-        gpu.fp32_precision, other.fp32_precision = "tf32", "ieee"  # torch.get_float32_matmul_precision cannot express this
+        gpu.fp32_precision, other.fp32_precision = (
+            "tf32",
+            "ieee",
+        )  # torch.get_float32_matmul_precision cannot express this
         assert available_scans()["cpu"] == "" and seen == ["ieee"] * len(seen) != []
         assert (gpu.fp32_precision, other.fp32_precision) == ("tf32", "ieee")
     finally:
@@ -199,14 +229,20 @@ def calls(scan):
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(number, clear_caches, monkeypatch):
+def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(
+    number, clear_caches, monkeypatch
+):
     monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
     for name, error, message in (
         ("nonsense", ValueError, "unknown scan 'nonsense'"),
         ("cpu", RuntimeError, "scan 'cpu' was asked for and cannot run"),
     ):
         call = list(calls(name))[number]
-        for convert in (lambda x: x, lambda x: x.bfloat16(), lambda x: x[:0] if x.dim() == 3 else x):
+        for convert in (
+            lambda x: x,
+            lambda x: x.bfloat16(),
+            lambda x: x[:0] if x.dim() == 3 else x,
+        ):
             with pytest.raises(error, match=message):
                 call(convert)
         with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(error, match=message):
@@ -215,7 +251,17 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
 
 @pytest.mark.parametrize(
     "name",
-    ["selective_scan", "short_conv", "gated_sum", "rms_norm", "narrow_linear", "linear", "linear_halves", "mixer", "two_stream_mixer"],
+    [
+        "selective_scan",
+        "short_conv",
+        "gated_sum",
+        "rms_norm",
+        "narrow_linear",
+        "linear",
+        "linear_halves",
+        "mixer",
+        "two_stream_mixer",
+    ],
 )
 def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
     right = getattr(SCANS["cpu"], name)
@@ -260,13 +306,27 @@ def test_a_wrong_sum_for_the_gradient_of_a_weight_disables_onednn(monkeypatch):
 def stand_in(monkeypatch):
     """A module named mamba_ssm with the signature of `selective_scan_fn` in version 2.2, in place of its CUDA kernel."""
 
-    def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
+    def selective_scan_fn(
+        u,
+        delta,
+        A,
+        B,
+        C,
+        D=None,
+        z=None,
+        delta_bias=None,
+        delta_softplus=False,
+        return_last_state=False,
+    ):
         assert delta_softplus and not return_last_state and z is None
         assert u.shape == delta.shape and B.shape == C.shape == (u.shape[0], A.shape[1], u.shape[2])
         step = F.softplus(delta if delta_bias is None else delta + delta_bias[:, None])  # (B, D, L)
         h, y = torch.zeros(*u.shape[:2], A.shape[1]), []
         for l in range(u.shape[2]):
-            h = torch.exp(step[:, :, l, None] * A) * h + (step * u)[:, :, l, None] * B[:, None, :, l]
+            h = (
+                torch.exp(step[:, :, l, None] * A) * h
+                + (step * u)[:, :, l, None] * B[:, None, :, l]
+            )
             y.append((h * C[:, None, :, l]).sum(-1) + D * u[:, :, l])
         return torch.stack(y, dim=2)
 
@@ -288,27 +348,42 @@ def test_mamba_ssm_is_called_in_its_layout(reverse, stand_in, scan_inputs, value
         close(values_and_grads(ours, leaves), expected, 1e-5)
 
 
-def test_mamba_ssm_is_chosen_on_a_device_where_it_works(clear_caches, stand_in, scan_inputs, monkeypatch, caplog):
+def test_mamba_ssm_is_chosen_on_a_device_where_it_works(
+    clear_caches, stand_in, scan_inputs, monkeypatch, caplog
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(SCANS["cpu"], "unsupported", lambda device, dtype: "pretend that the cpu is a CUDA device")
+    monkeypatch.setattr(
+        SCANS["cpu"], "unsupported", lambda device, dtype: "pretend that the cpu is a CUDA device"
+    )
     monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 3, 2, 2))
-    assert caplog.messages == ["selective scan: mamba_ssm (CUDA, flipped for the reverse direction)"]
+    assert caplog.messages == [
+        "selective scan: mamba_ssm (CUDA, flipped for the reverse direction)"
+    ]
 
 
 def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatch):
     monkeypatch.setitem(sys.modules, "mamba_ssm", None)
     monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
     assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
-    with pytest.raises(RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install -e '\.\[cuda\]'"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install -e '\.\[cuda\]'"
+    ):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("std::bad_alloc"), MemoryError(), OSError("libx.so: failed to map segment from shared object")]
+    "error",
+    [
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+        OSError("libx.so: failed to map segment from shared object"),
+    ],
 )
-def test_lack_of_memory_is_an_error_and_not_a_reason_for_a_slower_scan(error, clear_caches, monkeypatch):
+def test_lack_of_memory_is_an_error_and_not_a_reason_for_a_slower_scan(
+    error, clear_caches, monkeypatch
+):
     class Full(type(SCANS["cpu"])):
         def rms_norm(self, *_):
             raise error

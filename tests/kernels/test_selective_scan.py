@@ -16,7 +16,9 @@ NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 
 LENGTHS, STATES = (1, 2, 3, 31, 64, 300), (1, 5, 8, 16, 64)
 FAST = [
-    (scan, dtype) for scan, dtype in product(("cpu", "portable"), (torch.float32, torch.float64)) if (scan, dtype) != ("cpu", torch.float64)
+    (scan, dtype)
+    for scan, dtype in product(("cpu", "portable"), (torch.float32, torch.float64))
+    if (scan, dtype) != ("cpu", torch.float64)
 ]
 
 
@@ -24,20 +26,34 @@ def test_outputs_and_gradients_match_mamba_ssm(scan, close):
     with safe_open(PARITY, "pt") as file:
         fixture = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         assert isinstance(json.loads(file.metadata()["config"]), dict)
-    channels_last = {name: x.mT.contiguous() if x.dim() == 3 else x for name, x in fixture.items() if name != "last_state"}
+    channels_last = {
+        name: x.mT.contiguous() if x.dim() == 3 else x
+        for name, x in fixture.items()
+        if name != "last_state"
+    }
     inputs = {name: channels_last[name].requires_grad_() for name in (*NAMES, "z")}
     out = selective_scan(*(inputs[name] for name in NAMES), scan=scan) * F.silu(inputs["z"])
     grads = torch.autograd.grad(out, list(inputs.values()), channels_last["dout"])
-    close([out.detach(), *grads], [channels_last["out"], *(channels_last[f"grad_{name}"] for name in inputs)], 1e-4)
+    close(
+        [out.detach(), *grads],
+        [channels_last["out"], *(channels_last[f"grad_{name}"] for name in inputs)],
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize("N", STATES)
 @pytest.mark.parametrize("L", LENGTHS)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_every_scan_matches_the_float64_reference(L, N, reverse, scan_inputs, values_and_grads, close):
-    expected = values_and_grads(selective_scan, scan_inputs(2, L, 19, N, torch.float64), reverse=reverse, scan="reference")
+def test_every_scan_matches_the_float64_reference(
+    L, N, reverse, scan_inputs, values_and_grads, close
+):
+    expected = values_and_grads(
+        selective_scan, scan_inputs(2, L, 19, N, torch.float64), reverse=reverse, scan="reference"
+    )
     for scan, dtype in FAST:
-        ours = values_and_grads(selective_scan, scan_inputs(2, L, 19, N, dtype), reverse=reverse, scan=scan)
+        ours = values_and_grads(
+            selective_scan, scan_inputs(2, L, 19, N, dtype), reverse=reverse, scan=scan
+        )
         close(ours, expected, 1e-5 if dtype == torch.float32 else 1e-12)
 
 
@@ -48,22 +64,44 @@ def test_long_scans_match_in_float64(N, reverse, scan_inputs, values_and_grads, 
     inputs = scan_inputs(1, 4097, 3, N, torch.float64)
     expected = values_and_grads(selective_scan, inputs, reverse=reverse, scan="portable")
     if N == 5:
-        close(expected, values_and_grads(selective_scan, inputs, reverse=reverse, scan="reference"), 1e-12)
+        close(
+            expected,
+            values_and_grads(selective_scan, inputs, reverse=reverse, scan="reference"),
+            1e-12,
+        )
     for scan in ("cpu", "portable"):
-        close(values_and_grads(selective_scan, scan_inputs(1, 4097, 3, N), reverse=reverse, scan=scan), expected, 1e-5)
+        close(
+            values_and_grads(
+                selective_scan, scan_inputs(1, 4097, 3, N), reverse=reverse, scan=scan
+            ),
+            expected,
+            1e-5,
+        )
 
 
 def second_derivatives(inputs, **options):
     """Of a scalar made of all first derivatives."""
-    first = torch.autograd.grad(selective_scan(*inputs, **options).sin().sum(), inputs, create_graph=True)
+    first = torch.autograd.grad(
+        selective_scan(*inputs, **options).sin().sum(), inputs, create_graph=True
+    )
     return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs))
 
 
 @pytest.mark.parametrize("L", [5, 64, 65, 150])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_portable_second_derivatives_match_the_reference_across_chunks(L, reverse, scan_inputs, close):
-    expected = second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="reference")
-    close(second_derivatives(scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="portable"), expected, 1e-10)
+def test_portable_second_derivatives_match_the_reference_across_chunks(
+    L, reverse, scan_inputs, close
+):
+    expected = second_derivatives(
+        scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="reference"
+    )
+    close(
+        second_derivatives(
+            scan_inputs(2, L, 3, 2, torch.float64), reverse=reverse, scan="portable"
+        ),
+        expected,
+        1e-10,
+    )
 
 
 def test_the_cpu_scan_refuses_a_second_derivative(scan_inputs):
@@ -74,23 +112,35 @@ def test_the_cpu_scan_refuses_a_second_derivative(scan_inputs):
 @pytest.mark.parametrize("E", [1, 15, 16, 33, 70])
 def test_results_do_not_depend_on_the_number_of_threads(E, scan_inputs, values_and_grads, close):
     threads = torch.get_num_threads()
-    expected = values_and_grads(selective_scan, scan_inputs(3, 40, E, 6, torch.float64), scan="portable")
+    expected = values_and_grads(
+        selective_scan, scan_inputs(3, 40, E, 6, torch.float64), scan="portable"
+    )
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            close(values_and_grads(selective_scan, scan_inputs(3, 40, E, 6), scan="cpu"), expected, 1e-5)
+            close(
+                values_and_grads(selective_scan, scan_inputs(3, 40, E, 6), scan="cpu"),
+                expected,
+                1e-5,
+            )
     finally:
         torch.set_num_threads(threads)
 
 
 def test_reverse_is_the_scan_of_the_reversed_sequence(scan, scan_inputs):
     u, delta, A, B, C, D, bias = scan_inputs(2, 75, 6, 4)
-    flipped = selective_scan(u.flip(1), delta.flip(1), A, B.flip(1), C.flip(1), D, bias, scan=scan).flip(1)
-    torch.testing.assert_close(selective_scan(u, delta, A, B, C, D, bias, reverse=True, scan=scan), flipped)
+    flipped = selective_scan(
+        u.flip(1), delta.flip(1), A, B.flip(1), C.flip(1), D, bias, scan=scan
+    ).flip(1)
+    torch.testing.assert_close(
+        selective_scan(u, delta, A, B, C, D, bias, reverse=True, scan=scan), flipped
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_padding_does_not_change_the_state_and_has_no_gradient(scan, reverse, scan_inputs, values_and_grads):
+def test_padding_does_not_change_the_state_and_has_no_gradient(
+    scan, reverse, scan_inputs, values_and_grads
+):
     inputs = scan_inputs(2, 70, 5, 3)
     keep = torch.ones(70, dtype=torch.bool)
     keep[[0, 11, 12, 40, 69]] = False
@@ -98,7 +148,9 @@ def test_padding_does_not_change_the_state_and_has_no_gradient(scan, reverse, sc
         inputs[1][:, ~keep] = -1e4
     y, *grads = values_and_grads(selective_scan, inputs, reverse=reverse, scan=scan)
     short = [x[:, keep] if x.dim() == 3 else x for x in inputs]
-    torch.testing.assert_close(y[:, keep], selective_scan(*short, reverse=reverse, scan=scan), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        y[:, keep], selective_scan(*short, reverse=reverse, scan=scan), rtol=1e-5, atol=1e-5
+    )
     assert all(g.isfinite().all() for g in grads)
     assert grads[1][:, ~keep].eq(0).all() and grads[3][:, ~keep].eq(0).all()
 
@@ -118,7 +170,9 @@ def test_strong_and_weak_decay_keep_their_precision(scan, scan_inputs, values_an
 
 def test_bias_is_optional(scan, scan_inputs, values_and_grads, close):
     *inputs, bias = scan_inputs(2, 33, 7, 3)
-    expected = values_and_grads(selective_scan, [*inputs, torch.zeros_like(bias).requires_grad_()], scan="reference")[:-1]
+    expected = values_and_grads(
+        selective_scan, [*inputs, torch.zeros_like(bias).requires_grad_()], scan="reference"
+    )[:-1]
     close(values_and_grads(selective_scan, inputs, scan=scan), expected, 1e-5)
 
 
@@ -126,15 +180,32 @@ def test_inputs_may_be_slices_or_transposed(scan, scan_inputs, values_and_grads,
     u, delta, A, B, C, D, bias = (x.detach() for x in scan_inputs(2, 37, 9, 4))
     expected = values_and_grads(selective_scan, scan_inputs(2, 37, 9, 4), scan="reference")
     both = torch.cat([torch.zeros(2, 37, 3), B, C], dim=-1)
-    views = [u.mT.contiguous().mT, delta, A.T.contiguous().T, both[..., 3:7], both[..., 7:], D, bias]
-    close(values_and_grads(selective_scan, [x.requires_grad_() for x in views], scan=scan), expected, 1e-5)
+    views = [
+        u.mT.contiguous().mT,
+        delta,
+        A.T.contiguous().T,
+        both[..., 3:7],
+        both[..., 7:],
+        D,
+        bias,
+    ]
+    close(
+        values_and_grads(selective_scan, [x.requires_grad_() for x in views], scan=scan),
+        expected,
+        1e-5,
+    )
 
 
 def test_half_precision_is_computed_in_float32(scan, scan_inputs):
     inputs = [x.detach().bfloat16() for x in scan_inputs(2, 40, 8, 4)]
     y = selective_scan(*inputs, scan=scan)
     assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y, selective_scan(*(x.float() for x in inputs), scan="reference").bfloat16(), rtol=8e-3, atol=1e-4)
+    torch.testing.assert_close(
+        y,
+        selective_scan(*(x.float() for x in inputs), scan="reference").bfloat16(),
+        rtol=8e-3,
+        atol=1e-4,
+    )
 
 
 def test_autocast_does_not_change_the_result(scan, scan_inputs):
@@ -146,17 +217,28 @@ def test_autocast_does_not_change_the_result(scan, scan_inputs):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_portable_gradients_match_finite_differences(reverse, scan_inputs, monkeypatch):
-    monkeypatch.setattr("dnadiff.kernels.portable._LONGEST", 3)  # 7 positions: three chunks, whose carries make two
+    monkeypatch.setattr(
+        "dnadiff.kernels.portable._LONGEST", 3
+    )  # 7 positions: three chunks, whose carries make two
     inputs = scan_inputs(2, 11, 2, 2, torch.float64)
-    assert torch.autograd.gradcheck(lambda *x: selective_scan(*x, reverse=reverse, scan="portable"), inputs)
+    assert torch.autograd.gradcheck(
+        lambda *x: selective_scan(*x, reverse=reverse, scan="portable"), inputs
+    )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("test_utils", [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")])
+@pytest.mark.parametrize(
+    "test_utils",
+    [("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")],
+)
 def test_the_cpu_operator_passes_opcheck(reverse, test_utils, scan_inputs):
     *inputs, bias = scan_inputs(2, 35, 5, 3)
     for last in (bias, None):
-        torch.library.opcheck(torch.ops.dnadiff.selective_scan, (*inputs, last, reverse, True, *PLAIN), test_utils=test_utils)
+        torch.library.opcheck(
+            torch.ops.dnadiff.selective_scan,
+            (*inputs, last, reverse, True, *PLAIN),
+            test_utils=test_utils,
+        )
 
 
 @pytest.mark.parametrize("E", [1, 5, 8, 9, 16, 21])
@@ -175,7 +257,9 @@ def test_only_the_reference_saves_all_states(scan_inputs):
     Bt, L, E, N = 2, 256, 16, 16
     for scan in ("cpu", "portable"):
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: (sizes.append(x.numel()), x)[1], lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: (sizes.append(x.numel()), x)[1], lambda x: x
+        ):
             selective_scan(*scan_inputs(Bt, L, E, N), scan=scan)
         assert sizes and max(sizes) <= Bt * L * E
 
@@ -191,12 +275,17 @@ class Trace(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.calls += 1
         for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().nbytes() >= x.numel() * x.element_size():  # not an expanded view
+            if (
+                isinstance(x, torch.Tensor)
+                and x.untyped_storage().nbytes() >= x.numel() * x.element_size()
+            ):  # not an expanded view
                 self.largest = max(self.largest, x.numel())
         return out
 
 
-def test_portable_never_allocates_all_states_and_its_loop_does_not_grow_with_length(scan_inputs, values_and_grads):
+def test_portable_never_allocates_all_states_and_its_loop_does_not_grow_with_length(
+    scan_inputs, values_and_grads
+):
     calls = []
     for L in (512, 2048):
         inputs = scan_inputs(1, L, 16, 16)
@@ -235,7 +324,9 @@ def test_saved_states_may_be_restored_at_any_address(scan_inputs, values_and_gra
 def test_forward_mode_differentiation_is_refused(scan_inputs):
     inputs = [x.detach() for x in scan_inputs(1, 5, 3, 2)]
     with pytest.raises(NotImplementedError, match="scan=reference"):
-        torch.func.jvp(lambda u: selective_scan(u, *inputs[1:], scan="cpu"), (inputs[0],), (inputs[0],))
+        torch.func.jvp(
+            lambda u: selective_scan(u, *inputs[1:], scan="cpu"), (inputs[0],), (inputs[0],)
+        )
 
 
 def test_integers_are_refused(scan_inputs):

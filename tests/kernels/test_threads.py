@@ -41,7 +41,10 @@ def test_the_environment_decides_before_any_trial(four, monkeypatch):
     assert threads.choose_threads() == 4
 
 
-@pytest.mark.parametrize(("costs", "chosen"), [((1.0, 1.0, 1.0), 1), ((1.0, 0.5, 0.49), 2), ((1.0, 0.6, 0.3), 4), ((1.0, 1.2, 2.0), 1)])
+@pytest.mark.parametrize(
+    ("costs", "chosen"),
+    [((1.0, 1.0, 1.0), 1), ((1.0, 0.5, 0.49), 2), ((1.0, 0.6, 0.3), 4), ((1.0, 1.2, 2.0), 1)],
+)
 def test_more_threads_are_used_if_they_are_clearly_faster(costs, chosen, four, monkeypatch):
     cost, now = dict(zip((1, 2, 4), costs, strict=True)), [0.0]
 

@@ -16,10 +16,20 @@ from types import ModuleType
 import pytest
 import torch
 
-from dnadiff.kernels import SCANS, available_scans, select, selective_scan, triton_scan, triton_support
+from dnadiff.kernels import (
+    SCANS,
+    available_scans,
+    select,
+    selective_scan,
+    triton_scan,
+    triton_support,
+)
 
 HERE = Path(__file__).parent
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux: pip install triton)")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="Triton is not installed (Linux: pip install triton)",
+)
 
 
 def script(path: Path) -> ModuleType:
@@ -42,16 +52,33 @@ QUICK = [
 ]  # every kind of kernel
 MORE = [
     name
-    for name in (*cases.SCANS, *cases.STATES, *cases.CONVS, *cases.ROWWISE, *cases.LONG, *cases.LOSSES, *cases.NETWORKS, *cases.OTHERS)
+    for name in (
+        *cases.SCANS,
+        *cases.STATES,
+        *cases.CONVS,
+        *cases.ROWWISE,
+        *cases.LONG,
+        *cases.LOSSES,
+        *cases.NETWORKS,
+        *cases.OTHERS,
+    )
     if name not in QUICK
 ]
 
 
 @cache
 def interpreted(*names: str) -> dict[str, list[float]]:
-    environment = {key: value for key, value in os.environ.items() if key != "DNADIFF_SCAN"} | {"TRITON_INTERPRET": "1"}
+    environment = {key: value for key, value in os.environ.items() if key != "DNADIFF_SCAN"} | {
+        "TRITON_INTERPRET": "1"
+    }
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run([sys.executable, HERE / "triton_cases.py", *names], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, HERE / "triton_cases.py", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -86,7 +113,10 @@ def test_kernels_on_a_gpu_match_the_float64_reference(name, monkeypatch):
 @pytest.mark.gpu
 def test_triton_is_chosen_on_a_gpu(monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    assert available_scans()["triton"] == "" and select.choose("auto", "cuda", torch.float32) == "triton"
+    assert (
+        available_scans()["triton"] == ""
+        and select.choose("auto", "cuda", torch.float32) == "triton"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,18 +128,28 @@ def registers() -> ModuleType:
 @pytest.mark.slow
 def test_every_kernel_builds_for_hopper(registers):
     launches = [
-        launch for ways in ("both", "blocks") for launch in registers.layer(16, 2, torch.float32, True, ways)
+        launch
+        for ways in ("both", "blocks")
+        for launch in registers.layer(16, 2, torch.float32, True, ways)
     ]  # small tiles compile quickly
     launches += registers.loss(torch.float32)
-    assert {launch.kernel.__name__ for launch in launches} == {name for module in registers.MODULES.values() for name in kernels_of(module)}
-    for launch in {launch.kernel.__name__: launch for launch in launches}.values():  # the slow tests build every specialization
+    assert {launch.kernel.__name__ for launch in launches} == {
+        name for module in registers.MODULES.values() for name in kernels_of(module)
+    }
+    for launch in {
+        launch.kernel.__name__: launch for launch in launches
+    }.values():  # the slow tests build every specialization
         built = launch.build(90)
         assert built.cubin[:4] == b"\x7fELF" and built.spilled <= 64, (launch.name(), built.spilled)
 
 
 def kernels_of(module: ModuleType) -> set[str]:
     """The kernels of a module that are launched: device functions have no sizes that change from call to call."""
-    return {name for name, value in vars(module).items() if hasattr(value, "arg_names") and value.do_not_specialize}
+    return {
+        name
+        for name, value in vars(module).items()
+        if hasattr(value, "arg_names") and value.do_not_specialize
+    }
 
 
 @needs_triton
@@ -118,7 +158,11 @@ def kernels_of(module: ModuleType) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("ways", ["both", "back", "gated", "blocks"])
 def test_every_specialization_of_a_real_width_builds_with_few_spills(registers, ways, dtype, arch):
-    for E, chunks in ((512, False), (512, True), (236, True)):  # rows of 236 do not start at multiples of 16
+    for E, chunks in (
+        (512, False),
+        (512, True),
+        (236, True),
+    ):  # rows of 236 do not start at multiples of 16
         for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
             built = launch.build(arch)
             # On sm_80 `gradients` with a gate spills up to 348 bytes in 16 bits; its tiles were chosen by times on sm_90.
@@ -140,20 +184,30 @@ def test_offsets_beyond_two_billion_are_computed_in_64_bits(registers, kernel):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    launch = next(x for x in registers.layer(16, 2, torch.float32, chunks=True) if x.kernel.__name__ == kernel)
-    text = triton.compile(launch.source(), target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm["ttir"]
+    launch = next(
+        x for x in registers.layer(16, 2, torch.float32, chunks=True) if x.kernel.__name__ == kernel
+    )
+    text = triton.compile(
+        launch.source(), target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}
+    ).asm["ttir"]
     products = [line.split(" loc(")[0] for line in text.splitlines() if "arith.muli" in line]
-    scalars = [line for line in products if "tensor<" not in line and "%c4_i32" not in line]  # x // 4 * 4 is no larger than x
+    scalars = [
+        line for line in products if "tensor<" not in line and "%c4_i32" not in line
+    ]  # x // 4 * 4 is no larger than x
     assert len(scalars) > 10 and all(line.endswith(": i64") for line in scalars), scalars
     tensors = [line for line in products if "tensor<" in line]
-    assert all(line.endswith(("xi64>", "x1xi32>")) for line in tensors), tensors  # 32 bits: states times channels, alone
+    assert all(line.endswith(("xi64>", "x1xi32>")) for line in tensors), (
+        tensors
+    )  # 32 bits: states times channels, alone
 
 
 def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
     monkeypatch.setattr(triton_scan, "_multiprocessors", lambda device: 132)
     device = torch.device("cpu")
     assert triton_scan._cut(1024, 1024, device) == (1, 1024)
-    chunks, chunk = triton_scan._cut(8, 131072, device)  # one sequence, 512 channels, both directions
+    chunks, chunk = triton_scan._cut(
+        8, 131072, device
+    )  # one sequence, 512 channels, both directions
     assert chunk % triton_scan._KEPT == 0 and (chunks - 1) * chunk < 131072 <= chunks * chunk
     assert 4 * 8 * 132 * 0.8 < 8 * chunks <= 4 * 8 * 132
     assert triton_scan._cut(8, 100, device) == (1, 128)
@@ -162,7 +216,9 @@ def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
 def test_a_missing_or_old_triton_or_gpu_is_the_reason(monkeypatch, clear_caches):
     triton_support.load_kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(RuntimeError, match=r"Triton is not installed .*pip install -e '\.\[triton\]'"):
+    with pytest.raises(
+        RuntimeError, match=r"Triton is not installed .*pip install -e '\.\[triton\]'"
+    ):
         triton_support.load_kernels("triton_kernels")
     old = ModuleType("triton")
     old.__version__ = "2.1.0"
@@ -171,7 +227,9 @@ def test_a_missing_or_old_triton_or_gpu_is_the_reason(monkeypatch, clear_caches)
         triton_support.load_kernels("triton_kernels")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(RuntimeError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0 or later"):
+    with pytest.raises(
+        RuntimeError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0 or later"
+    ):
         triton_support.check_gpu(torch.device("cuda", 0))
     triton_support.load_kernels.cache_clear()
     triton_support.check_gpu.cache_clear()
@@ -182,7 +240,9 @@ def test_float64_and_other_devices_are_refused():
     assert "needs a CUDA device" in SCANS["triton"].unsupported("cpu", torch.float32)
 
 
-def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeypatch, clear_caches, scan_inputs, caplog):
+def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(
+    monkeypatch, clear_caches, scan_inputs, caplog
+):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     monkeypatch.setattr(SCANS["cpu"], "too_many_states", SCANS["triton"].too_many_states)
     select._warn_once.cache_clear()
@@ -193,5 +253,7 @@ def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(monkeyp
     assert [m for m in caplog.messages if "65 states" in m] == [
         "selective scan: portable instead of cpu, because of 65 states a channel; this kernel holds at most 64 in registers"
     ]
-    with pytest.raises(RuntimeError, match="scan 'cpu' was asked for and cannot run: 65 states a channel"):
+    with pytest.raises(
+        RuntimeError, match="scan 'cpu' was asked for and cannot run: 65 states a channel"
+    ):
         selective_scan(*inputs, scan="cpu")

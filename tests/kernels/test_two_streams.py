@@ -22,7 +22,9 @@ LARGE = SHAPES[-1][0]
 
 def run(*tensors, block, scan, valid=None, clean_output=True):
     ways = [MixerWay(*tensors[i : i + 7]) for i in (4, 11)]
-    outputs = two_stream_mixer(*tensors[:4], ways, block, valid, clean_output=clean_output, scan=scan)
+    outputs = two_stream_mixer(
+        *tensors[:4], ways, block, valid, clean_output=clean_output, scan=scan
+    )
     assert (outputs[1] is not None) == clean_output
     if outputs[1] is None:  # of a single block the noised stream reads nothing of the clean one
         return outputs[0] + 0 * tensors[1]
@@ -32,22 +34,37 @@ def run(*tensors, block, scan, valid=None, clean_output=True):
 @pytest.mark.parametrize("clean_output", [True, False])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("shape", "block"), CASES)
-def test_values_and_gradients_match_the_operations_in_float64(shape, block, padded, clean_output, mixer_tensors, values_and_grads, close):
+def test_values_and_gradients_match_the_operations_in_float64(
+    shape, block, padded, clean_output, mixer_tensors, values_and_grads, close
+):
     valid = torch.ones(2, shape[0], dtype=torch.bool)
     valid[1, shape[0] // 2 :] = False
     options = {"block": block, "valid": valid if padded else None, "clean_output": clean_output}
-    expected = values_and_grads(run, mixer_tensors(*shape, 2, torch.float64, 2), scan="portable", **options)
-    close(values_and_grads(run, mixer_tensors(*shape, 2, streams=2), scan="cpu", **options), expected, 1e-5)
+    expected = values_and_grads(
+        run, mixer_tensors(*shape, 2, torch.float64, 2), scan="portable", **options
+    )
+    close(
+        values_and_grads(run, mixer_tensors(*shape, 2, streams=2), scan="cpu", **options),
+        expected,
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize("block", [1, 5, 33])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_results_do_not_depend_on_the_number_of_threads_and_repeat_exactly(threads, block, mixer_tensors, values_and_grads, close):
-    expected = values_and_grads(run, mixer_tensors(*LARGE, 2, torch.float64, 2), block=block, scan="portable")
+def test_results_do_not_depend_on_the_number_of_threads_and_repeat_exactly(
+    threads, block, mixer_tensors, values_and_grads, close
+):
+    expected = values_and_grads(
+        run, mixer_tensors(*LARGE, 2, torch.float64, 2), block=block, scan="portable"
+    )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        first, second = (values_and_grads(run, mixer_tensors(*LARGE, 2, streams=2), block=block, scan="cpu") for _ in range(2))
+        first, second = (
+            values_and_grads(run, mixer_tensors(*LARGE, 2, streams=2), block=block, scan="cpu")
+            for _ in range(2)
+        )
     finally:
         torch.set_num_threads(before)
     close(first, expected, 1e-5)
@@ -60,7 +77,9 @@ def test_a_block_sees_itself_and_the_clean_blocks_before_it(mixer_tensors):
     for stream, changed in ((0, range(40, 45)), (1, range(45, LARGE[0]))):
         streams = [noised.clone(), clean.clone()]
         streams[stream][:, position] += 1.0
-        before, after = (run(*pair, *weights, block=block, scan="cpu")[0] for pair in ((noised, clean), streams))
+        before, after = (
+            run(*pair, *weights, block=block, scan="cpu")[0] for pair in ((noised, clean), streams)
+        )
         assert torch.nonzero((before != after).any(2).any(0)).flatten().tolist() == list(changed)
 
 
@@ -76,12 +95,28 @@ def test_the_operations_by_default_are_those_of_a_layer(block, close):
     torch.manual_seed(0)
     layer, noised, clean = BiMamba(20).double(), *torch.randn(2, 2, 60, 20, dtype=torch.float64)
     valid = torch.arange(60).expand(2, 60) < torch.tensor([[60], [41]])
-    weights = layer.in_proj.weight, layer.out_proj.weight, [layer.fwd.weights(), layer.rev.weights()]
+    weights = (
+        layer.in_proj.weight,
+        layer.out_proj.weight,
+        [layer.fwd.weights(), layer.rev.weights()],
+    )
     ours = two_stream_mixer(noised, clean, *weights, block, valid, scan="portable")
-    close([x[valid] for x in ours], [x[valid] for x in layer.two_streams(noised, clean, block, valid, "portable")], 1e-12)
+    close(
+        [x[valid] for x in ours],
+        [x[valid] for x in layer.two_streams(noised, clean, block, valid, "portable")],
+        1e-12,
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"d_conv": 2}, {"bidirectional_weight_tie": False}, {"bidirectional_strategy": "ew_multiply"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"d_conv": 2},
+        {"bidirectional_weight_tie": False},
+        {"bidirectional_strategy": "ew_multiply"},
+    ],
+)
 def test_a_network_computes_the_same_with_and_without_the_fused_mixer(options, close):
     torch.manual_seed(0)
     ids = torch.randint(7, 11, (2, 2, 37))
@@ -89,12 +124,16 @@ def test_a_network_computes_the_same_with_and_without_the_fused_mixer(options, c
     results = []
     for network.scan in ("cpu", "portable"):
         features, clean = network.block_features(*ids, 4, clean=True)
-        grads = torch.autograd.grad(features.sin().sum() + clean.sin().sum(), list(network.parameters()))
+        grads = torch.autograd.grad(
+            features.sin().sum() + clean.sin().sum(), list(network.parameters())
+        )
         results.append([features.detach(), clean.detach(), *grads])
     close(*results, 1e-4)
 
 
-def test_what_the_kernel_does_not_compute_is_left_to_the_operations(mixer_tensors, values_and_grads, close):
+def test_what_the_kernel_does_not_compute_is_left_to_the_operations(
+    mixer_tensors, values_and_grads, close
+):
     noised, clean, in_proj, _, *weights = mixer_tensors(*LARGE, 2, streams=2)
     ways = [MixerWay(*weights[:7]), MixerWay(*weights[7:])]
     assert fuses_two_streams(noised, clean, in_proj, ways, scan="cpu")
@@ -103,13 +142,21 @@ def test_what_the_kernel_does_not_compute_is_left_to_the_operations(mixer_tensor
     assert not fuses_two_streams(noised.double(), clean.double(), in_proj, ways)
     assert not fuses_two_streams(noised, clean, torch.empty(2**19, 1), ways, scan="cpu")
     shape = (50, 10, 20, 4, 1, 6)  # more taps than the kernel has
-    expected = values_and_grads(run, mixer_tensors(*shape, 2, torch.float64, 2), block=8, scan="reference")
-    close(values_and_grads(run, mixer_tensors(*shape, 2, streams=2), block=8, scan="cpu"), expected, 1e-5)
+    expected = values_and_grads(
+        run, mixer_tensors(*shape, 2, torch.float64, 2), block=8, scan="reference"
+    )
+    close(
+        values_and_grads(run, mixer_tensors(*shape, 2, streams=2), block=8, scan="cpu"),
+        expected,
+        1e-5,
+    )
 
 
 def test_a_second_derivative_is_refused(mixer_tensors):
     tensors = mixer_tensors(*SHAPES[0][0], 2, streams=2)
-    (gradient,) = torch.autograd.grad(run(*tensors, block=2, scan="cpu").square().sum(), tensors[0], create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        run(*tensors, block=2, scan="cpu").square().sum(), tensors[0], create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
@@ -119,7 +166,10 @@ def test_wrong_arguments_are_refused(mixer_tensors):
     ways = [MixerWay(*weights[:7]), MixerWay(*weights[7:])]
     with pytest.raises(ValueError, match="block_size 102 does not fit sequences of 101 positions"):
         two_stream_mixer(noised, clean, in_proj, out_proj, ways, 102)
-    with pytest.raises(ValueError, match=r"clean has shape \(2, 100, 37\) and type torch\.float32, expected \(2, 101, 37\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"clean has shape \(2, 100, 37\) and type torch\.float32, expected \(2, 101, 37\)",
+    ):
         two_stream_mixer(noised, clean[:, 1:], in_proj, out_proj, ways, 4)
     with pytest.raises(ValueError, match="has two directions, got 1"):
         two_stream_mixer(noised, clean, in_proj, out_proj, ways[:1], 4)
@@ -130,8 +180,12 @@ def test_wrong_arguments_are_refused(mixer_tensors):
 def test_what_is_saved_does_not_depend_on_the_block_size(mixer_tensors):
     def saved(block):
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
-            run(*mixer_tensors(256, 8, 16, 16, 1, 4, 2, streams=2), block=block, scan="cpu").sum().backward()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: (sizes.append(x.numel()), x)[1], lambda x: x
+        ):
+            run(
+                *mixer_tensors(256, 8, 16, 16, 1, 4, 2, streams=2), block=block, scan="cpu"
+            ).sum().backward()
         return sizes
 
     assert saved(1) == saved(16) == saved(256)

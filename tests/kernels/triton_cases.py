@@ -39,8 +39,15 @@ SCANS = {
     "padding and strong decay": ("ahead", 1, 20, 3, 4, torch.float32, True),
 }
 LONG = {
-    "all lengths": [("both", 1, L, 3, 2, torch.float32, chunks) for L in (1, 2, 3, 7, 8, 9, 16, 65) for chunks in (False, True)],
-    "as in a network": [("both", 1, 70, 70, 16, torch.float32, False), ("gated", 1, 150, 33, 16, torch.float32, True)],
+    "all lengths": [
+        ("both", 1, L, 3, 2, torch.float32, chunks)
+        for L in (1, 2, 3, 7, 8, 9, 16, 65)
+        for chunks in (False, True)
+    ],
+    "as in a network": [
+        ("both", 1, 70, 70, 16, torch.float32, False),
+        ("gated", 1, 150, 33, 16, torch.float32, True),
+    ],
     "sixty-four states in chunks": [("both", 1, 33, 19, 64, torch.float32, True)],
 }
 # name: (reverse, L, E, N, block, whether blocks restart, whether a state is given, type, chunks)
@@ -51,7 +58,17 @@ STATES = {
     "carried in reverse in chunks": (True, 21, 3, 2, None, False, True, torch.float32, True),
     "states before blocks": (False, 13, 3, 4, 4, False, True, torch.float32, False),
     "states before blocks in chunks": (False, 29, 3, 4, 4, False, False, torch.float32, True),
-    "states before blocks in bfloat16 in chunks": (False, 29, 12, 4, 4, False, True, torch.bfloat16, True),
+    "states before blocks in bfloat16 in chunks": (
+        False,
+        29,
+        12,
+        4,
+        4,
+        False,
+        True,
+        torch.bfloat16,
+        True,
+    ),
     "states before odd blocks": (False, 13, 3, 3, 3, False, False, torch.float32, False),
     "states before every position": (False, 5, 3, 2, 1, False, True, torch.float32, False),
     "states before long blocks": (False, 27, 3, 2, 16, False, True, torch.float32, False),
@@ -97,52 +114,109 @@ def differences(ours, theirs, inputs: list[Tensor]) -> list[float]:
     for f, tensors in ((ours, inputs), (theirs, [x.double() for x in inputs])):
         leaves = [x.detach().requires_grad_() for x in tensors]
         outputs = f(*leaves)
-        weights = [torch.arange(y.numel(), dtype=torch.float64, device=y.device).view(y.shape).mul(0.37).sin().to(y.dtype) for y in outputs]
-        found.append([*(y.detach() for y in outputs), *torch.autograd.grad(sum((y * w).sum() for y, w in zip(outputs, weights)), leaves)])
+        weights = [
+            torch.arange(y.numel(), dtype=torch.float64, device=y.device)
+            .view(y.shape)
+            .mul(0.37)
+            .sin()
+            .to(y.dtype)
+            for y in outputs
+        ]
+        found.append(
+            [
+                *(y.detach() for y in outputs),
+                *torch.autograd.grad(sum((y * w).sum() for y, w in zip(outputs, weights)), leaves),
+            ]
+        )
     for x, leaf in zip(found[0][-len(inputs) :], inputs):
         assert x.dtype == leaf.dtype
-    return [float((x.double() - y).abs().max() / y.abs().max().clamp_min(1e-6)) for x, y in zip(*found, strict=True)]
+    return [
+        float((x.double() - y).abs().max() / y.abs().max().clamp_min(1e-6))
+        for x, y in zip(*found, strict=True)
+    ]
 
 
-def scan(way: str, Bt: int, L: int, E: int, N: int, dtype: torch.dtype, chunks: bool, device: str, name: str) -> list[float]:
+def scan(
+    way: str,
+    Bt: int,
+    L: int,
+    E: int,
+    N: int,
+    dtype: torch.dtype,
+    chunks: bool,
+    device: str,
+    name: str,
+) -> list[float]:
     tile(device == "cpu", chunks)
     if chunks and device != "cpu":
         L *= 20  # chunks are not as short there
     ways = 2 if way == "both" else 1
     inputs = []
     for direction in range(ways):
-        u, delta, A, B, C, D, bias = random(device, (Bt, L, E), (Bt, L + direction, E), (E, N), (Bt, L, 2 * N), (Bt, L), (E,), (E,))
+        u, delta, A, B, C, D, bias = random(
+            device, (Bt, L, E), (Bt, L + direction, E), (E, N), (Bt, L, 2 * N), (Bt, L), (E,), (E,)
+        )
         if name.startswith("padding"):
             delta[:, [0, 5, 19]], delta[:, 1::3] = -1e4, 40.0
         B, C = (x.to(dtype) for x in (B[..., :N], B[..., N:]))  # slices of rows, as in a network
         inputs += [u.to(dtype), delta[:, :L].to(dtype), -A.exp(), B, C, D, bias]
     z = random(device, (Bt, L, E, 1))[0][..., 0].to(dtype)
     if way == "both":
-        ours, theirs = (lambda *x, by=by: by.scans(ScanInputs(*x[:7]), ScanInputs(*x[7:])) for by in (TRITON, REFERENCE))
+        ours, theirs = (
+            lambda *x, by=by: by.scans(ScanInputs(*x[:7]), ScanInputs(*x[7:]))
+            for by in (TRITON, REFERENCE)
+        )
         return differences(ours, theirs, inputs)
     if way == "gated":
-        ours, theirs = (lambda *x, by=by: (by.gated_scan(ScanInputs(*x[:7]), x[7]),) for by in (TRITON, REFERENCE))
+        ours, theirs = (
+            lambda *x, by=by: (by.gated_scan(ScanInputs(*x[:7]), x[7]),)
+            for by in (TRITON, REFERENCE)
+        )
         return differences(ours, theirs, [*inputs, z])
     reverse = way == "back"
-    ours, theirs = (lambda *x, by=by: (by.selective_scan(ScanInputs(*x), reverse),) for by in (TRITON, REFERENCE))
+    ours, theirs = (
+        lambda *x, by=by: (by.selective_scan(ScanInputs(*x), reverse),)
+        for by in (TRITON, REFERENCE)
+    )
     return differences(ours, theirs, inputs)
 
 
 def states(
-    reverse: bool, L: int, E: int, N: int, block: int | None, restart: bool, given: bool, dtype: torch.dtype, chunks: bool, device: str
+    reverse: bool,
+    L: int,
+    E: int,
+    N: int,
+    block: int | None,
+    restart: bool,
+    given: bool,
+    dtype: torch.dtype,
+    chunks: bool,
+    device: str,
 ) -> list[float]:
     """Outputs, returned states, and all gradients, of scans from given states and in blocks."""
     tile(device == "cpu", chunks)
     Bt, blocks = 2 if L < 14 else 1, -(-L // block) if restart else 1
-    u, delta, A, B, D, bias, h = random(device, (Bt, L, E), (Bt, L + 1, E), (E, N), (Bt, L, 2 * N), (E,), (E,), (Bt, blocks, E, N))
-    inputs = [u.to(dtype), delta[:, :L].to(dtype), -A.exp(), B[..., :N].to(dtype), B[..., N:].to(dtype), D, bias]
+    u, delta, A, B, D, bias, h = random(
+        device, (Bt, L, E), (Bt, L + 1, E), (E, N), (Bt, L, 2 * N), (E,), (E,), (Bt, blocks, E, N)
+    )
+    inputs = [
+        u.to(dtype),
+        delta[:, :L].to(dtype),
+        -A.exp(),
+        B[..., :N].to(dtype),
+        B[..., N:].to(dtype),
+        D,
+        bias,
+    ]
 
     def outputs(by):
         def run(*x):
             initial = x[7] if given else None
             if restart:
                 return (by.restarted_scan(ScanInputs(*x[:7]), reverse, initial, block),)
-            found = by.carried_scan(ScanInputs(*x[:7]), reverse, initial[:, 0] if given else None, block)
+            found = by.carried_scan(
+                ScanInputs(*x[:7]), reverse, initial[:, 0] if given else None, block
+            )
             return tuple(y for y in found if y is not None)
 
         return run
@@ -157,17 +231,30 @@ def published(device: str) -> list[float]:
     triton_scan._WARPS = 10**6
     with safe_open(PARITY, "pt") as file:
         fixture = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
-    fixture = {name: x.mT.contiguous() if x.dim() == 3 and name != "last_state" else x for name, x in fixture.items()}
+    fixture = {
+        name: x.mT.contiguous() if x.dim() == 3 and name != "last_state" else x
+        for name, x in fixture.items()
+    }
     inputs = [fixture[name].requires_grad_() for name in (*NAMES, "z")]
     out = TRITON.gated_scan(ScanInputs(*inputs[:7]), inputs[7])
     grads = torch.autograd.grad(out, inputs, fixture["dout"])
     expected = [fixture["out"], *(fixture[f"grad_{name}"] for name in (*NAMES, "z"))]
-    return [float((x.detach() - y).abs().max() / y.abs().max()) for x, y in zip([out, *grads], expected, strict=True)]
+    return [
+        float((x.detach() - y).abs().max() / y.abs().max())
+        for x, y in zip([out, *grads], expected, strict=True)
+    ]
 
 
 def rowwise(name: str, device: str) -> list[float]:
-    Bt, L, E, K = 2, 11, 9, 4  # two tiles of positions, the second one cut by the end; fewer channels than a block
-    x, y, z, taps, back, weight = random(device, (Bt, L, 2 * E), (Bt, L, E), (Bt, L, E), (E, K), (E, K), (E,))
+    Bt, L, E, K = (
+        2,
+        11,
+        9,
+        4,
+    )  # two tiles of positions, the second one cut by the end; fewer channels than a block
+    x, y, z, taps, back, weight = random(
+        device, (Bt, L, 2 * E), (Bt, L, E), (Bt, L, E), (E, K), (E, K), (E,)
+    )
     x = x[..., E:]
     if name == "convolutions":
 
@@ -183,7 +270,11 @@ def rowwise(name: str, device: str) -> list[float]:
         "norm after addition": (TRITON.add_norm, REFERENCE.add_norm, [y, x, weight]),
     }[name]
     more = {"one convolution": [True]}.get(name, [1e-2] if "norm" in name else [])
-    as_tuple = (lambda f: lambda *a: f(*a, *more)) if name == "norm after addition" else (lambda f: lambda *a: (f(*a, *more),))
+    as_tuple = (
+        (lambda f: lambda *a: f(*a, *more))
+        if name == "norm after addition"
+        else (lambda f: lambda *a: (f(*a, *more),))
+    )
     return differences(as_tuple(ours), as_tuple(theirs), inputs)
 
 
@@ -210,7 +301,10 @@ def network(name: str, device: str) -> list[float]:
 
     tile(device == "cpu", chunks=False)
     select._failure = lambda name: ""  # the interpreter would need a minute for the probe
-    errors, vocab = [], Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
+    errors, vocab = (
+        [],
+        Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11)),
+    )
     ids = torch.randint(7, 11, (2, 6), generator=torch.Generator().manual_seed(0)).to(device)
     valid = torch.ones(2, 6, dtype=torch.bool, device=device)
     valid[1, 4:] = False
@@ -223,7 +317,10 @@ def network(name: str, device: str) -> list[float]:
             features = net.features(ids, valid=valid)
         assert features.dtype == net.embedding.weight.dtype
         weight = torch.arange(features.numel(), device=device).view(features.shape).mul(0.37).sin()
-        return [features.detach(), *torch.autograd.grad((features * weight).sum(), list(net.parameters()))]
+        return [
+            features.detach(),
+            *torch.autograd.grad((features * weight).sum(), list(net.parameters())),
+        ]
 
     both_strands = (CaduceusPS, partial(CaduceusPS, swap_strands=True))
     for kind in both_strands if "both strands" in name else (Caduceus, Mamba):
@@ -234,10 +331,17 @@ def network(name: str, device: str) -> list[float]:
         assert all(x.dtype == y.dtype for x, y in zip(ours, theirs))
         exact = computed(net.float(), "portable", False)
         our_errors, their_errors = (
-            [float((x.double() - y.double()).norm() / y.double().norm()) for x, y in zip(found, exact, strict=True)]
+            [
+                float((x.double() - y.double()).norm() / y.double().norm())
+                for x, y in zip(found, exact, strict=True)
+            ]
             for found in (ours, theirs)
         )
-        errors += our_errors if name in ("network", "network of both strands") else [math.hypot(*our_errors) / math.hypot(*their_errors)]
+        errors += (
+            our_errors
+            if name in ("network", "network of both strands")
+            else [math.hypot(*our_errors) / math.hypot(*their_errors)]
+        )
     return errors
 
 
@@ -257,9 +361,13 @@ def calls(device: str) -> list[float]:
         for call in (f, g):
             leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(inputs)]
             y = call(*leaves)
-            pairs.append([y.detach(), *torch.autograd.grad(y.float().sum(), [leaves[i] for i in wanted])])
+            pairs.append(
+                [y.detach(), *torch.autograd.grad(y.float().sum(), [leaves[i] for i in wanted])]
+            )
         assert all(a.dtype == b.dtype for a, b in zip(*pairs))
-        errors.extend(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(*pairs))
+        errors.extend(
+            float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(*pairs)
+        )
 
     def ours(*inputs: Tensor) -> Tensor:
         return TRITON.selective_scan(ScanInputs(*inputs), False)
@@ -273,11 +381,23 @@ def calls(device: str) -> list[float]:
     repeated = [x[0][:, :1].expand(2, 3, 3), *x[1:]]
     for inputs in (columns, repeated):
         compare(ours, theirs, inputs, list(range(7)))
-    apart = [x[0], x[2].repeat(1, 2), torch.stack([x[5], x[6]], -1)[:, 0]]  # a bias whose entries are not neighbors
-    compare(lambda *a: TRITON.short_conv(*a, False), lambda *a: PORTABLE.short_conv(*a, False), apart, [0, 1, 2])
+    apart = [
+        x[0],
+        x[2].repeat(1, 2),
+        torch.stack([x[5], x[6]], -1)[:, 0],
+    ]  # a bias whose entries are not neighbors
+    compare(
+        lambda *a: TRITON.short_conv(*a, False),
+        lambda *a: PORTABLE.short_conv(*a, False),
+        apart,
+        [0, 1, 2],
+    )
     compare(lambda *a: checkpoint(ours, *a, use_reentrant=False), theirs, x, list(range(7)))
     for i in range(2):  # one of two directions used, and types that differ between them
-        one, other = (lambda *a, i=i, by=by: by.scans(ScanInputs(*a), ScanInputs(*a))[i] for by in (TRITON, PORTABLE))
+        one, other = (
+            lambda *a, i=i, by=by: by.scans(ScanInputs(*a), ScanInputs(*a))[i]
+            for by in (TRITON, PORTABLE)
+        )
         compare(one, other, x, list(range(7)))
     other = [t.bfloat16() for t in x]
     y, y_rev = TRITON.scans(ScanInputs(*x), ScanInputs(*other))
@@ -295,37 +415,78 @@ def calls(device: str) -> list[float]:
             torch.autograd.grad(first.sum(), leaves[:1])
         except NotImplementedError as error:
             refused.append(str(error))
-    assert len(refused) == 3 and all("no second derivative; set scan=portable" in message for message in refused), refused
+    assert len(refused) == 3 and all(
+        "no second derivative; set scan=portable" in message for message in refused
+    ), refused
     return errors
 
 
 def operators(device: str) -> list[float]:
     """PyTorch's checks of a custom operator: schema, gradients, and that the shapes and types of the fake implementation are right."""
     tile(device == "cpu", chunks=False)
-    u, delta, z, B, C, A, D, taps = random(device, *[(1, 3, 2)] * 3, *[(1, 3, 4)] * 2, (4, 2), (2,), (4, 2))
+    u, delta, z, B, C, A, D, taps = random(
+        device, *[(1, 3, 2)] * 3, *[(1, 3, 4)] * 2, (4, 2), (2,), (4, 2)
+    )
     one, every = (A[None], D[None], D[None]), torch.library.opcheck
     half = [x.bfloat16().requires_grad_() for x in (u, delta, z, B, C)]
     leaves = [x.requires_grad_() for x in (u, delta, z, B, C, taps, D)]
     u, delta, z, B, C, taps, weight = leaves
     plain, h = (None, 0, False, False), random(device, (1, 1, 4, 2))[0]
     every(triton_scan.scans, ([u], [delta], [B], [C], *one, z, False, True, *plain))
-    every(triton_scan.scans, ([u], [delta], [B], [C], *one, None, False, True, h.requires_grad_(), 2, False, True))
     every(
-        triton_scan.scans, ([u], [delta], [B], [C], *one, None, True, False, torch.cat([h, h], 1).detach().requires_grad_(), 2, True, True)
+        triton_scan.scans,
+        ([u], [delta], [B], [C], *one, None, False, True, h.requires_grad_(), 2, False, True),
     )
     every(
         triton_scan.scans,
-        ([half[0]] * 2, [half[1]] * 2, [half[3]] * 2, [half[4]] * 2, *(torch.cat([p, p]) for p in one), None, False, True, *plain),
+        (
+            [u],
+            [delta],
+            [B],
+            [C],
+            *one,
+            None,
+            True,
+            False,
+            torch.cat([h, h], 1).detach().requires_grad_(),
+            2,
+            True,
+            True,
+        ),
+    )
+    every(
+        triton_scan.scans,
+        (
+            [half[0]] * 2,
+            [half[1]] * 2,
+            [half[3]] * 2,
+            [half[4]] * 2,
+            *(torch.cat([p, p]) for p in one),
+            None,
+            False,
+            True,
+            *plain,
+        ),
     )
     without = [[x.detach()] for x in (u, delta, B, C)]
-    every(triton_scan.scans, (*without, *one, None, True, False, *plain), test_utils=("test_schema", "test_faketensor"))
+    every(
+        triton_scan.scans,
+        (*without, *one, None, True, False, *plain),
+        test_utils=("test_schema", "test_faketensor"),
+    )
     every(triton_rowwise.convs, (half[0], taps, weight, taps, weight, None, 0))
     every(triton_rowwise.convs, (u, None, None, taps, weight, None, 0))
-    every(triton_rowwise.convs, (u, taps, weight, None, None, random(device, (1, 2, 3, 2))[0].requires_grad_(), 2))
+    every(
+        triton_rowwise.convs,
+        (u, taps, weight, None, None, random(device, (1, 2, 3, 2))[0].requires_grad_(), 2),
+    )
     every(triton_rowwise.gate, (half[0], half[1], half[2]))
     every(triton_rowwise.gate, (u, None, z))
     every(triton_rowwise.norm, (u, half[0], weight, 1e-2, torch.bfloat16))
-    every(triton_rowwise.norm, (half[0], None, weight.detach().bfloat16().requires_grad_(), 1e-2, torch.bfloat16))
+    every(
+        triton_rowwise.norm,
+        (half[0], None, weight.detach().bfloat16().requires_grad_(), 1e-2, torch.bfloat16),
+    )
     return [0.0]
 
 
@@ -338,7 +499,9 @@ def compiled(device: str) -> list[float]:
     tile(device == "cpu", chunks=False)
     select._failure = lambda name: ""
     torch.manual_seed(0)
-    net = Caduceus(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), 4, 2, d_state=2, scan="triton").to(device)
+    net = Caduceus(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), 4, 2, d_state=2, scan="triton").to(
+        device
+    )
     ids, found = torch.tensor([[7, 8, 9]], device=device), []
     for backend in (None, "aot_eager" if device == "cpu" else "inductor"):
         for layer in net.layers if backend else ():
@@ -351,7 +514,10 @@ def compiled(device: str) -> list[float]:
     pairs = [*zip(found[0], found[2], strict=True), *zip(found[1], found[3], strict=True)]
     errors = [float((x - y).norm() / y.norm().clamp_min(1e-6)) for x, y in pairs]
     half = len(found[0])
-    return [*errors[:half], max(errors[half:]) / 1e3]  # under autocast products may be rounded at other points
+    return [
+        *errors[:half],
+        max(errors[half:]) / 1e3,
+    ]  # under autocast products may be rounded at other points
 
 
 # name: (tokens, banned tokens, whether there is a bias, block, whether under autocast)
@@ -362,7 +528,14 @@ LOSSES = {
 }
 
 
-def loss(tokens: int, banned: tuple[int, ...], with_bias: bool, block: int | None, autocast: bool, device: str) -> list[float]:
+def loss(
+    tokens: int,
+    banned: tuple[int, ...],
+    with_bias: bool,
+    block: int | None,
+    autocast: bool,
+    device: str,
+) -> list[float]:
     """log sum and two logits of each row, and the gradients of features, weights and bias."""
     assert log_sum._triton_failure(torch.device(device)) == ""
     triton_log_sum._TILE = 32 if device == "cpu" else triton_log_sum._TILE
@@ -405,10 +578,18 @@ def run(name: str, device: str) -> list[float]:
     if name == "portable's probe":
         from dnadiff.kernels import select
 
-        pairs = zip(*(select._probe(by, torch.device(device), TRITON.fused_two_streams) for by in (TRITON, PORTABLE)), strict=True)
+        pairs = zip(
+            *(
+                select._probe(by, torch.device(device), TRITON.fused_two_streams)
+                for by in (TRITON, PORTABLE)
+            ),
+            strict=True,
+        )
         return [float((x - y).abs().max() / (1e-6 + y.abs().max())) for x, y in pairs]
     if name in OTHERS[2:]:
-        return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[name](device)
+        return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[
+            name
+        ](device)
     if name in NETWORKS:
         return network(name, device)
     return published(device) if name == "published" else rowwise(name, device)
@@ -443,13 +624,22 @@ def check_bounds(interpreter: ModuleType) -> None:
     """Refuse every access outside the arguments of a kernel: on a GPU it may read another tensor, or end the process."""
     extents: list[tuple[int, int]] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
-    to_host, load, store = executor._init_args_hst, builder.create_masked_load, builder.create_masked_store
+    to_host, load, store = (
+        executor._init_args_hst,
+        builder.create_masked_load,
+        builder.create_masked_store,
+    )
 
     def recorded(self, args, kwargs):
         args, kwargs = to_host(self, args, kwargs)
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.numel()]
-        ends = [1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride())) for x in tensors]
-        extents[:] = [(x.data_ptr(), x.data_ptr() + end * x.element_size()) for x, end in zip(tensors, ends)]
+        ends = [
+            1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+            for x in tensors
+        ]
+        extents[:] = [
+            (x.data_ptr(), x.data_ptr() + end * x.element_size()) for x, end in zip(tensors, ends)
+        ]
         return args, kwargs
 
     def check(pointers, mask) -> None:
@@ -459,7 +649,9 @@ def check_bounds(interpreter: ModuleType) -> None:
         inside = np.zeros(addresses.shape, dtype=bool)
         for begin, end in extents:
             inside |= (begin <= addresses) & (addresses + size <= end)
-        assert inside.all(), f"{(~inside).sum()} of {inside.size} accesses are outside the arguments"
+        assert inside.all(), (
+            f"{(~inside).sum()} of {inside.size} accesses are outside the arguments"
+        )
 
     def checked_load(self, pointers, mask, *more):
         check(pointers, mask)
@@ -469,7 +661,11 @@ def check_bounds(interpreter: ModuleType) -> None:
         check(pointers, mask)
         return store(self, pointers, value, mask, *more)
 
-    executor._init_args_hst, builder.create_masked_load, builder.create_masked_store = recorded, checked_load, checked_store
+    executor._init_args_hst, builder.create_masked_load, builder.create_masked_store = (
+        recorded,
+        checked_load,
+        checked_store,
+    )
 
 
 if __name__ == "__main__":
@@ -478,4 +674,6 @@ if __name__ == "__main__":
         patch_interpreter()
     chosen = sys.argv[1:] or [*SCANS, *STATES, *CONVS, *ROWWISE, *LONG, *LOSSES, *NETWORKS, *OTHERS]
     found = {name: run(name, on) for name in chosen}
-    print(json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()}))
+    print(
+        json.dumps(found if on == "cpu" else {name: max(errors) for name, errors in found.items()})
+    )

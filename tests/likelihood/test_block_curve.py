@@ -45,15 +45,27 @@ def test_the_sums_give_the_curve_of_the_single_measurements():
     joined = CurveSums(sums.cells, available.sum(1), start.sum(1), nats.mean(0).sum(1), 4)
     sequence = np.repeat(np.arange(30), 5)[used := available.ravel() > 0]
     a, x0 = available.ravel()[used], start.ravel()[used]
-    each = CurveSums.of(counts.reshape(6, -1).T[used], nats.reshape(6, -1).T[used] / a[:, None], x0 / a, a, sequence, 4)
+    each = CurveSums.of(
+        counts.reshape(6, -1).T[used],
+        nats.reshape(6, -1).T[used] / a[:, None],
+        x0 / a,
+        a,
+        sequence,
+        4,
+    )
     np.testing.assert_allclose(joined.fit(), each.fit(), rtol=1e-12)
-    np.testing.assert_allclose(joined.bootstrap_replicates(20), each.bootstrap_replicates(20), rtol=1e-12)
+    np.testing.assert_allclose(
+        joined.bootstrap_replicates(20), each.bootstrap_replicates(20), rtol=1e-12
+    )
 
 
 def test_batches_and_further_draws_are_added_up():
     counts, available, nats, start = measured()
     whole = BlockMeasurements.of(counts, available, nats, start, 4)
-    two = [BlockMeasurements.of(counts[:, i], available[i], nats[:, i], start[i], 4) for i in (slice(10), slice(10, None))]
+    two = [
+        BlockMeasurements.of(counts[:, i], available[i], nats[:, i], start[i], 4)
+        for i in (slice(10), slice(10, None))
+    ]
     for of_parts in (
         BlockMeasurements.joined(two),
         BlockMeasurements.of(counts[:2], available, nats[:2], start, 4).with_draws(
@@ -63,9 +75,13 @@ def test_batches_and_further_draws_are_added_up():
         for ours, expected in zip(of_parts.cells, whole.cells):
             np.testing.assert_allclose(ours, expected, rtol=1e-12)
         np.testing.assert_array_equal(of_parts.start, start.sum(1))
-        assert of_parts.first_start == pytest.approx(start[:, 0].sum()) and of_parts.first_tokens == available[:, 0].sum()
+        assert (
+            of_parts.first_start == pytest.approx(start[:, 0].sum())
+            and of_parts.first_tokens == available[:, 0].sum()
+        )
     with pytest.raises(
-        ValueError, match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at least 4 tokens, or of one"
+        ValueError,
+        match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at least 4 tokens, or of one",
     ):
         BlockMeasurements.joined([two[0], BlockMeasurements.of(*measured(size=2), 2)])
 
@@ -74,22 +90,38 @@ def test_batches_and_further_draws_are_added_up():
 def test_memory_grows_neither_with_blocks_nor_with_draws(denoiser):
     # It took 1.7 KB per block.
     sizes = [
-        sum(column.nbytes for column in estimate(denoiser, PROCESS, windows(7, length), draws, curve=True).by_block.cells)
+        sum(
+            column.nbytes
+            for column in estimate(
+                denoiser, PROCESS, windows(7, length), draws, curve=True
+            ).by_block.cells
+        )
         for length, draws in ((64, 16), (256, 16), (64, 64))
     ]
     assert max(sizes) <= 7 * 4 * 9 * 8  # windows x counts x numbers x bytes
 
 
 @pytest.mark.parametrize(("kind", "calls"), [(list, 0), (iter, 3)])
-def test_sequences_with_other_first_blocks_are_refused_before_they_are_read(denoiser, monkeypatch, kind, calls):
+def test_sequences_with_other_first_blocks_are_refused_before_they_are_read(
+    denoiser, monkeypatch, kind, calls
+):
     made, nll = [], BlockDenoiser.nll
-    monkeypatch.setattr(BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args))
+    monkeypatch.setattr(
+        BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args)
+    )
     batches = [windows(2, length)[0] for length in (16, 3)]
     message = "batches have sequences of 3 and of .* tokens, and h.n. of blocks of 4 is of sequences of at least 4 .*; evaluate them apart"
     with pytest.raises(ValueError, match=message):
         estimate(denoiser, PROCESS, kind(batches), 2, curve=True)
-    assert len(made) == calls  # of a list none; two draws and h(0) of the first batch of an iterator
-    assert estimate(denoiser, PROCESS, [windows(2, length)[0] for length in (16, 9)], 2, curve=True).by_block.length == 4
+    assert (
+        len(made) == calls
+    )  # of a list none; two draws and h(0) of the first batch of an iterator
+    assert (
+        estimate(
+            denoiser, PROCESS, [windows(2, length)[0] for length in (16, 9)], 2, curve=True
+        ).by_block.length
+        == 4
+    )
 
 
 def test_whole_windows_are_resampled(denoiser):
@@ -98,7 +130,9 @@ def test_whole_windows_are_resampled(denoiser):
     sums = CurveSums.from_estimates(result, None, 64)
     assert sums.tokens.tolist() == [61, *[64] * 6]
     np.testing.assert_allclose(sums.nats, result.per_sequence())
-    np.testing.assert_allclose(sums.start, all_masked(denoiser, PROCESS, windows(7, 64)).per_sequence(), rtol=1e-6)
+    np.testing.assert_allclose(
+        sums.start, all_masked(denoiser, PROCESS, windows(7, 64)).per_sequence(), rtol=1e-6
+    )
     assert len(np.unique(result.curve().visible)) == 4
     assert code_length_table(sums)["nelbo_bits"] == pytest.approx(result.summary()["bits"])
 
@@ -106,7 +140,10 @@ def test_whole_windows_are_resampled(denoiser):
 def test_h_of_blocks_is_measured_on_request_only(denoiser):
     plain = estimate(denoiser, PROCESS, windows(6, 16), 2)
     for use in (plain.curve, lambda: CurveSums.from_estimates(plain, None, 16)):
-        with pytest.raises(ValueError, match=r"h\(n\) of blocks was not measured; call likelihood\.estimate with curve=True"):
+        with pytest.raises(
+            ValueError,
+            match=r"h\(n\) of blocks was not measured; call likelihood\.estimate with curve=True",
+        ):
             use()
     result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
     assert result.num_draws == 8 and result.by_block.cells.number.sum() == 8 * (6 * 4)
@@ -114,11 +151,18 @@ def test_h_of_blocks_is_measured_on_request_only(denoiser):
 
 def test_h_of_no_visible_token_is_measured_once(denoiser, monkeypatch):
     made, nll = [], BlockDenoiser.nll
-    monkeypatch.setattr(BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args))
+    monkeypatch.setattr(
+        BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args)
+    )
     result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
     assert len(made) == 2 * (8 + 1)  # two batches, eight draws and one call for h(0)
-    rounds = [estimate(denoiser, PROCESS, windows(6, 16), n, first_draw=first, curve=True) for n, first in ((2, 0), (2, 2), (4, 4))]
-    for ours, expected in zip(result.by_block.cells, rounds[0].with_draws(rounds[1]).with_draws(rounds[2]).by_block.cells):
+    rounds = [
+        estimate(denoiser, PROCESS, windows(6, 16), n, first_draw=first, curve=True)
+        for n, first in ((2, 0), (2, 2), (4, 4))
+    ]
+    for ours, expected in zip(
+        result.by_block.cells, rounds[0].with_draws(rounds[1]).with_draws(rounds[2]).by_block.cells
+    ):
         np.testing.assert_array_equal(ours, expected)
 
 

@@ -28,13 +28,17 @@ def test_scores_survive_the_file(tmp_path):
 
 def test_differences_are_paired():
     first = scores(0)
-    more = Scores(WINDOWS, {name: nats + 0.64 for name, nats in first.nats.items()}, TOKENS, 1, "hash")
+    more = Scores(
+        WINDOWS, {name: nats + 0.64 for name, nats in first.nats.items()}, TOKENS, 1, "hash"
+    )
     difference = more.minus(first)
     assert difference.value == pytest.approx(0.01) and difference.se < 1e-12 < first.mean().se
     assert more.mean() == ratio(more.nats["all"], TOKENS["all"], np.arange(40))
 
 
-@pytest.mark.parametrize("other", [scores(1, WINDOWS + 1), scores(1, WINDOWS[:39]), scores(1, data="other")])
+@pytest.mark.parametrize(
+    "other", [scores(1, WINDOWS + 1), scores(1, WINDOWS[:39]), scores(1, data="other")]
+)
 def test_scores_of_other_windows_are_refused(other):
     with pytest.raises(ValueError, match="different windows"):
         scores(0).minus(other)
@@ -48,7 +52,9 @@ def test_evaluate_writes_them(cli, trained, tmp_path):
     found = Scores.load(tmp_path / "w.npz")
     assert found.mean().value / math.log(2) == pytest.approx(content["groups"]["all"]["bits"])
     assert found.tokens["repeated"].sum() == content["groups"]["repeated"]["tokens"]
-    assert len(found.windows) == len(found.nats["all"]) and found.data == content["data"]["split_hash"]
+    assert (
+        len(found.windows) == len(found.nats["all"]) and found.data == content["data"]["split_hash"]
+    )
     status, _, err = cli("evaluate", *args, "overwrite=false", "windows=w.npz")
     assert status == 1 and "exists" in err
 
@@ -63,5 +69,12 @@ def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monke
     with caplog.at_level(logging.INFO):
         bounded = fit_markov(data, [12, 2])
         assert fit_markov(data, [11]) == {}
-    assert list(bounded) == [2] and bounded[2].order == 2 and bounded[2].strengths == fitted[2].strengths[:3]
-    assert "order 12 are left out because the counts of 480 training bases do not fit into memory; set orders=[2]" in caplog.text
+    assert (
+        list(bounded) == [2]
+        and bounded[2].order == 2
+        and bounded[2].strengths == fitted[2].strengths[:3]
+    )
+    assert (
+        "order 12 are left out because the counts of 480 training bases do not fit into memory; set orders=[2]"
+        in caplog.text
+    )

@@ -38,7 +38,12 @@ class Windowed(list):
 
 def nats(denoiser, order, ids=SEQUENCES, counted=None):
     counted = torch.ones_like(ids, dtype=torch.bool) if counted is None else counted
-    return ordered(denoiser, AbsorbingProcess(VOCAB, LogLinear()), [WindowBatch(ids, {"all": counted})], ORDERS[order])
+    return ordered(
+        denoiser,
+        AbsorbingProcess(VOCAB, LogLinear()),
+        [WindowBatch(ids, {"all": counted})],
+        ORDERS[order],
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -53,7 +58,9 @@ def test_left_to_right_is_the_chain_rule(denoiser):
     for at in range(L):
         xt = torch.where(torch.arange(L) >= at, 3, SEQUENCES)
         total -= denoiser.log_probs(xt)[:, at].gather(-1, SEQUENCES[:, at, None])[:, 0].detach()
-    torch.testing.assert_close(torch.from_numpy(nats(denoiser, "left_to_right").per_sequence()), total)
+    torch.testing.assert_close(
+        torch.from_numpy(nats(denoiser, "left_to_right").per_sequence()), total
+    )
 
 
 def test_confidence_follows_the_predictions(denoiser):
@@ -62,17 +69,25 @@ def test_confidence_follows_the_predictions(denoiser):
         xt, total = torch.full((1, L), 3), 0.0
         while (xt == 3).any():
             log_probs = denoiser.log_probs(xt)[0].detach()
-            at = max((i for i in range(L) if xt[0, i] == 3), key=lambda i: float(log_probs[i].max()))
+            at = max(
+                (i for i in range(L) if xt[0, i] == 3), key=lambda i: float(log_probs[i].max())
+            )
             total -= float(log_probs[at, x[at]])
             xt[0, at] = x[at]
         expected.append(total)
     torch.testing.assert_close(
-        torch.from_numpy(nats(denoiser, "confidence", some).per_sequence()), torch.tensor(expected, dtype=torch.float64)
+        torch.from_numpy(nats(denoiser, "confidence", some).per_sequence()),
+        torch.tensor(expected, dtype=torch.float64),
     )
 
 
 def test_the_strided_order():
-    order = ORDERS["strided"].priorities(torch.ones(1, 40, dtype=torch.bool), None)[0].argsort().tolist()
+    order = (
+        ORDERS["strided"]
+        .priorities(torch.ones(1, 40, dtype=torch.bool), None)[0]
+        .argsort()
+        .tolist()
+    )
     assert (
         order[:8] == [0, 16, 32, 8, 24, 4, 12, 20]
         and sorted(order) == list(range(40))
@@ -90,13 +105,23 @@ def test_the_mean_over_all_fixed_orders_is_the_bound(denoiser):
 
     process, few = AbsorbingProcess(VOCAB, LogLinear()), SEQUENCES[::7]
     batch = [WindowBatch(few, {"all": torch.ones_like(few, dtype=torch.bool)})]
-    each = [ordered(denoiser, process, batch, Fixed(order)).per_sequence() for order in itertools.permutations(range(L))]
-    torch.testing.assert_close(torch.from_numpy(sum(each) / len(each)), exact_nelbo(denoiser, process, few))
+    each = [
+        ordered(denoiser, process, batch, Fixed(order)).per_sequence()
+        for order in itertools.permutations(range(L))
+    ]
+    torch.testing.assert_close(
+        torch.from_numpy(sum(each) / len(each)), exact_nelbo(denoiser, process, few)
+    )
 
 
 def test_tokens_that_are_not_counted_are_visible(denoiser):
     counted = torch.tensor([False, True, True, False]).expand(len(SEQUENCES), L)
-    result = torch.from_numpy(nats(denoiser, "confidence", counted=counted).per_sequence()).neg().exp().view(3, 9, 3)
+    result = (
+        torch.from_numpy(nats(denoiser, "confidence", counted=counted).per_sequence())
+        .neg()
+        .exp()
+        .view(3, 9, 3)
+    )
     torch.testing.assert_close(result.sum(1), torch.ones(3, 3, dtype=torch.float64))
 
 
@@ -107,11 +132,21 @@ def test_models_from_left_to_right_are_refused(denoiser):
 
 def test_the_command_reports_the_order(cli, trained, tmp_path):
     status, out, err = cli(
-        "evaluate", f"checkpoint={trained}", "order=left_to_right", "output=e.json", "orders=[]", "length=20", "part=valid"
+        "evaluate",
+        f"checkpoint={trained}",
+        "order=left_to_right",
+        "output=e.json",
+        "orders=[]",
+        "length=20",
+        "part=valid",
     )
     assert status == 0, err
     found = json.loads((tmp_path / "e.json").read_text())
-    assert "order left_to_right, exact" in found["protocol"] and found["code_length"] is None and "left_to_right" in out
+    assert (
+        "order left_to_right, exact" in found["protocol"]
+        and found["code_length"] is None
+        and "left_to_right" in out
+    )
     assert found["groups"]["all"]["se_mc"] == 0
     status, _, err = cli("evaluate", f"checkpoint={trained}", "order=sideways", "output=f.json")
     assert status != 0 and "order" in err and not (tmp_path / "f.json").exists()
@@ -124,16 +159,32 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
     torch.manual_seed(3)
     network = Caduceus(vocab, d_model=8, n_layers=2, d_state=4).double()
     torch.nn.init.normal_(network.embedding.weight, std=0.5)
-    denoiser, process, ids = Denoiser(network), AbsorbingProcess(vocab, LogLinear()), torch.tensor([[0, 1, 2, 2, 3], [3, 3, 0, 1, 1]])
-    windows = Windowed([WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1])
+    denoiser, process, ids = (
+        Denoiser(network),
+        AbsorbingProcess(vocab, LogLinear()),
+        torch.tensor([[0, 1, 2, 2, 3], [3, 3, 0, 1, 1]]),
+    )
+    windows = Windowed(
+        [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
+    )
     estimator = Ordered({"order": order, "block_size": 16}, process, windows)
     found = estimator.other_strand(denoiser, estimator.run(denoiser))
     mirrored = vocab.reverse_complement(ids)
-    expected = ordered(denoiser, process, [WindowBatch(mirrored, {"all": torch.ones_like(ids, dtype=torch.bool)})], ORDERS[order])
-    assert found.per_sequence().tolist() == pytest.approx(expected.per_sequence().tolist(), abs=1e-12)
+    expected = ordered(
+        denoiser,
+        process,
+        [WindowBatch(mirrored, {"all": torch.ones_like(ids, dtype=torch.bool)})],
+        ORDERS[order],
+    )
+    assert found.per_sequence().tolist() == pytest.approx(
+        expected.per_sequence().tolist(), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("option", ["protocol=mdlm", "target_se=0.01"])
 def test_options_of_the_bound_are_refused_with_an_order(trained, cli, option):
     status, _, err = cli("evaluate", f"checkpoint={trained}", "order=strided", option)
-    assert status != 0 and "order=strided is exact and draws nothing; leave protocol and target_se out" in err
+    assert (
+        status != 0
+        and "order=strided is exact and draws nothing; leave protocol and target_se out" in err
+    )

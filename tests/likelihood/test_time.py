@@ -43,7 +43,10 @@ def process():
 
 def by_enumeration(denoiser, template, text):
     """-log p of the open positions under one random position per call, averaged over all orders, at the fraction of masked tokens."""
-    given, total = torch.from_numpy(DNA.encode(text)).long(), sum(letter != "n" for letter in template)
+    given, total = (
+        torch.from_numpy(DNA.encode(text)).long(),
+        sum(letter != "n" for letter in template),
+    )
     places = [i for i, letter in enumerate(template) if letter == "N"]
     nats = 0.0
     orders = list(itertools.permutations(places))
@@ -52,7 +55,9 @@ def by_enumeration(denoiser, template, text):
         x[places] = DNA.vocab.mask_id
         for left, place in zip(range(len(places), 0, -1), order):
             here = torch.arange(len(x))[None] == place
-            nats -= denoiser.log_probs(x[None], torch.tensor([left / total]), positions=here)[0, int(given[place])].item() / len(orders)
+            nats -= denoiser.log_probs(x[None], torch.tensor([left / total]), positions=here)[
+                0, int(given[place])
+            ].item() / len(orders)
             x[place] = given[place]
     return nats
 
@@ -76,11 +81,18 @@ def test_the_bound_of_a_template_is_the_code_length_of_its_sampler():
     ids = torch.from_numpy(DNA.encode(text)).long()[None]
     is_open = torch.tensor([letter == "N" for letter in template])
     expected = by_enumeration(denoiser, template, text)
-    assert float(likelihood.exact_nelbo(denoiser, process(), ids, is_open)) == pytest.approx(expected, abs=1e-5)
+    assert float(likelihood.exact_nelbo(denoiser, process(), ids, is_open)) == pytest.approx(
+        expected, abs=1e-5
+    )
     many = likelihood.WindowBatch(ids.expand(3000, -1), {"all": is_open.expand(3000, -1)})
-    result = likelihood.estimate(denoiser, process(), [many], 6)  # two draws for each of the three counts
+    result = likelihood.estimate(
+        denoiser, process(), [many], 6
+    )  # two draws for each of the three counts
     each = torch.from_numpy(result.per_sequence())
-    assert each.mean().item() == pytest.approx(expected, abs=4 * each.std().item() / 3000**0.5) and each.std() < 1
+    assert (
+        each.mean().item() == pytest.approx(expected, abs=4 * each.std().item() / 3000**0.5)
+        and each.std() < 1
+    )
 
 
 def test_a_sampler_gives_the_times_of_the_tokens_that_can_be_masked():
@@ -95,5 +107,10 @@ def test_whole_windows_and_padding_have_the_time_of_training():
     ids = torch.from_numpy(DNA.encode("CANNACCAAC")).long()[None]
     ids[0, 8:] = DNA.vocab.pad_id
     counted = DNA.vocab.is_emitted()[ids]
-    likelihood.estimate(denoiser, process(), [likelihood.WindowBatch(ids, {"all": counted}, ids != DNA.vocab.pad_id)], 12)
+    likelihood.estimate(
+        denoiser,
+        process(),
+        [likelihood.WindowBatch(ids, {"all": counted}, ids != DNA.vocab.pad_id)],
+        12,
+    )
     assert sorted(set(denoiser.times)) == pytest.approx([k / 6 for k in range(1, 7)], abs=1e-6)

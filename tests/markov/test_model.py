@@ -13,7 +13,9 @@ from dnadiff.markov import counts
 from dnadiff.markov import model as model_file
 from dnadiff.markov.model import BackoffMarkov
 
-sequences = arrays(np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4]))  # many A, so that contexts recur
+sequences = arrays(
+    np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4])
+)  # many A, so that contexts recur
 
 
 def bases(letters: str) -> np.ndarray:
@@ -25,7 +27,9 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter:
     counts = Counter()
     for x in sequences:
         for k in range(order + 1):
-            counts.update(tuple(x[i - k : i + 1]) for i in range(k, len(x)) if 4 not in x[i - k : i + 1])
+            counts.update(
+                tuple(x[i - k : i + 1]) for i in range(k, len(x)) if 4 not in x[i - k : i + 1]
+            )
     return counts
 
 
@@ -77,7 +81,13 @@ def test_an_unseen_context_backs_off_to_the_shorter_one(storage):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(sequences, max_size=3), sequences, st.integers(0, 5), st.sampled_from([0, 2, 9]), st.sampled_from([0.5, 3.0]))
+@given(
+    st.lists(sequences, max_size=3),
+    sequences,
+    st.integers(0, 5),
+    st.sampled_from([0, 2, 9]),
+    st.sampled_from([0.5, 3.0]),
+)
 def test_every_order_equals_the_formula(train, x, order, tables, a):
     train = [*train, bases("ACGTT")]
     strengths = [a + k for k in range(order + 1)]
@@ -88,7 +98,9 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
         slow = slow_counts([strand for s in train for strand in both_strands_of(s)], order)
         for k in range(order + 1):
             rows = prob_rows(model, x, k)
-            expected = np.array([slow_probs(slow, x[:i].tolist(), strengths[: k + 1]) for i in range(len(x))]).reshape(-1, 4)
+            expected = np.array(
+                [slow_probs(slow, x[:i].tolist(), strengths[: k + 1]) for i in range(len(x))]
+            ).reshape(-1, 4)
             assert rows == pytest.approx(expected, rel=1e-12)
             assert rows.sum(1) == pytest.approx(np.ones(len(x)))
             picked = [np.log(p[b]) if b < 4 else np.nan for p, b in zip(expected, x)]
@@ -98,7 +110,9 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
 def test_both_strands_of_the_training_data_give_the_same_model(storage):
     x = np.random.default_rng(0).integers(0, 4, 400).astype(np.uint8)
     test = np.random.default_rng(1).integers(0, 4, 100).astype(np.uint8)
-    forward, reverse = (BackoffMarkov.fit([s], order=4, strength=3) for s in (x, reverse_complement(x)))
+    forward, reverse = (
+        BackoffMarkov.fit([s], order=4, strength=3) for s in (x, reverse_complement(x))
+    )
     assert np.array_equal(forward.log_probs(test), reverse.log_probs(test))
 
 
@@ -115,7 +129,10 @@ def test_lower_orders_of_a_model_equal_models_fitted_with_that_order():
     x, test = np.random.default_rng(0).integers(0, 4, (2, 3000)).astype(np.uint8)
     model = BackoffMarkov.fit([x], order=12, strength=range(1, 14))
     for order in (0, 3, 9, 11):
-        assert np.array_equal(model.log_probs(test, order), BackoffMarkov.fit([x], order, range(1, order + 2)).log_probs(test))
+        assert np.array_equal(
+            model.log_probs(test, order),
+            BackoffMarkov.fit([x], order, range(1, order + 2)).log_probs(test),
+        )
 
 
 def test_order_26_uses_its_longest_context():
@@ -141,10 +158,15 @@ def test_sweeps_reach_a_coordinate_wise_maximum():
     def total(strengths, order=3):
         return np.nansum(model.with_strengths(strengths).log_probs(valid, order))
 
-    greedy, swept = model.tuned([valid], grid).strengths, model.tuned([valid], grid, sweeps=9).strengths
+    greedy, swept = (
+        model.tuned([valid], grid).strengths,
+        model.tuned([valid], grid, sweeps=9).strengths,
+    )
     assert total(swept) >= total(greedy)
     for k in range(4):  # no change of a single strength is better
-        assert total(swept) == pytest.approx(max(total((*swept[:k], a, *swept[k + 1 :])) for a in grid), rel=1e-6)
+        assert total(swept) == pytest.approx(
+            max(total((*swept[:k], a, *swept[k + 1 :])) for a in grid), rel=1e-6
+        )
     each = model.tuned_each([valid], [1, 3], grid, sweeps=9)
     assert each[3].strengths == swept and each[1].strengths[2:] == greedy[2:]
     assert total(each[1].strengths, 1) >= total(greedy, 1)
@@ -153,15 +175,27 @@ def test_sweeps_reach_a_coordinate_wise_maximum():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 27), "order 27 must be an integer from 0 to 26"),
+        (
+            lambda: BackoffMarkov.fit([bases("ACGT")], 27),
+            "order 27 must be an integer from 0 to 26",
+        ),
         (lambda: BackoffMarkov.fit([bases("NN")], 3), "no known base"),
         (lambda: BackoffMarkov.fit([], 3), "no known base"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 3, [1, 2]), "order 3 needs 4"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 0, 0), "must be positive"),
         (lambda: BackoffMarkov.fit(bases("ACGT"), 3), "put it into a list"),
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).log_probs(bases("A"), 4), "order 4 must be from 0 to 3"),
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("N")]), "valid contains no known base"),
-        (lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("A")], grid=()), "grid is empty"),
+        (
+            lambda: BackoffMarkov.fit([bases("ACGT")], 3).log_probs(bases("A"), 4),
+            "order 4 must be from 0 to 3",
+        ),
+        (
+            lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("N")]),
+            "valid contains no known base",
+        ),
+        (
+            lambda: BackoffMarkov.fit([bases("ACGT")], 3).tuned([bases("A")], grid=()),
+            "grid is empty",
+        ),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(call, message):
@@ -172,7 +206,9 @@ def test_bad_input_is_rejected_in_one_line(call, message):
 
 @pytest.fixture(scope="module")
 def ecoli() -> np.ndarray:
-    lines = gzip.decompress((files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()).split(b"\n")
+    lines = gzip.decompress(
+        (files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()
+    ).split(b"\n")
     table = np.full(256, 4, np.uint8)
     table[list(b"ACGT")] = range(4)
     return table[np.frombuffer(b"".join(lines[1:]).upper(), np.uint8)]
@@ -195,7 +231,9 @@ def test_ecoli_bits_per_base_at_strength_256(ecoli, fitted):
     assert [round(bits(model.log_probs(test, k)), 3) for k in (3, 6, 9)] == [1.952, 1.933, 1.925]
     order12 = model.log_probs(test)
     assert round(bits(order12), 3) == 1.920
-    assert bits(order12[~KmerSet([train]).covered(test)]) == pytest.approx(1.930, abs=0.0015)  # "about 1.930"
+    assert bits(order12[~KmerSet([train]).covered(test)]) == pytest.approx(
+        1.930, abs=0.0015
+    )  # "about 1.930"
     assert round(bits(model.with_strengths(4).log_probs(test, 9)), 3) == 1.968
 
 
@@ -216,7 +254,9 @@ def test_ecoli_strengths_swept_for_each_order(ecoli):
     model = BackoffMarkov.fit([train], 12).tuned([valid])
     swept = model.tuned_each([valid], [6, 12], sweeps=2)
     order12 = bits(swept[12].log_probs(test))
-    assert order12 == pytest.approx(1.9192, abs=2e-4) and order12 < bits(model.log_probs(test)) - 0.005
+    assert (
+        order12 == pytest.approx(1.9192, abs=2e-4) and order12 < bits(model.log_probs(test)) - 0.005
+    )
     assert bits(swept[6].log_probs(test, 6)) == pytest.approx(1.9330, abs=1e-4)
 
 
@@ -224,7 +264,9 @@ def test_order_0_at_41_percent_gc():
     # 1.3700 nats, perplexity 3.935
     x = np.repeat(np.arange(4), [59_000, 41_000, 41_000, 59_000]).astype(np.uint8)
     nats = -BackoffMarkov.fit([x], 0).log_probs(x).mean()
-    assert nats == pytest.approx(1.3700, abs=5e-5) and np.exp(nats) == pytest.approx(3.935, abs=5e-4)
+    assert nats == pytest.approx(1.3700, abs=5e-5) and np.exp(nats) == pytest.approx(
+        3.935, abs=5e-4
+    )
 
 
 @pytest.mark.slow
@@ -234,21 +276,37 @@ def test_chr20_bits_per_base(shared_data):
     from dnadiff.data.tokenizer import DNATokenizer
 
     tokenizer = DNATokenizer()
-    x = tokenizer.bases(tokenizer.encode(read_fasta(shared_data / "genomes" / "GRCh37_chr20.fa.gz")[0].sequence))
+    x = tokenizer.bases(
+        tokenizer.encode(read_fasta(shared_data / "genomes" / "GRCh37_chr20.fa.gz")[0].sequence)
+    )
     blocks = [x[start : start + 10**6] for start in range(0, len(x), 10**6)]
     test = blocks[9::10]
-    model = BackoffMarkov.fit([b for i, b in enumerate(blocks) if i % 10 != 9], 12, [1, 1, *[1024] * 5, *[64] * 6])
+    model = BackoffMarkov.fit(
+        [b for i, b in enumerate(blocks) if i % 10 != 9], 12, [1, 1, *[1024] * 5, *[64] * 6]
+    )
     found = [bits(np.concatenate([model.log_probs(b, k) for b in test])) for k in (3, 6, 12)]
     assert found == pytest.approx([1.923, 1.893, 1.789], abs=2e-3)
     assert 2 ** np.array(found) == pytest.approx(np.array([3.791, 3.713, 3.455]), abs=5e-3)
 
 
 def test_strengths_are_chosen_on_evenly_spaced_blocks_of_a_large_part(monkeypatch):
-    valid = [np.arange(10, dtype=np.uint8) % 4, np.arange(7, dtype=np.uint8) % 3, np.empty(0, np.uint8), np.arange(13, dtype=np.uint8) % 2]
+    valid = [
+        np.arange(10, dtype=np.uint8) % 4,
+        np.arange(7, dtype=np.uint8) % 3,
+        np.empty(0, np.uint8),
+        np.arange(13, dtype=np.uint8) % 2,
+    ]
     assert model_file._evenly_spaced(valid, 30, 4) == valid
-    joined, kept = np.concatenate(valid), model_file._evenly_spaced(valid, 15, 4)  # blocks 0, 2, 4, 6 of 4 bases
-    assert np.array_equal(np.concatenate(kept), np.concatenate([joined[4 * block :][:4] for block in (0, 2, 4, 6)]))
-    model = BackoffMarkov.fit([np.random.default_rng(0).integers(0, 4, 500).astype(np.uint8)], order=2)
+    joined, kept = (
+        np.concatenate(valid),
+        model_file._evenly_spaced(valid, 15, 4),
+    )  # blocks 0, 2, 4, 6 of 4 bases
+    assert np.array_equal(
+        np.concatenate(kept), np.concatenate([joined[4 * block :][:4] for block in (0, 2, 4, 6)])
+    )
+    model = BackoffMarkov.fit(
+        [np.random.default_rng(0).integers(0, 4, 500).astype(np.uint8)], order=2
+    )
     monkeypatch.setattr(model_file, "_TUNING_BASES", 15)
     monkeypatch.setattr(model_file, "_TUNING_BLOCK", 4)
     bounded = model.tuned(valid).strengths

@@ -11,7 +11,9 @@ from dnadiff.metrics.memorization import TrainingIndex
 
 
 def random_windows(number, length, seed, probs=(0.3, 0.2, 0.2, 0.3)):
-    return list(np.random.default_rng(seed).choice(4, size=(number, length), p=probs).astype(np.uint8))
+    return list(
+        np.random.default_rng(seed).choice(4, size=(number, length), p=probs).astype(np.uint8)
+    )
 
 
 def brute_force_match(window, text):
@@ -20,7 +22,11 @@ def brute_force_match(window, text):
         for i in range(len(window)):
             for j in range(len(strand)):
                 n = 0
-                while i + n < len(window) and j + n < len(strand) and window[i + n] == strand[j + n] < 4:
+                while (
+                    i + n < len(window)
+                    and j + n < len(strand)
+                    and window[i + n] == strand[j + n] < 4
+                ):
                     n += 1
                 best = max(best, n)
     return best
@@ -38,7 +44,9 @@ def test_longest_match_on_either_strand_equals_brute_force():
     for window in (pasted, *random_windows(3, 60, 5)):
         expected = max(brute_force_match(window, text[:400]), brute_force_match(window, text[400:]))
         assert training.longest_match([window])[0] == expected
-    assert TrainingIndex([as_bases("AAAA")]).longest_match([as_bases("CCCAACC"), as_bases("CCCC")]).tolist() == [2, 0]
+    assert TrainingIndex([as_bases("AAAA")]).longest_match(
+        [as_bases("CCCAACC"), as_bases("CCCC")]
+    ).tolist() == [2, 0]
     assert training.seen(np.stack([copy])).tolist() == [[177, 177]]
 
 
@@ -51,8 +59,14 @@ def test_a_search_in_blocks_equals_brute_force(monkeypatch, few):
     text[70:75] = UNKNOWN
     for k in (8, 14, 24):
         training = TrainingIndex([text[:60], text[60:]], k)
-        for window in (text[10:58], text[60:90], *random_windows(4, 30, 5, probs=(0.7, 0.1, 0.1, 0.1))):
-            expected = max(brute_force_match(window, text[:60]), brute_force_match(window, text[60:]))
+        for window in (
+            text[10:58],
+            text[60:90],
+            *random_windows(4, 30, 5, probs=(0.7, 0.1, 0.1, 0.1)),
+        ):
+            expected = max(
+                brute_force_match(window, text[:60]), brute_force_match(window, text[60:])
+            )
             assert training.longest_match([window])[0] == expected
             hits = KmerSet([text[:60], text[60:]], k).hits(window).sum()
             assert training.seen([window]).tolist() == [[hits, codes(window, k)[1].sum()]]

@@ -28,7 +28,9 @@ def test_period_three_is_one_for_independent_bases_and_large_for_a_repeat():
         np.random.default_rng(0).choice(4, size=(400, 300), p=(0.3, 0.2, 0.2, 0.3)).astype(np.uint8)
     ).mean() == pytest.approx(1, abs=0.1)
     assert period_three(windows_of("ACG" * 40))[0] == pytest.approx(60.0)  # 3 (L/3)^2 over L - L/3
-    assert period_three(windows_of("NNNACGACG"))[0] == pytest.approx(period_three(windows_of("ACGACG"))[0])
+    assert period_three(windows_of("NNNACGACG"))[0] == pytest.approx(
+        period_three(windows_of("ACGACG"))[0]
+    )
 
 
 def brute_force_orf(bases):
@@ -48,6 +50,10 @@ def test_longest_orf_equals_brute_force():
     stops = "TTAATTAATTAA"
     sequence = stops + "ATGGCCGCCGCCGCCGCCGCCGCCGCC" + stops
     assert longest_orf(windows_of(sequence))[0] == brute_force_orf(as_bases(sequence)) >= 27
-    windows = np.random.default_rng(1).choice(5, size=(20, 100), p=[0.3, 0.19, 0.2, 0.3, 0.01]).astype(np.uint8)
+    windows = (
+        np.random.default_rng(1)
+        .choice(5, size=(20, 100), p=[0.3, 0.19, 0.2, 0.3, 0.01])
+        .astype(np.uint8)
+    )
     assert longest_orf(windows).tolist() == [brute_force_orf(bases) for bases in windows]
     assert longest_orf(windows_of("AC"))[0] == 0

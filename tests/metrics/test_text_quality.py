@@ -9,7 +9,16 @@ from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.metrics.text_quality import JudgeModel, at_positions, by_position, content_span, describe, entropy, repeated, token_nats
+from dnadiff.metrics.text_quality import (
+    JudgeModel,
+    at_positions,
+    by_position,
+    content_span,
+    describe,
+    entropy,
+    repeated,
+    token_nats,
+)
 from dnadiff.published import model
 from dnadiff.vocab import Vocab
 
@@ -48,8 +57,13 @@ def test_token_nats_equal_the_model_on_pieces_of_its_length(judge):
     found = token_nats(judge, texts, 8, batch_size=2)
     for text, nats in zip(texts, found):
         ends = [0, len(text)] if len(text) <= 8 else [0, 6, 13, 20]
-        expected = [judge.next_log_probs(text[None, a:b])[0].gather(-1, text[a:b, None])[:, 0] for a, b in itertools.pairwise(ends)]
-        np.testing.assert_allclose(nats, -torch.cat(expected).detach().numpy(), rtol=1e-4, atol=1e-5)
+        expected = [
+            judge.next_log_probs(text[None, a:b])[0].gather(-1, text[a:b, None])[:, 0]
+            for a, b in itertools.pairwise(ends)
+        ]
+        np.testing.assert_allclose(
+            nats, -torch.cat(expected).detach().numpy(), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_perplexity_averages_over_tokens_and_entropy_over_texts():
@@ -80,4 +94,6 @@ def test_segments_count_ngrams_repeated_from_anywhere_before():
     assert second["entropy"] == pytest.approx((math.log(4) + (math.log(4) - math.log(2) / 2)) / 2)
     assert second["nll"] == pytest.approx((4 + 5 + 6 + 7 + 12 + 13 + 14 + 15) / 8)
     last = by_position(texts, [0, 7], 2)[1]
-    assert last["repetition"] == 0.5 and "perplexity" not in last  # the 2-gram (3, 4) ends at the last token
+    assert (
+        last["repetition"] == 0.5 and "perplexity" not in last
+    )  # the 2-gram (3, 4) ends at the last token

@@ -45,7 +45,9 @@ class Everything(DiscreteTime):
         masks = torch.tensor(list(itertools.product([False, True], repeat=3))).repeat(27, 1)
         alpha = process.noise.alpha(self.t)
         chance = torch.where(masks, 1 - alpha, alpha).prod(-1) * self.joint.repeat_interleave(8)
-        return MaskedBatch(torch.where(masks, 3, x0), self.t.expand(len(x0)), chance * self.factor * x0.numel())
+        return MaskedBatch(
+            torch.where(masks, 3, x0), self.t.expand(len(x0)), chance * self.factor * x0.numel()
+        )
 
 
 @pytest.fixture
@@ -89,11 +91,15 @@ def table(toy):
     """A network with random output, in float64; `table(causal=True)` for a causal one: position l depends on tokens before it alone."""
 
     def make(causal=False, seed=1, to_mask=0.0):
-        logits = torch.randn(64, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        logits = torch.randn(
+            64, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
         logits[..., 3] += to_mask
         if causal:
             states = torch.arange(64)
-            for position, unseen in enumerate((16, 4, 1)):  # tokens to the right of `position` do not matter
+            for position, unseen in enumerate(
+                (16, 4, 1)
+            ):  # tokens to the right of `position` do not matter
                 logits[:, position] = logits[states // unseen * unseen, position]
         return (CausalTable if causal else Table)(toy.vocab, logits)
 
@@ -110,7 +116,9 @@ def chain_rule(toy):
             xt = torch.full_like(toy.sequences, 3)
             for position in order:
                 log_probs = denoiser.log_probs(xt, torch.full((27,), 0.5))[:, position].detach()
-                total -= float((toy.joint * log_probs.gather(-1, toy.sequences[:, position, None])[:, 0]).sum()) / len(orders)
+                total -= float(
+                    (toy.joint * log_probs.gather(-1, toy.sequences[:, position, None])[:, 0]).sum()
+                ) / len(orders)
                 xt[:, position] = toy.sequences[:, position]
         return total
 

@@ -34,8 +34,12 @@ def test_each_token_is_predicted_from_those_before_it(denoiser):
     changed = x.clone()
     changed[:, 5] = 17 - changed[:, 5]
     after = denoiser.next_log_probs(changed)
-    assert torch.equal(after[:, :6], log_probs[:, :6]) and not torch.equal(after[:, 6:], log_probs[:, 6:])
-    torch.testing.assert_close(denoiser.next_log_probs(x[:, :1])[:, 0], log_probs[:, 0])  # the first from the start token alone
+    assert torch.equal(after[:, :6], log_probs[:, :6]) and not torch.equal(
+        after[:, 6:], log_probs[:, 6:]
+    )
+    torch.testing.assert_close(
+        denoiser.next_log_probs(x[:, :1])[:, 0], log_probs[:, 0]
+    )  # the first from the start token alone
 
 
 def test_all_tokens_count_but_those_of_weight_zero(denoiser):
@@ -51,7 +55,10 @@ def test_a_new_network_guesses():
     torch.manual_seed(0)
     objective = AR(PROCESS)
     result = objective(
-        objective.denoiser(Transformer(DNA, 16, 1, 2)), torch.randint(7, 11, (2, 8)), torch.ones(2, 8), Draws.for_batch(0, 2)
+        objective.denoiser(Transformer(DNA, 16, 1, 2)),
+        torch.randint(7, 11, (2, 8)),
+        torch.ones(2, 8),
+        Draws.for_batch(0, 2),
     )
     assert result.loss.item() == pytest.approx(math.log(4))
 
@@ -59,14 +66,18 @@ def test_a_new_network_guesses():
 def test_positions_give_the_same_rows_as_everything(denoiser):
     x = torch.randint(7, 11, (3, 6))
     chosen = torch.rand(3, 6) < 0.5
-    torch.testing.assert_close(denoiser.next_log_probs(x, positions=chosen), denoiser.next_log_probs(x)[chosen])
+    torch.testing.assert_close(
+        denoiser.next_log_probs(x, positions=chosen), denoiser.next_log_probs(x)[chosen]
+    )
 
 
 def test_padding_changes_nothing(denoiser):
     x = torch.randint(7, 11, (1, 6))
     padded = torch.cat([x, torch.full((1, 3), 4)], 1)
     valid = padded != 4
-    torch.testing.assert_close(denoiser.next_log_probs(padded, valid=valid)[:, :6], denoiser.next_log_probs(x))
+    torch.testing.assert_close(
+        denoiser.next_log_probs(padded, valid=valid)[:, :6], denoiser.next_log_probs(x)
+    )
     left = torch.cat([torch.full((1, 3), 4), x], 1)
     assert denoiser.next_log_probs(left, valid=left != 4).logsumexp(-1).isfinite().all()
 
@@ -74,16 +85,23 @@ def test_padding_changes_nothing(denoiser):
 def test_an_empty_batch_costs_nothing(denoiser):
     result = AR(PROCESS)(denoiser, torch.full((2, 8), 11), torch.zeros(2, 8), Draws.for_batch(0, 2))
     result.loss.backward()
-    assert result.loss == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
+    assert result.loss == 0 and all(
+        p.grad is None or (p.grad == 0).all() for p in denoiser.parameters()
+    )
 
 
 def test_misfits_are_refused(denoiser):
     both_sides = DiT(DNA, 16, 1, 2, 8)
-    with pytest.raises(ValueError, match="objective AR does not fit backbone DiT: it needs a causal network, transformer or mamba"):
+    with pytest.raises(
+        ValueError,
+        match="objective AR does not fit backbone DiT: it needs a causal network, transformer or mamba",
+    ):
         check_fit(AR, both_sides)
     with pytest.raises(ValueError, match="objective MDLM does not fit backbone Transformer"):
         MDLM(PROCESS).denoiser(denoiser.backbone)
-    with pytest.raises(ValueError, match="CausalDenoiser does not fit DiT: it needs a causal network"):
+    with pytest.raises(
+        ValueError, match="CausalDenoiser does not fit DiT: it needs a causal network"
+    ):
         CausalDenoiser(both_sides)
     with pytest.raises(ValueError, match="AR has no time"):
         AR(PROCESS).denoiser(denoiser.backbone, True)
@@ -91,12 +109,22 @@ def test_misfits_are_refused(denoiser):
         denoiser.log_probs(torch.tensor([[3]]))
 
 
-def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(denoiser, monkeypatch):
+def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(
+    denoiser, monkeypatch
+):
     x, weight, found = torch.randint(7, 11, (3, 12)), torch.rand(3, 12), []
     x[:, 4], weight[:, 4] = 11, 0
     for everywhere in (False, True):
-        monkeypatch.setattr(AR, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere)
+        monkeypatch.setattr(
+            AR, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere
+        )
         result = AR(PROCESS)(denoiser, x, weight, Draws.for_batch(0, 3))
-        found.append([result.nll, result.num_tokens, *torch.autograd.grad(result.loss, list(denoiser.parameters()))])
+        found.append(
+            [
+                result.nll,
+                result.num_tokens,
+                *torch.autograd.grad(result.loss, list(denoiser.parameters())),
+            ]
+        )
     for sparse, dense in zip(*found, strict=True):
         torch.testing.assert_close(dense, sparse, rtol=1e-4, atol=1e-6)

@@ -48,7 +48,11 @@ def gradients(loss, net):
     return torch.autograd.grad(loss, list(net.parameters()))
 
 
-@pytest.mark.parametrize("masking", [Bernoulli(), ExactCount(), Importance(), Clipped(0.3, 0.8)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "masking",
+    [Bernoulli(), ExactCount(), Importance(), Clipped(0.3, 0.8)],
+    ids=lambda m: type(m).__name__,
+)
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_one_block_is_mdlm(process, net, x0, masking, weighting):
     draws, weight = Draws.for_batch(3, 4), torch.ones(4, L)
@@ -86,9 +90,21 @@ def test_blocks_of_one_are_the_chain_rule(process, net, x0):
         torch.testing.assert_close(loss.nll, expected.detach(), rtol=0, atol=1e-12)
         for a, b in zip(gradients(loss.loss, net), gradients(expected, net)):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-    result = estimate(objective.denoiser(net), process, [WindowBatch(x0, {"all": torch.ones(4, L, dtype=torch.bool)})], 8)
-    assert result.num_draws == 1 and result.se_mc() == 0  # one network call is exact: there is nothing to draw
-    torch.testing.assert_close(torch.from_numpy(result.per_sequence()), token_by_token(net, x0).sum(1).detach(), rtol=0, atol=1e-6)
+    result = estimate(
+        objective.denoiser(net),
+        process,
+        [WindowBatch(x0, {"all": torch.ones(4, L, dtype=torch.bool)})],
+        8,
+    )
+    assert (
+        result.num_draws == 1 and result.se_mc() == 0
+    )  # one network call is exact: there is nothing to draw
+    torch.testing.assert_close(
+        torch.from_numpy(result.per_sequence()),
+        token_by_token(net, x0).sum(1).detach(),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def enumerated(denoiser, x0, size):
@@ -106,7 +122,9 @@ def enumerated(denoiser, x0, size):
     return total
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_the_bound_and_its_estimate_equal_enumeration(process, net, x0, size):
     x0 = x0[:, :7]
     objective = BlockMDLM(process, size, weighting="nelbo")
@@ -118,7 +136,10 @@ def test_the_bound_and_its_estimate_equal_enumeration(process, net, x0, size):
     assert ((torch.from_numpy(result.per_sequence()) - exact).abs() <= 4 * error + 1e-6).all()
     with torch.no_grad():
         x0_32 = x0.repeat(8, 1)
-        losses = [objective(denoiser, x0_32, torch.ones(32, 7), Draws.for_batch(5, 32, step)).nll for step in range(12)]
+        losses = [
+            objective(denoiser, x0_32, torch.ones(32, 7), Draws.for_batch(5, 32, step)).nll
+            for step in range(12)
+        ]
     mean, spread = torch.stack(losses).mean(), torch.stack(losses).std() / 12**0.5
     assert abs(mean - exact.mean() / 7) <= 4 * spread + 1e-6
 
@@ -151,7 +172,10 @@ def test_the_auxiliary_loss_is_next_token_prediction_by_the_clean_stream(process
 def test_an_auxiliary_loss_that_would_copy_is_refused(process, dna):
     net = Caduceus(dna, 8, 1)
     net.clean_is_causal = False  # as for DiT
-    with pytest.raises(ValueError, match=r"objective\.next_token_weight 0\.5 must be 0: the clean stream of Caduceus sees whole blocks"):
+    with pytest.raises(
+        ValueError,
+        match=r"objective\.next_token_weight 0\.5 must be 0: the clean stream of Caduceus sees whole blocks",
+    ):
         BlockMDLM(process, 3, next_token_weight=0.5).denoiser(net)
 
 
@@ -160,7 +184,10 @@ def test_blocks_of_a_batch_have_independent_masks_of_all_counts(process, x0):
     x0 = x0.repeat(1, 8)  # 16 blocks of 5 in each of 4 rows
     masked = objective.corrupt(x0, torch.ones_like(x0, dtype=torch.bool), Draws.for_batch(1, 4))
     counts = (masked.xt == 3).view(4, 16, 5).sum(-1)
-    assert sorted(counts.flatten().tolist()) == sorted(list(range(1, 6)) * 13)[:64] or counts.flatten().bincount()[1:].min() >= 12
+    assert (
+        sorted(counts.flatten().tolist()) == sorted(list(range(1, 6)) * 13)[:64]
+        or counts.flatten().bincount()[1:].min() >= 12
+    )
     assert all(set(row.tolist()) == {1, 2, 3, 4, 5} for row in counts)
     torch.testing.assert_close(masked.weight.view(4, 16, 5)[..., 0], 5 / counts.double())
 
@@ -172,14 +199,22 @@ def test_impossible_block_sizes_are_refused(process, value):
 
 
 def test_networks_that_do_not_fit_are_refused(process, dna):
-    with pytest.raises(ValueError, match="BlockMDLM does not fit backbone Mamba: it needs a network that reads blocks, caduceus or dit"):
+    with pytest.raises(
+        ValueError,
+        match="BlockMDLM does not fit backbone Mamba: it needs a network that reads blocks, caduceus or dit",
+    ):
         BlockMDLM(process, 4).denoiser(Mamba(dna, 8, 1))
     with pytest.raises(ValueError, match="time_conditioning=true"):
         BlockMDLM(process, 4).denoiser(Caduceus(dna, 8, 1, time_conditioning=True), True)
     # Weights for a time that no block reads were trained on nothing.
-    with pytest.raises(ValueError, match=r"^backbone\.time_conditioning true, expected false: .*; set backbone\.time_conditioning=false$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^backbone\.time_conditioning true, expected false: .*; set backbone\.time_conditioning=false$",
+    ):
         BlockMDLM(process, 4).denoiser(Caduceus(dna, 8, 1, time_conditioning=True))
-    with pytest.raises(ValueError, match="AR does not fit backbone Caduceus: it needs a causal network"):
+    with pytest.raises(
+        ValueError, match="AR does not fit backbone Caduceus: it needs a causal network"
+    ):
         AR(process).denoiser(Caduceus(dna, 8, 1))
 
 
@@ -189,7 +224,10 @@ def test_a_scan_without_states_is_refused_with_the_denoiser(process, dna, monkey
     for scan in ("mamba_ssm", "auto"):
         monkeypatch.setenv("DNADIFF_SCAN", "mamba_ssm")
         net = Caduceus(dna, 8, 1, scan=scan)
-        with pytest.raises(RuntimeError, match=r"scan 'mamba_ssm' was asked for and cannot run: states .*; set scan=portable"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"scan 'mamba_ssm' was asked for and cannot run: states .*; set scan=portable",
+        ):
             BlockMDLM(process, 4).denoiser(net)
         MDLM(process).denoiser(net)
     monkeypatch.delenv("DNADIFF_SCAN")
@@ -197,5 +235,8 @@ def test_a_scan_without_states_is_refused_with_the_denoiser(process, dna, monkey
 
 
 def test_weights_of_an_unblocked_run_fit(process, net, dna, x0):
-    plain, blocked = Denoiser(net), BlockMDLM(process, 4).denoiser(Caduceus(dna, d_model=8, n_layers=2, d_state=4).double())
+    plain, blocked = (
+        Denoiser(net),
+        BlockMDLM(process, 4).denoiser(Caduceus(dna, d_model=8, n_layers=2, d_state=4).double()),
+    )
     assert blocked.load_state_dict(plain.state_dict()).missing_keys == []

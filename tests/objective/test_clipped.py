@@ -53,7 +53,9 @@ def expected(objective, denoiser, x0, power, nodes):
     total = 0.0
     for u, w in zip((points + 1) / 2, weights / 2):
         for mask in masks:
-            draws = Chosen(0, torch.zeros(1, dtype=torch.int64), 1, time=torch.tensor([u]), mask=1 - mask[None])
+            draws = Chosen(
+                0, torch.zeros(1, dtype=torch.int64), 1, time=torch.tensor([u]), mask=1 - mask[None]
+            )
             rate = 1 / float(objective.corrupt(x0, x0 > 0, draws).weight[0, 0])
             with torch.no_grad():
                 nll = float(objective(denoiser, x0, torch.ones_like(x0), draws).nll)
@@ -78,9 +80,13 @@ def test_the_mean_over_all_rates_is_the_bound(net, x0):
     masking = Clipped()
     objective = BlockMDLM(AbsorbingProcess(DNA, LogLinear()), B, masking, "nelbo")
     denoiser = objective.denoiser(net)
-    bound = float((by_count(denoiser, x0, 1) / torch.arange(1, B + 1)).mean())  # k uniform, weight B/k
+    bound = float(
+        (by_count(denoiser, x0, 1) / torch.arange(1, B + 1)).mean()
+    )  # k uniform, weight B/k
     assert expected(objective, denoiser, x0, 1, nodes=3) == pytest.approx(bound, rel=1e-9)
-    assert float(masking.moments(B)[0] @ by_count(denoiser, x0, 1)) == pytest.approx(bound, rel=1e-12)
+    assert float(masking.moments(B)[0] @ by_count(denoiser, x0, 1)) == pytest.approx(
+        bound, rel=1e-12
+    )
     assert masking.moments(B)[1, 0] == torch.inf
 
 
@@ -105,7 +111,9 @@ def test_the_loss_of_a_uniform_predictor_has_a_known_mean_and_variance(length):
         assert float(second @ k**2) - 1 == pytest.approx((inverse - 1) / length, rel=1e-6)
 
 
-@pytest.mark.parametrize("noise", [LogLinear(), Geometric(0.1, 1.0), ShiftedLogOdds()], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "noise", [LogLinear(), Geometric(0.1, 1.0), ShiftedLogOdds()], ids=lambda n: type(n).__name__
+)
 def test_rates_are_stratified_over_the_interval_under_every_schedule(noise):
     process, rows = AbsorbingProcess(DNA, noise), 64
     x0, draws = torch.full((rows, 500), 7), Draws.for_batch(3, rows)
@@ -123,12 +131,16 @@ def test_rows_without_a_mask_cost_nothing():
     objective = BlockMDLM(AbsorbingProcess(DNA, LogLinear()), 2, Clipped(0.01, 0.1), "nelbo")
     x0 = torch.full((8, 6), 7)
     torch.manual_seed(0)
-    loss = objective(objective.denoiser(Caduceus(DNA, 8, 1)), x0, torch.ones_like(x0), Draws.for_batch(0, 8))
+    loss = objective(
+        objective.denoiser(Caduceus(DNA, 8, 1)), x0, torch.ones_like(x0), Draws.for_batch(0, 8)
+    )
     empty = ~(objective.corrupt(x0, x0 > 0, Draws.for_batch(0, 8)).xt == 3).view(-1, 2).any(1)
     assert 15 < int(empty.sum()) < 24 and loss.loss.isfinite() and loss.num_tokens == 48
 
 
-@pytest.mark.parametrize("objective", [MDLM, lambda process, masking: BlockMDLM(process, 4, masking)])
+@pytest.mark.parametrize(
+    "objective", [MDLM, lambda process, masking: BlockMDLM(process, 4, masking)]
+)
 def test_a_cut_is_accepted_and_evaluation_has_none(objective):
     made = objective(AbsorbingProcess(DNA, Geometric(0.1, 1.0)), Clipped(0.5, 0.7))
     assert made.masking.ends(made.process.noise) == (0.5, 0.7)
@@ -138,7 +150,8 @@ def test_a_cut_is_accepted_and_evaluation_has_none(objective):
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 1), (0.5, 0.5), (0.6, 0.4), (0, 1.1)])
 def test_impossible_intervals_are_refused(low, high):
     with pytest.raises(
-        ValueError, match=rf"objective\.masking\.low {low} and objective\.masking\.high {high} must satisfy 0 <= low < high"
+        ValueError,
+        match=rf"objective\.masking\.low {low} and objective\.masking\.high {high} must satisfy 0 <= low < high",
     ):
         Clipped(low, high)
     with pytest.raises(ValueError, match=r"objective\.masking\.high 'x' must be a finite number"):

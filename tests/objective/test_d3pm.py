@@ -45,10 +45,18 @@ def term(objective, probs, t):
 def test_the_divergence_with_mass_on_the_mask():
     # facts 8: t = 0.5, T = 4, 0.3 to the truth and 0.1 to the mask
     distribution = [0.3, 0.2, 0.2, 0.2, 0.1]
-    assert term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(0.566114, abs=1e-6)
-    assert 4 * term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(2.264458, abs=1e-5)
+    assert term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(
+        0.566114, abs=1e-6
+    )
+    assert 4 * term(D3PM(PROCESS, DiscreteTime(4)), distribution, 0.5) == pytest.approx(
+        2.264458, abs=1e-5
+    )
     posterior = plug_in_posterior(
-        PROCESS, torch.tensor([[distribution]], dtype=torch.float64).log(), torch.tensor([[4]]), torch.tensor([0.5]), torch.tensor([0.25])
+        PROCESS,
+        torch.tensor([[distribution]], dtype=torch.float64).log(),
+        torch.tensor([[4]]),
+        torch.tensor([0.5]),
+        torch.tensor([0.25]),
     )
     assert posterior[0, 0, [0, 4]].tolist() == pytest.approx([0.136364, 0.590909], abs=1e-6)
     # The mixture over x0 is another posterior.
@@ -60,13 +68,19 @@ def test_without_mass_on_the_mask_it_is_the_subs_term():
     # facts 8: (1/t)(-log 0.3) = 2.407946
     distribution = [0.3, 0.3, 0.2, 0.2, 0.0]
     for zero_masking in (False, True):
-        assert 4 * term(D3PM(PROCESS, DiscreteTime(4), zero_masking), distribution, 0.5) == pytest.approx(2.407946, abs=1e-6)
+        assert 4 * term(
+            D3PM(PROCESS, DiscreteTime(4), zero_masking), distribution, 0.5
+        ) == pytest.approx(2.407946, abs=1e-6)
 
 
 def test_the_first_step_is_finite():
     # facts 10: -log p(x0) with nothing on the mask; with 0.1 there, log(1 + 0.1 alpha/(1 - alpha)) more
-    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.3, 0.2, 0.2, 0.0], 0.25) == pytest.approx(-math.log(0.3))
-    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.2, 0.2, 0.2, 0.1], 0.25) == pytest.approx(-math.log(0.3) + math.log(1 + 0.1 * 3))
+    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.3, 0.2, 0.2, 0.0], 0.25) == pytest.approx(
+        -math.log(0.3)
+    )
+    assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.2, 0.2, 0.2, 0.1], 0.25) == pytest.approx(
+        -math.log(0.3) + math.log(1 + 0.1 * 3)
+    )
 
 
 def network():
@@ -86,9 +100,13 @@ def test_the_reconstruction_term_is_counted_once_whatever_the_number_of_steps():
     parts = []
     for num_steps in (2, 50):
         both = [D3PM(process, DiscreteTime(num_steps), carry_over=c) for c in (False, True)]
-        without, with_carry_over = (o(o.denoiser(backbone), x0, weight, Draws.for_batch(0, 4)).nll for o in both)
+        without, with_carry_over = (
+            o(o.denoiser(backbone), x0, weight, Draws.for_batch(0, 4)).nll for o in both
+        )
         parts.append(float(without - with_carry_over))
-    logits = torch.log_softmax(both[0].denoiser(backbone).logits(x0), -1).gather(-1, x0[..., None])[..., 0]
+    logits = torch.log_softmax(both[0].denoiser(backbone).logits(x0), -1).gather(-1, x0[..., None])[
+        ..., 0
+    ]
     assert parts == pytest.approx([-float(logits[weight > 0].detach().mean())] * 2, rel=1e-4)
 
 
@@ -101,7 +119,9 @@ def test_samplers_never_see_mass_on_the_mask():
     assert trained[0, 1, 3] > 0 and trained[0, 0, 7] < 1
     assert sampled[0, 1, 3] == 0 and sampled[0, 0, 7] == 1
     ratio = trained[0, 1, 7:11] / sampled[0, 1, 7:11]
-    torch.testing.assert_close(ratio, ratio[:1].expand(4))  # the same distribution, renormalized over the letters
+    torch.testing.assert_close(
+        ratio, ratio[:1].expand(4)
+    )  # the same distribution, renormalized over the letters
 
 
 def test_an_empty_batch_costs_nothing():
@@ -115,5 +135,7 @@ def test_an_empty_batch_costs_nothing():
 
 
 def test_continuous_time_is_refused():
-    with pytest.raises(ValueError, match="cannot use masking Bernoulli; set objective/masking=discrete_time"):
+    with pytest.raises(
+        ValueError, match="cannot use masking Bernoulli; set objective/masking=discrete_time"
+    ):
         D3PM(PROCESS, Bernoulli())

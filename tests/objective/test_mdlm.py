@@ -33,7 +33,9 @@ class Uniform(BaseDenoiser):
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         at = xt[positions]
-        return self.subs.log_probs(torch.zeros(*at.shape, self.subs.vocab.size, dtype=torch.float64), at)
+        return self.subs.log_probs(
+            torch.zeros(*at.shape, self.subs.vocab.size, dtype=torch.float64), at
+        )
 
 
 def test_uniform_predictor_costs_log_v_with_independent_masks():
@@ -41,7 +43,12 @@ def test_uniform_predictor_costs_log_v_with_independent_masks():
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
     x0 = torch.full((4000, 64), 7)
     objective = MDLM(process, Bernoulli())
-    values = torch.stack([objective(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 4000, s)).nll for s in range(4)])
+    values = torch.stack(
+        [
+            objective(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 4000, s)).nll
+            for s in range(4)
+        ]
+    )
     assert values.mean().item() == pytest.approx(0.999 * math.log(4), abs=0.02)
     # The independent masks of a row cover 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature distinguishes from log 4.
     nodes, fractions = numpy.polynomial.legendre.leggauss(20)
@@ -58,7 +65,9 @@ def test_uniform_predictor_costs_log_v_exactly_with_counts():
     process = AbsorbingProcess(DNA, LogLinear())
     x0 = torch.randint(7, 11, (5, 33))
     for step in range(3):
-        result = MDLM(process, ExactCount())(Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 5, step))
+        result = MDLM(process, ExactCount())(
+            Uniform(DNA), x0, torch.ones_like(x0), Draws.for_batch(0, 5, step)
+        )
         assert result.loss.item() == pytest.approx(math.log(4), rel=1e-12)
 
 
@@ -75,17 +84,23 @@ def test_copies_of_one_bit_cost_one_bit(make_oracle):
 
 def test_coins_and_counts_agree(toy, oracle):
     process = AbsorbingProcess(toy.vocab, LogLinear(0.0))
-    index = torch.multinomial(toy.joint, 20_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    index = torch.multinomial(
+        toy.joint, 20_000, replacement=True, generator=torch.Generator().manual_seed(0)
+    )
     x0 = toy.sequences[index]
     draws = Draws.for_batch(0, 20_000)
     by_count = MDLM(process, ExactCount())(oracle, x0, torch.ones_like(x0), draws).nll.item()
-    by_independent_masks = MDLM(process, Bernoulli(t_min=0.0))(oracle, x0, torch.ones_like(x0), draws).nll.item()
+    by_independent_masks = MDLM(process, Bernoulli(t_min=0.0))(
+        oracle, x0, torch.ones_like(x0), draws
+    ).nll.item()
     assert 3 * by_count == pytest.approx(toy.entropy, abs=0.04)
     assert 3 * by_independent_masks == pytest.approx(toy.entropy, abs=0.08)
 
 
 @pytest.mark.parametrize(
-    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["bernoulli", "count", "importance", "steps"]
+    "masking",
+    [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)],
+    ids=["bernoulli", "count", "importance", "steps"],
 )
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
 def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
@@ -94,14 +109,18 @@ def test_a_batch_of_unknown_bases_costs_nothing(masking, weighting):
     denoiser = Denoiser(DiT(DNA, 16, 1, 2, 8))
     process = AbsorbingProcess(DNA, LogLinear())
     x0 = torch.full((2, 8), 11)
-    result = MDLM(process, masking, weighting)(denoiser, x0, torch.zeros(2, 8), Draws.for_batch(0, 2))
+    result = MDLM(process, masking, weighting)(
+        denoiser, x0, torch.zeros(2, 8), Draws.for_batch(0, 2)
+    )
     result.loss.backward()
     assert result.loss.item() == 0 and result.nll.item() == 0 and result.num_tokens == 0
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
 
 
 @pytest.mark.parametrize(
-    "masking", [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)], ids=["bernoulli", "count", "importance", "steps"]
+    "masking",
+    [Bernoulli(), ExactCount(), Importance(), DiscreteTime(4)],
+    ids=["bernoulli", "count", "importance", "steps"],
 )
 def test_positions_of_weight_zero_stay_visible_and_uncounted(masking):
     process = AbsorbingProcess(DNA, LogLinear())
@@ -109,13 +128,18 @@ def test_positions_of_weight_zero_stay_visible_and_uncounted(masking):
     weight = (x0 != 11).float()
     xt = masking(process, x0, weight > 0, Draws.for_batch(0, 64)).xt
     assert (xt[:, [1, 3]] == 11).all() and (xt == 3).any()
-    assert MDLM(process, masking)(Uniform(DNA), x0, weight, Draws.for_batch(0, 64)).num_tokens == 64 * 4
+    assert (
+        MDLM(process, masking)(Uniform(DNA), x0, weight, Draws.for_batch(0, 64)).num_tokens
+        == 64 * 4
+    )
 
 
 def test_fractional_weights_weigh_the_loss():
     process = AbsorbingProcess(DNA, LogLinear())
     x0 = torch.full((4, 8), 7)
-    result = MDLM(process, ExactCount())(Uniform(DNA), x0, torch.full((4, 8), 0.25), Draws.for_batch(0, 4))
+    result = MDLM(process, ExactCount())(
+        Uniform(DNA), x0, torch.full((4, 8), 0.25), Draws.for_batch(0, 4)
+    )
     assert result.loss.item() == pytest.approx(math.log(4)) and result.num_tokens == 8
 
 
@@ -129,7 +153,10 @@ def test_misfits_are_refused():
     message = "objective MDLM does not fit backbone Transformer: it needs a bidirectional network, such as caduceus or dit"
     with pytest.raises(ValueError, match=message):
         check_fit(MDLM, Transformer(DNA, 16, 1, 2))
-    with pytest.raises(ValueError, match="derive Backbone from BidirectionalBackbone if it reads sequences in that way"):
+    with pytest.raises(
+        ValueError,
+        match="derive Backbone from BidirectionalBackbone if it reads sequences in that way",
+    ):
         check_fit(MDLM, Backbone)
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
@@ -148,16 +175,24 @@ def test_the_first_step_of_discrete_time_costs_minus_log_p():
     # facts 10: 0/0 in the published code
     process = AbsorbingProcess(DNA, LogLinear(1e-3))
     draws = Draws.for_batch(0, 4000)  # stratified over 4 steps: 1,000 rows are at t = 1/4
-    xt, t, weight = DiscreteTime(4)(process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws)
+    xt, t, weight = DiscreteTime(4)(
+        process, torch.full((4000, 3), 7), torch.ones(4000, 3, dtype=torch.bool), draws
+    )
     order = t.argsort(stable=True)
     xt, t, weight = xt[order], t[order], weight[order]
     assert (t.view(4, 1000) == torch.tensor([0.25, 0.5, 0.75, 1.0])[:, None]).all()
     assert (weight[:1000] == 4).all() and weight.isfinite().all()  # the factor T, and nothing else
-    torch.testing.assert_close(weight[1000:2000], torch.full((1000,), 4 * 0.25 / 0.5, dtype=torch.float64))
+    torch.testing.assert_close(
+        weight[1000:2000], torch.full((1000,), 4 * 0.25 / 0.5, dtype=torch.float64)
+    )
     assert (xt[:1000] == 3).double().mean().item() == pytest.approx(0.25 * 0.999, abs=0.03)
 
 
-@pytest.mark.parametrize("make", [MDLM, SEDD, lambda p, m: D3PM(p, DiscreteTime(4), carry_over=True)], ids=["mdlm", "sedd", "d3pm"])
+@pytest.mark.parametrize(
+    "make",
+    [MDLM, SEDD, lambda p, m: D3PM(p, DiscreteTime(4), carry_over=True)],
+    ids=["mdlm", "sedd", "d3pm"],
+)
 def test_logits_exist_at_masked_positions_only(make):
     torch.manual_seed(0)
     process = AbsorbingProcess(DNA, LogLinear())
@@ -171,21 +206,38 @@ def test_logits_exist_at_masked_positions_only(make):
 
 
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
-@pytest.mark.parametrize("masking", [Bernoulli(), ExactCount(), DiscreteTime(4)], ids=["bernoulli", "count", "steps"])
+@pytest.mark.parametrize(
+    "masking", [Bernoulli(), ExactCount(), DiscreteTime(4)], ids=["bernoulli", "count", "steps"]
+)
 @pytest.mark.parametrize("blocks", [False, True], ids=["sequence", "blocks"])
-def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(blocks, masking, weighting, monkeypatch):
+def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(
+    blocks, masking, weighting, monkeypatch
+):
     process = AbsorbingProcess(DNA, LogLinear())
-    objective = BlockMDLM(process, 4, masking, weighting) if blocks else MDLM(process, masking, weighting)
+    objective = (
+        BlockMDLM(process, 4, masking, weighting) if blocks else MDLM(process, masking, weighting)
+    )
     torch.manual_seed(0)
     denoiser = objective.denoiser(DiT(DNA, 16, 1, 2, 8, max_length=20))
-    x0, weight, valid = torch.randint(7, 11, (3, 18)), torch.rand(3, 18), torch.ones(3, 18, dtype=torch.bool)
+    x0, weight, valid = (
+        torch.randint(7, 11, (3, 18)),
+        torch.rand(3, 18),
+        torch.ones(3, 18, dtype=torch.bool),
+    )
     x0[:, 5], weight[:, 5] = 11, 0  # unknown
     x0[1, 12:], weight[1, 12:], valid[1, 12:] = 4, 0, False  # padding
     found = []
     for everywhere in (False, True):
-        monkeypatch.setattr(Objective, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere)
+        monkeypatch.setattr(
+            Objective, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere
+        )
         result = objective(denoiser, x0, weight, Draws.for_batch(0, 3), valid=valid)
-        found.append([*result[:3], *torch.autograd.grad(result.loss, list(denoiser.parameters()), allow_unused=True)])
+        found.append(
+            [
+                *result[:3],
+                *torch.autograd.grad(result.loss, list(denoiser.parameters()), allow_unused=True),
+            ]
+        )
     for sparse, dense in zip(*found, strict=True):
         assert (sparse is None) == (dense is None)
         if sparse is not None:
@@ -200,5 +252,7 @@ def test_the_bound_is_in_float32_under_autocast(make):
     objective, backbone = make(process, Bernoulli()), DiT(DNA, 16, 1, 2, 8)
     x0 = torch.randint(7, 11, (4, 32))
     with torch.autocast("cpu", torch.bfloat16):
-        result = objective(objective.denoiser(backbone), x0, torch.ones(4, 32), Draws.for_batch(0, 4))
+        result = objective(
+            objective.denoiser(backbone), x0, torch.ones(4, 32), Draws.for_batch(0, 4)
+        )
     assert all(value.dtype == torch.float32 for value in result if value is not None)

@@ -16,7 +16,9 @@ DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 def test_fractions_are_those_of_bert():
     x0 = torch.full((500, 400), 8)
     x0[:, ::4] = 11
-    xt, chosen = MLM(AbsorbingProcess(DNA, LogLinear())).corrupt(x0, x0 != 11, Draws.for_batch(0, 500))
+    xt, chosen = MLM(AbsorbingProcess(DNA, LogLinear())).corrupt(
+        x0, x0 != 11, Draws.for_batch(0, 500)
+    )
     assert not chosen[x0 == 11].any() and torch.equal(xt[~chosen], x0[~chosen])
     n = int(chosen.sum())
     assert n / 150_000 == pytest.approx(0.15, abs=5 * (0.15 * 0.85 / 150_000) ** 0.5)
@@ -24,14 +26,23 @@ def test_fractions_are_those_of_bert():
     assert set(xt[chosen].tolist()) == {3, 7, 8, 9, 10}
     error = 5 / n**0.5
     assert counts[3].item() == pytest.approx(0.8, abs=error * 0.4)
-    assert counts[8].item() == pytest.approx(0.1 + 0.1 / 4, abs=error * 0.35)  # kept, or replaced by itself
+    assert counts[8].item() == pytest.approx(
+        0.1 + 0.1 / 4, abs=error * 0.35
+    )  # kept, or replaced by itself
     assert counts[[7, 9, 10]].tolist() == pytest.approx([0.1 / 4] * 3, abs=error * 0.16)
 
 
 class Cells:
     """Draws that run through every outcome of three tokens: left alone, hidden, replaced by letter 0, 1 or 2, kept."""
 
-    outcomes = ((0.5, 0.5, 0.5), (0.07, 0.4, 0.5), (0.07, 0.85, 1 / 6), (0.07, 0.85, 0.5), (0.07, 0.85, 5 / 6), (0.07, 0.95, 0.5))
+    outcomes = (
+        (0.5, 0.5, 0.5),
+        (0.07, 0.4, 0.5),
+        (0.07, 0.85, 1 / 6),
+        (0.07, 0.85, 0.5),
+        (0.07, 0.85, 5 / 6),
+        (0.07, 0.95, 0.5),
+    )
     chances = torch.tensor([0.85, 0.12, 0.005, 0.005, 0.005, 0.015], dtype=torch.float64)
 
     def __init__(self, sequences):
@@ -55,7 +66,9 @@ def test_the_loss_is_the_exact_mean_over_all_corruptions(toy, table):
     total = 0.0
     for x, p in zip(toy.sequences, toy.joint):
         for cell in itertools.product(range(6), repeat=3):
-            xt = torch.tensor([[int(x[l]), 3, 0, 1, 2, int(x[l])][c] for l, c in enumerate(cell)])[None]
+            xt = torch.tensor([[int(x[l]), 3, 0, 1, 2, int(x[l])][c] for l, c in enumerate(cell)])[
+                None
+            ]
             log_probs = torch.log_softmax(backbone(xt)[0, :, :3].detach(), -1)
             costs = [-log_probs[l, x[l]] for l, c in enumerate(cell) if c > 0]
             total += float(p * Cells.chances[list(cell)].prod() * sum(costs)) if costs else 0.0
@@ -78,7 +91,9 @@ def test_an_empty_batch_costs_nothing():
     denoiser = objective.denoiser(DiT(DNA, 16, 1, 2, 8))
     result = objective(denoiser, torch.full((2, 8), 11), torch.zeros(2, 8), Draws.for_batch(0, 2))
     result.loss.backward()
-    assert result.loss == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
+    assert result.loss == 0 and all(
+        p.grad is None or (p.grad == 0).all() for p in denoiser.parameters()
+    )
 
 
 def test_impossible_fractions_are_refused():

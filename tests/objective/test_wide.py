@@ -35,7 +35,11 @@ OBJECTIVES = {
 def network(reads=BidirectionalBackbone):
     torch.manual_seed(1)
     both_sides = issubclass(DiT, reads)
-    net = DiT(VOCAB, 16, 2, 2, 8, dropout=0.0) if both_sides else Transformer(VOCAB, 16, 2, 2, dropout=0.0)
+    net = (
+        DiT(VOCAB, 16, 2, 2, 8, dropout=0.0)
+        if both_sides
+        else Transformer(VOCAB, 16, 2, 2, dropout=0.0)
+    )
     for p in net.parameters():
         p.data.add_(torch.randn_like(p), alpha=0.3)  # a head of zeros would show nothing
     return net
@@ -53,7 +57,11 @@ def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
         weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
         loss = objective(denoiser, x0, weight, Draws.for_batch(3, 4))
         loss.loss.backward()
-        results[large] = [loss.loss.detach(), loss.nll, *(p.grad for p in denoiser.parameters() if p.grad is not None)]
+        results[large] = [
+            loss.loss.detach(),
+            loss.nll,
+            *(p.grad for p in denoiser.parameters() if p.grad is not None),
+        ]
     for ours, theirs in zip(results[1], results[1024], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -66,23 +74,39 @@ class Waits(TorchDispatchMode):
         self.armed, self.found = False, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name, masks = str(function), [] if len(args) < 2 or not isinstance(args[1], (list, tuple)) else args[1]
-        by_mask = "index" in name and any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in masks)
+        name, masks = (
+            str(function),
+            [] if len(args) < 2 or not isinstance(args[1], (list, tuple)) else args[1],
+        )
+        by_mask = "index" in name and any(
+            isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in masks
+        )
         if self.armed and (
-            by_mask or any(word in name for word in ("nonzero", "local_scalar", "masked_select", "unique", "equal.default"))
+            by_mask
+            or any(
+                word in name
+                for word in ("nonzero", "local_scalar", "masked_select", "unique", "equal.default")
+            )
         ):
             self.found.append(name)
         return function(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("name", ["mdlm", "sedd", "mlm", "ar", "d3pm both", "block_mdlm", "block_mdlm with next tokens"])
+@pytest.mark.parametrize(
+    "name", ["mdlm", "sedd", "mlm", "ar", "d3pm both", "block_mdlm", "block_mdlm with next tokens"]
+)
 def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
     # By the operators of a step on the CPU. D3PM without carry-over has two network calls, and waits before the second.
     monkeypatch.setattr(module, "LARGE", 1)
     process = AbsorbingProcess(VOCAB, LogLinear())
     if name.startswith("block"):
-        objective, backbone = BlockMDLM(process, 4, next_token_weight=0.1 if "next" in name else 0.0), network()
-        monkeypatch.setattr(type(backbone), "clean_is_causal", True)  # as in a Caduceus, which has no fused head
+        objective, backbone = (
+            BlockMDLM(process, 4, next_token_weight=0.1 if "next" in name else 0.0),
+            network(),
+        )
+        monkeypatch.setattr(
+            type(backbone), "clean_is_causal", True
+        )  # as in a Caduceus, which has no fused head
     else:
         objective = OBJECTIVES[name](process)
         backbone = network(objective.reads)
@@ -114,7 +138,10 @@ def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch)
     denoiser = objective.denoiser(network())
     x0 = torch.full((2, 6), 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert objective(denoiser, x0, torch.ones(2, 6), Draws.for_batch(0, 2)).loss.dtype == torch.float32
+        assert (
+            objective(denoiser, x0, torch.ones(2, 6), Draws.for_batch(0, 2)).loss.dtype
+            == torch.float32
+        )
     empty = objective(denoiser, x0, torch.zeros(2, 6), Draws.for_batch(0, 2)).loss
     empty.backward()
     assert empty == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())

@@ -17,11 +17,26 @@ def folder_of():
 
     def make(name, tmp_path, change=lambda weights: weights, settings=None, binary=False):
         with safe_open(PARITY / f"{name}.safetensors", "pt") as file:
-            config, arrays = json.loads(file.metadata()["config"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        weights = {key.removeprefix("weights."): value for key, value in arrays.items() if key.startswith("weights.")}
+            config, arrays = (
+                json.loads(file.metadata()["config"]),
+                {key: file.get_tensor(key) for key in file.keys()},  # noqa: SIM118
+            )
+        weights = {
+            key.removeprefix("weights."): value
+            for key, value in arrays.items()
+            if key.startswith("weights.")
+        }
         if name.startswith("mdlm"):
             weights = {f"backbone.{key}": value for key, value in weights.items()}
-            config = {"vocab_size": 33, "model_length": 24, "hidden_dim": 64, "cond_dim": 16, "n_blocks": 2, "n_heads": 4, "dropout": 0.1}
+            config = {
+                "vocab_size": 33,
+                "model_length": 24,
+                "hidden_dim": 64,
+                "cond_dim": 16,
+                "n_blocks": 2,
+                "n_heads": 4,
+                "dropout": 0.1,
+            }
             config["time_conditioning"] = False
         config |= {"model_type": name.split("_")[0]} | (settings or {})
         tmp_path.mkdir(exist_ok=True)

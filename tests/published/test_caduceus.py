@@ -30,13 +30,23 @@ def test_published_names_of_tied_and_untied_projections():
     assert published_names("layers.3.mixer.in_proj.weight", tied=True) == both
     assert published_names("layers.3.mixer.in_proj.weight", tied=False) == both[:1]
     assert published_names("layers.3.mixer.in_proj_rev.weight", tied=False) == both[1:]
-    assert published_names("layers.3.mixer.rev.conv_bias", tied=True) == (f"{where}.mamba_rev.conv1d.bias",)
-    assert published_names("embedding.weight", tied=True) == ("caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight")
+    assert published_names("layers.3.mixer.rev.conv_bias", tied=True) == (
+        f"{where}.mamba_rev.conv1d.bias",
+    )
+    assert published_names("embedding.weight", tied=True) == (
+        "caduceus.backbone.embeddings.word_embeddings.weight",
+        "lm_head.weight",
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"bidirectional_weight_tie": False}, {"rms_norm": False, "d_state": 5, "dt_rank": 3}, {"num_labels": 3, "cond_dim": 7}],
+    [
+        {},
+        {"bidirectional_weight_tie": False},
+        {"rms_norm": False, "d_state": 5, "dt_rank": 3},
+        {"num_labels": 3, "cond_dim": 7},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
@@ -47,7 +57,9 @@ def test_the_config_of_a_layout_describes_the_network(kind, options):
     described.pop("swap_strands", None)
     again = kind(DNA, **described)
     assert target == f"{kind.__module__}.{kind.__name__}"
-    assert {name: p.shape for name, p in again.named_parameters()} == {name: p.shape for name, p in network.named_parameters()}
+    assert {name: p.shape for name, p in again.named_parameters()} == {
+        name: p.shape for name, p in network.named_parameters()
+    }
 
 
 def test_names_of_a_layout_are_unique():
@@ -59,7 +71,9 @@ def test_names_of_a_layout_are_unique():
 
 def test_networks_without_a_published_form_are_refused():
     for num_labels in (0, 2):
-        with pytest.raises(ValueError, match="no time conditioning; a network built with it cannot be exported"):
+        with pytest.raises(
+            ValueError, match="no time conditioning; a network built with it cannot be exported"
+        ):
             caduceus_layout(Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True))
     with pytest.raises(ValueError, match=r"backbone\.n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))

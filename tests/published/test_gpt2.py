@@ -22,7 +22,9 @@ def folder(parity, tmp_path):
         with safe_open(source, "pt") as file:
             config = json.loads(file.metadata()["config"]) | (changes or {})
         (tmp_path / "config.json").write_text(json.dumps(config))
-        weights = {k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")}
+        weights = {
+            k.removeprefix("weights."): v for k, v in arrays.items() if k.startswith("weights.")
+        }
         save_file(weights | (more or {}), tmp_path / "model.safetensors")
         return tmp_path, arrays
 
@@ -37,7 +39,9 @@ def test_logits_match_the_published_network(folder):
     torch.testing.assert_close(logits[..., :60], arrays["logits"], rtol=1e-5, atol=1e-5)
 
 
-def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emitted(folder, monkeypatch):
+def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emitted(
+    folder, monkeypatch
+):
     path, arrays = folder()
     judge, ids = model.load_gpt2(path, VOCAB), arrays["input_ids"]
     log_probs = judge.next_log_probs(ids)
@@ -46,13 +50,20 @@ def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emi
     expected = judge.backbone(shifted)[..., :60].log_softmax(-1)
     torch.testing.assert_close(log_probs[..., :60], expected)
     monkeypatch.setattr(module, "LARGE", 1)  # as for its 50,257 tokens
-    torch.testing.assert_close(judge.nll(ids, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        judge.nll(ids, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_constants_in_old_files_are_checked(folder):
-    seen = {f"h.{n}.attn.bias": torch.ones(24, 24).tril()[None, None].contiguous() for n in range(2)}
+    seen = {
+        f"h.{n}.attn.bias": torch.ones(24, 24).tril()[None, None].contiguous() for n in range(2)
+    }
     model.load_gpt2(folder(more=seen)[0], VOCAB)
-    with pytest.raises(ValueError, match=r"h\.0\.attn\.bias differs from the value that follows from the configuration"):
+    with pytest.raises(
+        ValueError,
+        match=r"h\.0\.attn\.bias differs from the value that follows from the configuration",
+    ):
         model.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
 
 

@@ -67,14 +67,31 @@ class Answer(BaseHTTPRequestHandler):
             return
         if re.fullmatch(rf"/api/models/{NAME}(/revision/(main|v1\.0|{COMMIT}))?", path):
             siblings = [{"rfilename": name} for name in self.server.files]
-            self.answer(json.dumps({"id": NAME, "modelId": NAME, "sha": COMMIT, "siblings": siblings, "private": False}).encode())
+            self.answer(
+                json.dumps(
+                    {
+                        "id": NAME,
+                        "modelId": NAME,
+                        "sha": COMMIT,
+                        "siblings": siblings,
+                        "private": False,
+                    }
+                ).encode()
+            )
         elif re.fullmatch(rf"/api/models/{NAME}/tree/{COMMIT}", path):
             entries = [
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                {
+                    "type": "file",
+                    "path": name,
+                    "size": len(content),
+                    "oid": hashlib.sha1(content).hexdigest(),
+                }
                 for name, content in self.server.files.items()
             ]
             self.answer(json.dumps(entries).encode())
-        elif (found := re.fullmatch(rf"/{NAME}/resolve/{COMMIT}/(.+)", path)) and found[1] in self.server.files:
+        elif (found := re.fullmatch(rf"/{NAME}/resolve/{COMMIT}/(.+)", path)) and found[
+            1
+        ] in self.server.files:
             self.send_file(found[1])
         else:
             self.send_response(404)
@@ -95,7 +112,11 @@ class Answer(BaseHTTPRequestHandler):
 
     def answer(self, content: bytes, headers=(), size: int | None = None) -> None:
         self.send_response(200)
-        for key, value in {"Content-Type": "application/json", **dict(headers), "Content-Length": str(len(content))}.items():
+        for key, value in {
+            "Content-Type": "application/json",
+            **dict(headers),
+            "Content-Length": str(len(content)),
+        }.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
@@ -105,7 +126,9 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """The Hub for this process, with a small Caduceus, and a cache of its own."""
-    pytest.importorskip("huggingface_hub", reason="the package huggingface_hub is not installed (extra hub)")
+    pytest.importorskip(
+        "huggingface_hub", reason="the package huggingface_hub is not installed (extra hub)"
+    )
     constants = importlib.import_module("huggingface_hub.constants")
     hub = Hub()
     with pytest.MonkeyPatch.context() as patch:
@@ -119,9 +142,15 @@ def server(tmp_path, monkeypatch):
         for key in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
             patch.delenv(key, raising=False)
         importlib.reload(constants)  # reads them
-        folder = export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "made")
+        folder = export_published(
+            Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "made"
+        )
         hub.files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        hub.files |= {"README.md": b"---\nlicense: apache-2.0\n---\n", "pytorch_model.bin": b"pickled", "modeling_caduceus.py": b"code"}
+        hub.files |= {
+            "README.md": b"---\nlicense: apache-2.0\n---\n",
+            "pytorch_model.bin": b"pickled",
+            "modeling_caduceus.py": b"code",
+        }
         monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the package's attempts
         yield hub
         hub.shutdown()
@@ -136,9 +165,17 @@ def stored(tmp_path):
 
 def test_a_model_is_fetched_at_its_commit_without_code_or_pickles(server, tmp_path):
     loaded = checkpoint.load(PINNED)
-    assert sorted(server.sent) == stored(tmp_path) == ["README.md", "config.json", "model.safetensors"]
-    assert (loaded.origin.kind, loaded.origin.license) == ("Hugging Face Hub", "apache-2.0") and loaded.path.parent.name == COMMIT
-    ours, theirs = loaded.denoiser.state_dict(), checkpoint.load(tmp_path / "made").denoiser.state_dict()
+    assert (
+        sorted(server.sent) == stored(tmp_path) == ["README.md", "config.json", "model.safetensors"]
+    )
+    assert (loaded.origin.kind, loaded.origin.license) == (
+        "Hugging Face Hub",
+        "apache-2.0",
+    ) and loaded.path.parent.name == COMMIT
+    ours, theirs = (
+        loaded.denoiser.state_dict(),
+        checkpoint.load(tmp_path / "made").denoiser.state_dict(),
+    )
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     checkpoint.load(PINNED)
     assert len(server.sent) == 3  # once
@@ -152,12 +189,20 @@ def test_a_revision_that_is_no_commit_is_resolved_and_logged(revision, server, c
         caplog.clear()
         server.is_down = True
         checkpoint.load(f"hf:{NAME}{revision}")
-    assert sum("the files of an earlier download are used" in m and COMMIT in m for m in caplog.messages) == 1
+    assert (
+        sum(
+            "the files of an earlier download are used" in m and COMMIT in m
+            for m in caplog.messages
+        )
+        == 1
+    )
     assert f"hf:{NAME}: commit {COMMIT}; to pin it: hf:{NAME}@{COMMIT}" in caplog.messages
 
 
 @pytest.mark.parametrize("without", ["connection", "network"])
-def test_a_pinned_commit_in_the_cache_is_used_without_the_hub_and_one_line_says_so(without, server, caplog, monkeypatch):
+def test_a_pinned_commit_in_the_cache_is_used_without_the_hub_and_one_line_says_so(
+    without, server, caplog, monkeypatch
+):
     before = checkpoint.load(PINNED).path
     if without == "network":
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -165,14 +210,19 @@ def test_a_pinned_commit_in_the_cache_is_used_without_the_hub_and_one_line_says_
     with caplog.at_level("INFO", "dnadiff"):
         assert checkpoint.load(PINNED).path == before
     said = [m for m in caplog.messages if m.startswith("hf:")]
-    assert len(said) == 1 and said[0].endswith(f"the files of an earlier download are used, commit {COMMIT}")
+    assert len(said) == 1 and said[0].endswith(
+        f"the files of an earlier download are used, commit {COMMIT}"
+    )
 
 
-@pytest.mark.parametrize("name", [PINNED, f"hf:{NAME}", f"hf:{NAME}@other", f"hf:{NAME}@{COMMIT[::-1]}"])
+@pytest.mark.parametrize(
+    "name", [PINNED, f"hf:{NAME}", f"hf:{NAME}@other", f"hf:{NAME}@{COMMIT[::-1]}"]
+)
 def test_without_a_cached_copy_the_error_says_which_files_to_put_where(name, server):
     server.is_down = name in (PINNED, f"hf:{NAME}")
     with pytest.raises(
-        ValueError, match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER"
+        ValueError,
+        match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER",
     ) as caught:
         checkpoint.load(name)
     assert "\n" not in str(caught.value)
@@ -183,7 +233,9 @@ def test_a_dropped_connection_leaves_no_half_written_file_and_is_resumed(server,
     with pytest.raises(ValueError, match=rf"could not be fetched .*{FILES}"):
         checkpoint.load(PINNED)
     assert "model.safetensors" not in stored(tmp_path) and "model.safetensors" in server.sent
-    with pytest.raises(ValueError, match="could not be fetched"):  # what was fetched of it is no model
+    with pytest.raises(
+        ValueError, match="could not be fetched"
+    ):  # what was fetched of it is no model
         checkpoint.load(PINNED)
     server.drops, server.is_down = "", False
     assert checkpoint.load(PINNED).path.read_bytes() == server.files["model.safetensors"]
@@ -191,32 +243,46 @@ def test_a_dropped_connection_leaves_no_half_written_file_and_is_resumed(server,
 
 def test_weights_that_are_not_safetensors_are_not_fetched(server):
     del server.files["model.safetensors"]
-    with pytest.raises(ValueError, match=r"has no model\.safetensors, and only weights in safetensors are read"):
+    with pytest.raises(
+        ValueError, match=r"has no model\.safetensors, and only weights in safetensors are read"
+    ):
         checkpoint.load(PINNED)
     assert "pytorch_model.bin" not in server.sent
 
 
 def test_an_exported_model_needs_its_description_on_the_hub_too(server, exported, tmp_path):
     server.files = {path.name: path.read_bytes() for path in exported.iterdir()}
-    code = (exported / "README.md").read_text().split("```python\n")[2].split("```")[0]  # of the card
+    code = (
+        (exported / "README.md").read_text().split("```python\n")[2].split("```")[0]
+    )  # of the card
     found = {"dnadiff": dnadiff}
     exec(code.replace("ORG/NAME@COMMIT", f"{NAME}@{COMMIT}"), found)
-    assert type(found["model"].loaded.objective).__name__ == "MDLM" and "dnadiff.json" in stored(tmp_path)
+    assert type(found["model"].loaded.objective).__name__ == "MDLM" and "dnadiff.json" in stored(
+        tmp_path
+    )
 
 
 def test_an_exported_model_on_the_hub_without_its_description_is_refused(server, exported):
-    server.files = {path.name: path.read_bytes() for path in exported.iterdir() if path.name != "dnadiff.json"}
-    with pytest.raises(FileNotFoundError, match=r"dnadiff\.json is missing: this folder was exported by dnadiff"):
+    server.files = {
+        path.name: path.read_bytes() for path in exported.iterdir() if path.name != "dnadiff.json"
+    }
+    with pytest.raises(
+        FileNotFoundError, match=r"dnadiff\.json is missing: this folder was exported by dnadiff"
+    ):
         checkpoint.load(PINNED)
 
 
 def test_without_the_package_the_error_says_which_files_to_put_where(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=rf"pip install -e '\.\[hub\]' in the checkout\); without it {FILES}"):
+    with pytest.raises(
+        ValueError, match=rf"pip install -e '\.\[hub\]' in the checkout\); without it {FILES}"
+    ):
         checkpoint.load(f"hf:{NAME}")
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:caduceus", "hf:a/b/c", "hf:../x y", f"hf:{NAME}@", f"hf:{NAME}@a b"])
+@pytest.mark.parametrize(
+    "name", ["hf:", "hf:caduceus", "hf:a/b/c", "hf:../x y", f"hf:{NAME}@", f"hf:{NAME}@a b"]
+)
 def test_other_names_are_refused(name):
     with pytest.raises(ValueError, match="write hf:ORG/NAME or hf:ORG/NAME@REVISION"):
         checkpoint.load(name)

@@ -29,16 +29,38 @@ def without(*names):
 @pytest.mark.parametrize(
     ("name", "absent"),
     [
-        ("caduceus_ph", ["lm_head.weight", FIRST + "mamba_rev.in_proj.weight", FIRST + "mamba_rev.out_proj.weight"]),
-        ("caduceus_ph", ["caduceus.backbone.embeddings.word_embeddings.weight", FIRST + "mamba_fwd.in_proj.weight"]),
-        ("caduceus_ps", ["lm_head.lm_head.weight", "lm_head.complement_map", FIRST + "submodule.mamba_rev.out_proj.weight"]),
+        (
+            "caduceus_ph",
+            [
+                "lm_head.weight",
+                FIRST + "mamba_rev.in_proj.weight",
+                FIRST + "mamba_rev.out_proj.weight",
+            ],
+        ),
+        (
+            "caduceus_ph",
+            [
+                "caduceus.backbone.embeddings.word_embeddings.weight",
+                FIRST + "mamba_fwd.in_proj.weight",
+            ],
+        ),
+        (
+            "caduceus_ps",
+            [
+                "lm_head.lm_head.weight",
+                "lm_head.complement_map",
+                FIRST + "submodule.mamba_rev.out_proj.weight",
+            ],
+        ),
         ("mdlm_dit", ["backbone.rotary_emb.inv_freq"]),
     ],
 )
 def test_one_copy_of_a_tied_tensor_is_enough(name, absent, tmp_path, folder_of):
     folder, arrays = folder_of(name, tmp_path, without(*absent))
     expected = arrays["logits_sigma0" if name == "mdlm_dit" else "logits"]
-    torch.testing.assert_close(model.load_published(folder).backbone(arrays["input_ids"]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        model.load_published(folder).backbone(arrays["input_ids"]), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def swapped_names(weights):
@@ -52,19 +74,51 @@ def changed(name, value):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("caduceus_ph", swapped_names, r"missing caduceus\.backbone\.norm_f\.weight; surplus caduceus\.backbone\.norm_g\.weight"),
-        ("caduceus_ps", without("caduceus.backbone.layers.2.norm.weight"), r"missing caduceus\.backbone\.layers\.2\.norm\.weight"),
-        ("mdlm_dit", changed("backbone.blocks.2.norm1.weight", torch.ones(64)), r"surplus backbone\.blocks\.2\.norm1\.weight"),
-        ("mdlm_dit", changed("backbone.blocks.0.norm1.weight", torch.ones(65)), r"norm1\.weight is \(65,\), expected \(64,\)"),
+        (
+            "caduceus_ph",
+            swapped_names,
+            r"missing caduceus\.backbone\.norm_f\.weight; surplus caduceus\.backbone\.norm_g\.weight",
+        ),
+        (
+            "caduceus_ps",
+            without("caduceus.backbone.layers.2.norm.weight"),
+            r"missing caduceus\.backbone\.layers\.2\.norm\.weight",
+        ),
+        (
+            "mdlm_dit",
+            changed("backbone.blocks.2.norm1.weight", torch.ones(64)),
+            r"surplus backbone\.blocks\.2\.norm1\.weight",
+        ),
+        (
+            "mdlm_dit",
+            changed("backbone.blocks.0.norm1.weight", torch.ones(65)),
+            r"norm1\.weight is \(65,\), expected \(64,\)",
+        ),
         (
             "mdlm_dit",
             changed("backbone.rotary_emb.inv_freq", torch.ones(8)),
             "inv_freq differs from the value that follows from the configuration",
         ),
-        ("caduceus_ph", changed("lm_head.weight", torch.ones(16, 32)), r"lm_head\.weight differs from .*to which it is tied"),
-        ("caduceus_ps", changed("lm_head.complement_map", torch.arange(16)), r"lm_head\.complement_map differs"),
-        ("caduceus_ps", changed("lm_head.complement_map", torch.arange(9)), r"lm_head\.complement_map is \(9,\), expected \(16,\)"),
-        ("mdlm_dit", changed("backbone.blocks.0.norm1.weight", torch.ones(64, dtype=torch.int64)), r"norm1\.weight holds torch\.int64"),
+        (
+            "caduceus_ph",
+            changed("lm_head.weight", torch.ones(16, 32)),
+            r"lm_head\.weight differs from .*to which it is tied",
+        ),
+        (
+            "caduceus_ps",
+            changed("lm_head.complement_map", torch.arange(16)),
+            r"lm_head\.complement_map differs",
+        ),
+        (
+            "caduceus_ps",
+            changed("lm_head.complement_map", torch.arange(9)),
+            r"lm_head\.complement_map is \(9,\), expected \(16,\)",
+        ),
+        (
+            "mdlm_dit",
+            changed("backbone.blocks.0.norm1.weight", torch.ones(64, dtype=torch.int64)),
+            r"norm1\.weight holds torch\.int64",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path, folder_of):
@@ -76,7 +130,10 @@ def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path, fol
 
 def test_all_missing_and_surplus_tensors_are_listed(tmp_path, folder_of):
     def renamed(weights):
-        return {key.replace("layers.", "blocks.") if "layers." in key else key: value for key, value in weights.items()}
+        return {
+            key.replace("layers.", "blocks.") if "layers." in key else key: value
+            for key, value in weights.items()
+        }
 
     folder, _ = folder_of("caduceus_ph", tmp_path, renamed)
     with pytest.raises(ValueError, match="do not fit") as caught:
@@ -102,24 +159,52 @@ def test_all_missing_and_surplus_tensors_are_listed(tmp_path, folder_of):
         ("caduceus_ph", {"ssm_cfg": [1]}, r"ssm_cfg is '\[1\]', expected an object"),
         ("caduceus_ph", {"ssm_cfg": {"d_state": "16"}}, "d_state is '16', expected an integer"),
         ("caduceus_ph", {"ssm_cfg": {"dt_rank": "full"}}, "dt_rank is 'full'"),
-        ("caduceus_ph", {"ssm_cfg": {"layer": "Mamba2"}}, "layer is Mamba2, but these networks support only layer Mamba1"),
-        ("caduceus_ph", {"bidirectional_strategy": ["add"]}, "bidirectional_strategy is .* expected a string"),
+        (
+            "caduceus_ph",
+            {"ssm_cfg": {"layer": "Mamba2"}},
+            "layer is Mamba2, but these networks support only layer Mamba1",
+        ),
+        (
+            "caduceus_ph",
+            {"bidirectional_strategy": ["add"]},
+            "bidirectional_strategy is .* expected a string",
+        ),
         ("caduceus_ph", {"complement_map": [1]}, r"complement_map is '\[1\]', expected an object"),
         ("caduceus_ps", {"complement_map": {"0": "x"}}, "does not describe the 12 ids of DNA"),
-        ("caduceus_ph", {"norm_epsilon": "x"}, "norm_epsilon is 'x', expected a number from 0 to 1"),
+        (
+            "caduceus_ph",
+            {"norm_epsilon": "x"},
+            "norm_epsilon is 'x', expected a number from 0 to 1",
+        ),
         ("caduceus_ph", {"norm_epsilon": None}, "norm_epsilon is 'None'"),
         ("caduceus_ph", {"norm_epsilon": float("nan")}, "norm_epsilon is 'nan'"),
         ("caduceus_ph", {"rms_norm": "yes"}, "rms_norm is 'yes', expected true or false"),
-        ("caduceus_ph", {"tie_word_embeddings": False}, "these networks support only tie_word_embeddings True"),
+        (
+            "caduceus_ph",
+            {"tie_word_embeddings": False},
+            "these networks support only tie_word_embeddings True",
+        ),
         ("caduceus_ph", {"model_type": ["caduceus"]}, "known are caduceus, mdlm"),
         ("caduceus_ph", {"dnadiff_vocab": [1]}, "dnadiff_vocab is"),
-        ("caduceus_ph", {"dnadiff_vocab": {"size": 12, "mask_id": "3", "pad_id": 4, "never_emitted": [3]}}, "mask_id is '3'"),
-        ("caduceus_ph", {"dnadiff_vocab": {"size": 12, "mask_id": 3, "pad_id": 4, "never_emitted": [3, 0.5]}}, "never_emitted is"),
+        (
+            "caduceus_ph",
+            {"dnadiff_vocab": {"size": 12, "mask_id": "3", "pad_id": 4, "never_emitted": [3]}},
+            "mask_id is '3'",
+        ),
+        (
+            "caduceus_ph",
+            {"dnadiff_vocab": {"size": 12, "mask_id": 3, "pad_id": 4, "never_emitted": [3, 0.5]}},
+            "never_emitted is",
+        ),
         ("mdlm_dit", {"n_heads": 0}, "n_heads is '0'"),
         ("mdlm_dit", {"vocab_size": 0}, "vocab_size is '0'"),
         ("mdlm_dit", {"dropout": "0.1"}, "dropout is '0.1'"),
         ("mdlm_dit", {"model_length": "long"}, "model_length is 'long'"),
-        ("mdlm_dit", {"time_conditioning": "false"}, "time_conditioning is 'false', expected true or false"),
+        (
+            "mdlm_dit",
+            {"time_conditioning": "false"},
+            "time_conditioning is 'false', expected true or false",
+        ),
     ],
 )
 def test_keys_with_a_wrong_type_or_size_are_named(name, settings, message, tmp_path, folder_of):
@@ -128,7 +213,9 @@ def test_keys_with_a_wrong_type_or_size_are_named(name, settings, message, tmp_p
     assert "json" in str(caught.value) or "safetensors" in str(caught.value)
 
 
-def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_path, monkeypatch, folder_of):
+def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(
+    tmp_path, monkeypatch, folder_of
+):
     folder, _ = folder_of("caduceus_ph", tmp_path, settings={"d_model": 60000})
     devices, built = [], model.build
 
@@ -150,14 +237,24 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_p
         ("caduceus_ph", {"ssm_cfg": {"bias": True}}, "bias is True"),
         ("caduceus_ph", {"bidirectional": False}, "bidirectional is False"),
         ("caduceus_ph", {"vocab_size": 8}, "does not describe the 12 ids of DNA"),
-        ("caduceus_ps", {"complement_map": {str(i): i for i in range(16)}}, "does not describe the 12 ids of DNA"),
+        (
+            "caduceus_ps",
+            {"complement_map": {str(i): i for i in range(16)}},
+            "does not describe the 12 ids of DNA",
+        ),
         ("caduceus_ps", {"fused_add_norm": False}, r"missing .*norm\.submodule\.weight"),
-        ("caduceus_ph", {"bidirectional_strategy": "concat"}, "bidirectional_strategy 'concat' is not known"),
+        (
+            "caduceus_ph",
+            {"bidirectional_strategy": "concat"},
+            "bidirectional_strategy 'concat' is not known",
+        ),
         ("caduceus_ph", {"d_model": 64}, r"is \(16, 32\), expected \(16, 64\)"),
         ("mdlm_dit", {"n_heads": 5}, "d_model 64 must be n_heads 5 times"),
     ],
 )
-def test_keys_that_describe_another_network_are_refused(name, settings, message, tmp_path, folder_of):
+def test_keys_that_describe_another_network_are_refused(
+    name, settings, message, tmp_path, folder_of
+):
     with pytest.raises(ValueError, match=message):
         model.load_published(folder_of(name, tmp_path, settings=settings)[0])
 
@@ -169,7 +266,9 @@ def test_damaged_and_missing_files_are_named(tmp_path, folder_of):
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged or truncated"):
         model.load_published(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"
+    ):
         model.load_published(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mdlm", "vocab_size": 33}))
     with pytest.raises(ValueError, match=r"config\.json lacks hidden_dim"):
@@ -203,13 +302,22 @@ def test_pickled_code_is_not_executed(tmp_path, monkeypatch, folder_of):
 def test_exporting_a_loaded_model_writes_the_published_files(name, tmp_path, folder_of):
     folder, _ = folder_of(name, tmp_path / "in")
     model.export_published(model.load_published(folder), tmp_path / "out")
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    before, after = (
+        load_file(folder / "model.safetensors"),
+        load_file(tmp_path / "out" / "model.safetensors"),
+    )
     assert before.keys() == after.keys()
     assert all(torch.allclose(before[key].float(), after[key].float(), rtol=1e-6) for key in before)
     ours = json.loads((tmp_path / "out" / "config.json").read_text())
     theirs = json.loads((folder / "config.json").read_text())
-    for settings in (ours, theirs):  # an automatic rank is written as a number, and keys of the initialization are not kept
-        settings["ssm_cfg"] = {key: settings.get("ssm_cfg", {}).get(key) for key in ("d_state", "d_conv", "expand", "conv_bias", "bias")}
+    for settings in (
+        ours,
+        theirs,
+    ):  # an automatic rank is written as a number, and keys of the initialization are not kept
+        settings["ssm_cfg"] = {
+            key: settings.get("ssm_cfg", {}).get(key)
+            for key in ("d_state", "d_conv", "expand", "conv_bias", "bias")
+        }
     theirs.pop("fused_add_norm" if name == "caduceus_ph" else "", None)
     assert {key: ours[key] for key in theirs} == theirs and "dnadiff_vocab" not in ours
 
@@ -218,9 +326,18 @@ def test_exporting_a_loaded_model_writes_the_published_files(name, tmp_path, fol
     "make",
     [
         lambda: Caduceus(
-            DNA, 16, 2, d_state=5, expand=1, rms_norm=False, bidirectional_weight_tie=False, bidirectional_strategy="ew_multiply"
+            DNA,
+            16,
+            2,
+            d_state=5,
+            expand=1,
+            rms_norm=False,
+            bidirectional_weight_tie=False,
+            bidirectional_strategy="ew_multiply",
         ),
-        lambda: CaduceusPS(DNA, 16, 2, swap_strands=True, residual_in_fp32=True, pad_vocab_to=1, norm_eps=1e-4),
+        lambda: CaduceusPS(
+            DNA, 16, 2, swap_strands=True, residual_in_fp32=True, pad_vocab_to=1, norm_eps=1e-4
+        ),
         lambda: CaduceusPS(DNA, 16, 2, rms_norm=False, dt_rank=3, d_conv=2),
         lambda: DiT(DNA, 16, 2, 2, 8, dropout=0.0),
         lambda: DiT(CharTokenizer("abc").vocab, 16, 2, 2, 8, max_length=7),
@@ -234,11 +351,23 @@ def test_exported_networks_load_unchanged(make, tmp_path):
     model.export_published(Denoiser(network), tmp_path / "out")
     read = model.read(tmp_path / "out")
     again, ids = read.denoiser.backbone, torch.randint(0, network.vocab.size, (2, 7))
-    assert type(again) is type(network) and again.vocab == network.vocab and again.max_length == network.max_length
-    assert all(torch.equal(p, q) for p, q in zip(network.state_dict().values(), again.state_dict().values(), strict=True))
+    assert (
+        type(again) is type(network)
+        and again.vocab == network.vocab
+        and again.max_length == network.max_length
+    )
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(network.state_dict().values(), again.state_dict().values(), strict=True)
+    )
     assert torch.equal(network(ids), again(ids))
-    rebuilt = build(read.config["backbone"], vocab=again.vocab)  # the network that init_from= trains
-    assert rebuilt.state_dict().keys() == again.state_dict().keys() and not read.config["time_conditioning"]
+    rebuilt = build(
+        read.config["backbone"], vocab=again.vocab
+    )  # the network that init_from= trains
+    assert (
+        rebuilt.state_dict().keys() == again.state_dict().keys()
+        and not read.config["time_conditioning"]
+    )
 
 
 def test_exports_are_replaced_only_with_overwrite_and_leave_no_other_files(tmp_path):
@@ -250,12 +379,16 @@ def test_exports_are_replaced_only_with_overwrite_and_leave_no_other_files(tmp_p
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(ValueError, match="no time conditioning"):
         timed = Caduceus(DNA, 16, 1, time_conditioning=True)
-        model.export_published(Denoiser(timed, noise=LogLinear(), time_conditioning=True), tmp_path / "none")
+        model.export_published(
+            Denoiser(timed, noise=LogLinear(), time_conditioning=True), tmp_path / "none"
+        )
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
-def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_without_a_label(kind, tmp_path):
+def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_without_a_label(
+    kind, tmp_path
+):
     network = kind(DNA, 16, 2, num_labels=3, cond_dim=5)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -264,12 +397,21 @@ def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_wi
     model.export_published(Denoiser(network), tmp_path / "labels")
     ids, cond = torch.randint(7, 11, (2, 9)), torch.eye(3)[:2]
     again = model.load_published(tmp_path / "labels").backbone
-    assert torch.equal(again(ids, cond=cond), network(ids, cond=cond)) and not torch.equal(again(ids), again(ids, cond=cond))
+    assert torch.equal(again(ids, cond=cond), network(ids, cond=cond)) and not torch.equal(
+        again(ids), again(ids, cond=cond)
+    )
 
     config = json.loads((tmp_path / "labels" / "config.json").read_text())
     content = load_file(tmp_path / "labels" / "model.safetensors")
-    plain = {name: tensor for name, tensor in content.items() if "condition" not in name and "adaLN" not in name}
-    assert config.pop("dnadiff_labels") == {"num_labels": 3, "cond_dim": 5} and len(content) - len(plain) == 3
+    plain = {
+        name: tensor
+        for name, tensor in content.items()
+        if "condition" not in name and "adaLN" not in name
+    }
+    assert (
+        config.pop("dnadiff_labels") == {"num_labels": 3, "cond_dim": 5}
+        and len(content) - len(plain) == 3
+    )
     (tmp_path / "plain").mkdir()
     save_file(plain, tmp_path / "plain" / "model.safetensors")
     (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
@@ -281,12 +423,17 @@ def test_half_precision_files_hold_the_rounded_weights(tmp_path):
     ids, before = torch.randint(7, 11, (2, 9)), [p.clone() for p in denoiser.parameters()]
     round_weights(denoiser, torch.float16)
     assert all(
-        torch.equal(p, old.half().float()) and p.dtype == torch.float32 for p, old in zip(denoiser.parameters(), before, strict=True)
+        torch.equal(p, old.half().float()) and p.dtype == torch.float32
+        for p, old in zip(denoiser.parameters(), before, strict=True)
     )
     model.export_published(denoiser, tmp_path / "half", dtype=torch.float16)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float16}
+    assert {
+        tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()
+    } == {torch.float16}
     again = model.load_published(tmp_path / "half")
-    assert torch.equal(again.log_probs(ids), denoiser.log_probs(ids)) and {p.dtype for p in again.parameters()} == {torch.float32}
+    assert torch.equal(again.log_probs(ids), denoiser.log_probs(ids)) and {
+        p.dtype for p in again.parameters()
+    } == {torch.float32}
 
 
 def test_weights_outside_the_range_of_a_type_are_refused():
@@ -294,7 +441,10 @@ def test_weights_outside_the_range_of_a_type_are_refused():
     with torch.no_grad():
         network.weight[0, 0] = 1e6
     before = [p.clone() for p in network.parameters()]
-    with pytest.raises(ValueError, match=r"weight has the value 1e\+06, and float16 holds at most 65504; use another dtype"):
+    with pytest.raises(
+        ValueError,
+        match=r"weight has the value 1e\+06, and float16 holds at most 65504; use another dtype",
+    ):
         round_weights(network, torch.float16)
     assert all(map(torch.equal, network.parameters(), before))
     round_weights(network, torch.bfloat16)
@@ -323,14 +473,23 @@ def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch, folder_of)
         asked.append((repository, revision, *allow_patterns))
         return str(folder_of("mdlm_dit", tmp_path / "hub", binary=True)[0])
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download)
+    )
     assert isinstance(checkpoint.load_published(f"{name}@{COMMIT}").backbone, DiT)
-    assert asked == [(name, COMMIT, "config.json", "dnadiff.json", file) for file in ("model.safetensors", "pytorch_model.bin")]
+    assert asked == [
+        (name, COMMIT, "config.json", "dnadiff.json", file)
+        for file in ("model.safetensors", "pytorch_model.bin")
+    ]
 
 
 def test_published_models_are_recognized(tmp_path, trained, folder_of):
     folder, _ = folder_of("caduceus_ph", tmp_path / "dna")
     assert model.is_published(folder) and model.is_published(f"a/b@{COMMIT}")
-    assert not model.is_published(trained) and not model.is_published("a/b") and not model.is_published("latest")
+    assert (
+        not model.is_published(trained)
+        and not model.is_published("a/b")
+        and not model.is_published("latest")
+    )
     assert model.read(folder).tokenizer == DNATokenizer()
     assert model.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer is None

@@ -11,23 +11,40 @@ def result(pos, ref, alt, value=1.0, chrom="one"):
 
 def test_alleles_are_in_the_rows_of_their_bases():
     regions = [Region("one", 0, 4), Region("one", 2, 6), Region("two", 2, 3)]
-    results = [result(1, "A", "C", -1.0), result(3, "G", "T", -2.0), result(2, "CG", "C", -3.0), result(3, "A", "T", -4.0, "two")]
+    results = [
+        result(1, "A", "C", -1.0),
+        result(3, "G", "T", -2.0),
+        result(2, "CG", "C", -3.0),
+        result(3, "A", "T", -4.0, "two"),
+    ]
     first, second, third = collect(results, regions)
     assert first.llr[0].tolist()[:2] == [0.0, -1.0] and first.bases == ["A", "N", "G", "N"]
-    assert first.llr[2, 3] == second.llr[0, 3] == -2.0 and first.llr[2, 4] == second.llr[0, 4] == -3.0  # overlapping regions
-    assert third.llr[0, 3] == -4.0 and np.isnan(third.llr[0, 4]) and np.isfinite(second.information).tolist() == [True] + [False] * 3
+    assert (
+        first.llr[2, 3] == second.llr[0, 3] == -2.0 and first.llr[2, 4] == second.llr[0, 4] == -3.0
+    )  # overlapping regions
+    assert (
+        third.llr[0, 3] == -4.0
+        and np.isnan(third.llr[0, 4])
+        and np.isfinite(second.information).tolist() == [True] + [False] * 3
+    )
 
 
 def test_the_first_deletions_of_a_record_have_their_places():
-    (found,) = collect([result(1, "AC", "C", -1.0), result(1, "AC", "A", -2.0)], [Region("one", 0, 2)])
+    (found,) = collect(
+        [result(1, "AC", "C", -1.0), result(1, "AC", "A", -2.0)], [Region("one", 0, 2)]
+    )
     assert found.llr[:, 4].tolist() == [-1.0, -2.0]
-    (same,) = collect([result(1, "AA", "A", -1.0)], [Region("one", 1, 2)])  # either base: the same sequence
+    (same,) = collect(
+        [result(1, "AA", "A", -1.0)], [Region("one", 1, 2)]
+    )  # either base: the same sequence
     assert same.llr[:, 4].tolist() == [-1.0]
 
 
 def test_each_allele_is_put_in_once_whatever_the_number_of_regions(monkeypatch):
     calls, add = [], Saturated.add
-    monkeypatch.setattr(Saturated, "add", lambda self, *args: calls.append(args) or add(self, *args))
+    monkeypatch.setattr(
+        Saturated, "add", lambda self, *args: calls.append(args) or add(self, *args)
+    )
     regions = [Region("one", 10 * i, 10 * i + 1) for i in range(40)]
     collect([result(10 * i + 1, "A", "C") for i in range(40)], regions)
     assert len(calls) == 40
@@ -45,4 +62,9 @@ def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):
         saturated.llr[:, :4], saturated.information[:] = 0.5, 1.0
         written = heat_map.write_heat_maps(tmp_path / name, [saturated], {})
         assert [path.name for path in written] == [f"{name[0]}_heat_map_1.png", name]
-    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "a_heat_map_1.png", "b.html", "b_heat_map_1.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a.html",
+        "a_heat_map_1.png",
+        "b.html",
+        "b_heat_map_1.png",
+    }

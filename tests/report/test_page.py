@@ -29,7 +29,13 @@ def _group(bits, tokens):
 
 
 def _markov(order, bits, difference, low, high):
-    values = {"bits": bits, "perplexity": 2**bits, "difference_bits": difference, "low": low, "high": high}
+    values = {
+        "bits": bits,
+        "perplexity": 2**bits,
+        "difference_bits": difference,
+        "low": low,
+        "high": high,
+    }
     return {"order": order, "groups": {"all": values, "novel": values}}
 
 
@@ -52,7 +58,11 @@ def _evaluation(name="E. coli"):
         "part": "test",
         "num_draws": 8,
         "protocol": "count form",
-        "groups": {"all": _group(1.9312, 464165), "novel": _group(1.9337, 452093), "repeated": {"bits": None, "tokens": 0}},
+        "groups": {
+            "all": _group(1.9312, 464165),
+            "novel": _group(1.9337, 452093),
+            "repeated": {"bits": None, "tokens": 0},
+        },
         "markov": [
             _markov(12, 1.9203, 0.0109, 0.0087, 0.0131),
             _markov(0, 1.9993, -0.0681, -0.0703, -0.0659),
@@ -68,9 +78,23 @@ def _finetune(name="fine-tuned"):
         "task": {"name": "ecoli_coding", "classes": 2},
         "models": {
             name: {"accuracy": 0.861, "low": 0.828, "high": 0.892, "per_seed": [0.85, 0.87]},
-            "from scratch": {"accuracy": 0.812, "low": 0.776, "high": 0.846, "per_seed": [0.80, 0.82]},
+            "from scratch": {
+                "accuracy": 0.812,
+                "low": 0.776,
+                "high": 0.846,
+                "per_seed": [0.80, 0.82],
+            },
         },
-        "differences": [{"a": name, "b": "from scratch", "difference": 0.049, "low": 0.019, "high": 0.08, "verdict": "ignored"}],
+        "differences": [
+            {
+                "a": name,
+                "b": "from scratch",
+                "difference": 0.049,
+                "low": 0.019,
+                "high": 0.08,
+                "verdict": "ignored",
+            }
+        ],
         "notes": {"seeds": 2},
     }
 
@@ -106,7 +130,14 @@ class _Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.ids, self.addresses, self.tags, self.text, self.pictures = [], [], [], [], [], []
+        self.open, self.ids, self.addresses, self.tags, self.text, self.pictures = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
         self.feed(text)
         self.close()
 
@@ -133,7 +164,12 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(path, RunResults(**_everything()), details={"scan": "cpu"}, commands=["python -m dnadiff.train data=ecoli"])
+    write_report(
+        path,
+        RunResults(**_everything()),
+        details={"scan": "cpu"},
+        commands=["python -m dnadiff.train data=ecoli"],
+    )
     return path.read_text(encoding="utf-8")
 
 
@@ -142,13 +178,17 @@ def test_page_is_well_formed_and_every_picture_has_a_label(page):
     assert parsed.open == []
     assert len(parsed.ids) == len(set(parsed.ids)) > 50
     assert len(parsed.pictures) == 8
-    assert all(picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in parsed.pictures)
+    assert all(
+        picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in parsed.pictures
+    )
 
 
 def test_page_loads_nothing_from_elsewhere(page):
     parsed = _Page(page)
     assert "http:" not in page and "https:" not in page and "@import" not in page
-    assert all(address.startswith("#") and address[1:] in parsed.ids for address in parsed.addresses)
+    assert all(
+        address.startswith("#") and address[1:] in parsed.ids for address in parsed.addresses
+    )
     assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(parsed.ids)
     assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
 
@@ -169,35 +209,61 @@ def test_page_shows_the_numbers_and_no_absolute_path(page):
         "RESPONSIBLE_USE.md",
     )
     assert all(number in text for number in expected)
-    assert "someone" not in page and "a/checkpoints/last.ckpt" in text and "python -m dnadiff.train data=ecoli" in text
+    assert (
+        "someone" not in page
+        and "a/checkpoints/last.ckpt" in text
+        and "python -m dnadiff.train data=ecoli" in text
+    )
 
 
 def test_captions_claim_no_more_than_the_numbers(page):
     text = " ".join(page.split())
-    assert "objective=ar it is the negative log-likelihood itself" in text and "which is not a bound" in text
-    assert "95 % intervals over blocks of neighboring windows" in text and "Monte Carlo error only" not in text
+    assert (
+        "objective=ar it is the negative log-likelihood itself" in text
+        and "which is not a bound" in text
+    )
+    assert (
+        "95 % intervals over blocks of neighboring windows" in text
+        and "Monte Carlo error only" not in text
+    )
 
 
 def test_same_input_gives_the_same_bytes_also_from_json(tmp_path):
     parts = {"evaluation": _evaluation(), "finetune": _finetune()}
-    pages = [write_report(tmp_path / "r.html", RunResults(**each)).read_bytes() for each in (parts, json.loads(json.dumps(parts)))]
+    pages = [
+        write_report(tmp_path / "r.html", RunResults(**each)).read_bytes()
+        for each in (parts, json.loads(json.dumps(parts)))
+    ]
     assert pages[0] == pages[1]
     assert [file.name for file in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_verdicts_follow_from_the_intervals():
     said = sentences(RunResults(evaluation=_evaluation(), finetune=_finetune()))
-    assert said[0].endswith("the model is better than order 0 and 3; not distinguishable from order 6; worse than order 12.")
+    assert said[0].endswith(
+        "the model is better than order 0 and 3; not distinguishable from order 6; worse than order 12."
+    )
     assert said[1] == "On ecoli_coding, fine-tuned is better than from scratch."
-    rows = {row.name: row for row in headlines(RunResults(evaluation=_evaluation(), finetune=_finetune()))}
-    assert rows["Model minus Markov order 3, bits per base"].reading.startswith("The model is better than order 3")
-    assert rows["Model minus Markov order 6, bits per base"].reading.startswith("Not distinguishable from order 6.")
-    assert verdict(float("nan"), 1.0, "a", "b", "c") == verdict(None, None, "a", "b", "c") == UNDECIDED
+    rows = {
+        row.name: row
+        for row in headlines(RunResults(evaluation=_evaluation(), finetune=_finetune()))
+    }
+    assert rows["Model minus Markov order 3, bits per base"].reading.startswith(
+        "The model is better than order 3"
+    )
+    assert rows["Model minus Markov order 6, bits per base"].reading.startswith(
+        "Not distinguishable from order 6."
+    )
+    assert (
+        verdict(float("nan"), 1.0, "a", "b", "c") == verdict(None, None, "a", "b", "c") == UNDECIDED
+    )
 
 
 def test_hostile_names_are_escaped(tmp_path):
     results = RunResults(evaluation=_evaluation(HOSTILE), finetune=_finetune(HOSTILE))
-    path = write_report(tmp_path / "r.html", results, title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE])
+    path = write_report(
+        tmp_path / "r.html", results, title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE]
+    )
     parsed = _Page(path.read_text(encoding="utf-8"))
     assert "script" not in parsed.tags and parsed.open == []
     assert "".join(parsed.text).count(HOSTILE) >= 5
@@ -207,16 +273,23 @@ def test_hostile_names_are_escaped(tmp_path):
 def test_one_part_is_enough(tmp_path, part):
     parts = _everything()
     given = {name: parts[name] for name in (("samples", "real") if part == "samples" else (part,))}
-    parsed = _Page(write_report(tmp_path / "r.html", RunResults(**given)).read_text(encoding="utf-8"))
+    parsed = _Page(
+        write_report(tmp_path / "r.html", RunResults(**given)).read_text(encoding="utf-8")
+    )
     assert parsed.open == [] and 1 <= len(parsed.pictures) <= 3
 
 
 def test_text_model_without_markov_models_or_groups(tmp_path):
     evaluation = _evaluation("book") | {"markov": [], "groups": {"all": _group(2.31, 10000)}}
-    text = write_report(tmp_path / "r.html", RunResults(evaluation=evaluation, unit="character", uniform_bits=None)).read_text(
-        encoding="utf-8"
+    text = write_report(
+        tmp_path / "r.html", RunResults(evaluation=evaluation, unit="character", uniform_bits=None)
+    ).read_text(encoding="utf-8")
+    assert (
+        "2.3100" in text
+        and "Markov order" not in text
+        and "uniform guessing" not in text
+        and "per character" in text
     )
-    assert "2.3100" in text and "Markov order" not in text and "uniform guessing" not in text and "per character" in text
 
 
 def test_incomplete_and_empty_results_are_refused(tmp_path):
@@ -231,7 +304,9 @@ def test_incomplete_and_empty_results_are_refused(tmp_path):
 
 def test_overview_is_1200_pixels_wide_and_repeatable(tmp_path):
     results = RunResults(evaluation=_evaluation(), finetune=_finetune())
-    first, second = (save_overview(tmp_path / name, results).read_bytes() for name in ("a.png", "b.png"))
+    first, second = (
+        save_overview(tmp_path / name, results).read_bytes() for name in ("a.png", "b.png")
+    )
     assert first == second and int.from_bytes(first[16:20]) == 1200
     with pytest.raises(ValueError, match=r"\.png or \.svg"):
         save_overview(tmp_path / "a.pdf", RunResults(evaluation=_evaluation()))
@@ -242,9 +317,24 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
 
     before = dict(matplotlib.rcParams)
     svg = inline_svg(panel(partial(accuracies, finetune=_finetune("$x^2$ net"))), "one")
-    assert "$x^2$ net" in svg and 'id="one-' in svg and "xmlns" not in svg and dict(matplotlib.rcParams) == before
+    assert (
+        "$x^2$ net" in svg
+        and 'id="one-' in svg
+        and "xmlns" not in svg
+        and dict(matplotlib.rcParams) == before
+    )
 
 
 def test_paths_show_no_folders():
-    shown = facts("Data", {"path": "/home/someone/a.fa, /home/someone/b.fa, bundled:c.fa", "x": {"checkpoint": ["/a/b/c/d", "/a/e"]}})
-    assert "a.fa, b.fa, bundled:c.fa<" in shown and "checkpoint b/c/d, /a/e<" in shown and "someone" not in shown
+    shown = facts(
+        "Data",
+        {
+            "path": "/home/someone/a.fa, /home/someone/b.fa, bundled:c.fa",
+            "x": {"checkpoint": ["/a/b/c/d", "/a/e"]},
+        },
+    )
+    assert (
+        "a.fa, b.fa, bundled:c.fa<" in shown
+        and "checkpoint b/c/d, /a/e<" in shown
+        and "someone" not in shown
+    )

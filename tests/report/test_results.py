@@ -10,9 +10,15 @@ from dnadiff.report.results import smoothed
 def test_metrics_are_read_with_empty_cells(tmp_path):
     path = tmp_path / "metrics.csv"
     with path.open("w", newline="") as handle:
-        csv.writer(handle).writerows([["step", "train_nll", "valid_nll"], [1, 1.25, ""], [2, "", 1.5]])
+        csv.writer(handle).writerows(
+            [["step", "train_nll", "valid_nll"], [1, 1.25, ""], [2, "", 1.5]]
+        )
     metrics = read_metrics(path)
-    assert metrics["step"].tolist() == [1, 2] and metrics["train_nll"][0] == 1.25 and np.isnan(metrics["valid_nll"][0])
+    assert (
+        metrics["step"].tolist() == [1, 2]
+        and metrics["train_nll"][0] == 1.25
+        and np.isnan(metrics["valid_nll"][0])
+    )
     path.write_text("step,train_nll\n1,abc\n")
     with pytest.raises(ValueError, match="line 2: train_nll is 'abc'"):
         read_metrics(path)

@@ -17,12 +17,19 @@ from dnadiff.report.suite import write_suite
 def study(name: str, classes: list[str]) -> dict:
     draws, size = np.random.default_rng(0), 90
     labels = torch.arange(size) % len(classes)
-    items = Items(torch.zeros(size, 1, dtype=torch.uint8), torch.ones(size, dtype=torch.int64), labels)
+    items = Items(
+        torch.zeros(size, 1, dtype=torch.uint8), torch.ones(size, dtype=torch.int64), labels
+    )
     predictions = {}
     for model, worth in (("GC <alone>", 0.5), ("CNN", 1.5), ("fine-tuned", 2.0)):
-        logits = torch.from_numpy(draws.normal(size=(size, len(classes)))) + worth * torch.nn.functional.one_hot(labels, len(classes))
+        logits = torch.from_numpy(
+            draws.normal(size=(size, len(classes)))
+        ) + worth * torch.nn.functional.one_hot(labels, len(classes))
         predictions[model] = [Prediction(logits.log_softmax(-1), 1.0, [{"chosen": {"lr": 1e-3}}])]
-    subsets = {"inside pretraining": np.arange(size) < 10, "outside pretraining": np.arange(size) >= 10}
+    subsets = {
+        "inside pretraining": np.arange(size) < 10,
+        "outside pretraining": np.arange(size) >= 10,
+    }
     compared = compare(predictions, items, [("fine-tuned", "CNN")], subsets)
     parts = {part: dict.fromkeys(classes, 30) for part in ("train", "valid", "test")}
     task = {
@@ -34,13 +41,22 @@ def study(name: str, classes: list[str]) -> dict:
         "protocol": "fixed",
         "chance": 1 / len(classes),
     }
-    return {"counterpart": "Caduceus MDLM", "task": task, **compared, "notes": {"path": "/home/someone/table.csv"}}
+    return {
+        "counterpart": "Caduceus MDLM",
+        "task": task,
+        **compared,
+        "notes": {"path": "/home/someone/table.csv"},
+    }
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> str:
     studies = [study("human_nontata_promoters", ["0", "1"]), study("my <own>", ["x", "y", "z"])]
-    path = write_suite(tmp_path_factory.mktemp("page") / "report.html", studies, ["python -m dnadiff.finetune task=x"])
+    path = write_suite(
+        tmp_path_factory.mktemp("page") / "report.html",
+        studies,
+        ["python -m dnadiff.finetune task=x"],
+    )
     return path.read_text()
 
 
@@ -52,23 +68,42 @@ def test_published_accuracy_is_always_shown_with_its_training_size(page):
 
 def test_the_page_has_every_picture_and_escapes_names(page):
     assert page.count("<figure>") == 2 * 5
-    for text in ("ROC: 1 vs. 0", "ROC: fine-tuned, each class vs. the rest", "lr 0.001", "inside pretraining"):
+    for text in (
+        "ROC: 1 vs. 0",
+        "ROC: fine-tuned, each class vs. the rest",
+        "lr 0.001",
+        "inside pretraining",
+    ):
         assert text in page
     assert "<own>" not in page and "<alone>" not in page and "someone" not in page
     assert not re.search(r"(src|href)=\"http", page)
 
 
 def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
-    page = write_suite(tmp_path / "r.html", [study("human_nontata_promoters", ["0", "1"]) | {"counterpart": None}]).read_text()
+    page = write_suite(
+        tmp_path / "r.html", [study("human_nontata_promoters", ["0", "1"]) | {"counterpart": None}]
+    ).read_text()
     assert "Caduceus MDLM" not in page and "CNN 0.861 ± 0.009 (27,097)" in page
 
 
 def test_bars_of_published_accuracies_are_labeled():
-    known = [row for row in published_accuracies("human_nontata_promoters") if row.model in ("CNN", "Caduceus MDLM")]
+    known = [
+        row
+        for row in published_accuracies("human_nontata_promoters")
+        if row.model in ("CNN", "Caduceus MDLM")
+    ]
     result = study("human_nontata_promoters", ["0", "1"])
-    axes = figures.panel(partial(classification.accuracy_bars, result=result, published=known)).axes[0]
+    axes = figures.panel(
+        partial(classification.accuracy_bars, result=result, published=known)
+    ).axes[0]
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
-    assert labels == ["fine-tuned", "CNN", "GC <alone>", "CNN, published (27,097)", "Caduceus MDLM, published (27,097)"]
+    assert labels == [
+        "fine-tuned",
+        "CNN",
+        "GC <alone>",
+        "CNN, published (27,097)",
+        "Caduceus MDLM, published (27,097)",
+    ]
     assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
 
 
@@ -91,13 +126,34 @@ def test_a_regression_shows_predicted_against_measured_values(tmp_path):
     labels = torch.from_numpy(random.normal(size=(40, 1))).float()
     items = Items(torch.full((40, 4), 7, dtype=torch.uint8), torch.full((40,), 4), labels)
     runs = {
-        name: [Prediction((labels + noise * torch.randn(40, 1)).double(), 1.0, [{}])] for name, noise in (("fine-tuned", 0.1), ("x", 2.0))
+        name: [Prediction((labels + noise * torch.randn(40, 1)).double(), 1.0, [{}])]
+        for name, noise in (("fine-tuned", 0.1), ("x", 2.0))
     }
     target = RegressionTarget(["expression"], transform="log2")
     compared = compare(runs, items, [("fine-tuned", "x")], None, target)
-    task = {"name": "t", "classes": ["expression"], "items": {"train": {"sequences": 9}, "valid": {"sequences": 1}}, "tested": 40}
-    task |= {"stranded": True, "protocol": "fixed", "chance": 0.0, "metric": "spearman", "shown": ["pearson", "r2"]}
+    task = {
+        "name": "t",
+        "classes": ["expression"],
+        "items": {"train": {"sequences": 9}, "valid": {"sequences": 1}},
+        "tested": 40,
+    }
+    task |= {
+        "stranded": True,
+        "protocol": "fixed",
+        "chance": 0.0,
+        "metric": "spearman",
+        "shown": ["pearson", "r2"],
+    }
     task |= {"target": target.summary, "p_value_test": target.p_value_test}
     text = write_suite(tmp_path / "report.html", [{"task": task, **compared}]).read_text()
-    assert "Predicted against measured log2(expression) of fine-tuned on t." in text and "p, bootstrap" in text
-    assert "Spearman" in text and "Pearson" in text and "Accuracy" not in text and "ROC" not in text and "Classification" not in text
+    assert (
+        "Predicted against measured log2(expression) of fine-tuned on t." in text
+        and "p, bootstrap" in text
+    )
+    assert (
+        "Spearman" in text
+        and "Pearson" in text
+        and "Accuracy" not in text
+        and "ROC" not in text
+        and "Classification" not in text
+    )

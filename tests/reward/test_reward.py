@@ -23,7 +23,12 @@ T [ 0 0 8 0 ]
 
 def numerical(reward, sequence):
     """The change of a reward for each single base, from the first base of the alphabet."""
-    return np.array([[reward([sequence[:at] + base + sequence[at + 1 :]])[0] for base in "ACGT"] for at in range(len(sequence))])
+    return np.array(
+        [
+            [reward([sequence[:at] + base + sequence[at + 1 :]])[0] for base in "ACGT"]
+            for at in range(len(sequence))
+        ]
+    )
 
 
 def test_gc_content_and_its_gradient():
@@ -34,11 +39,19 @@ def test_gc_content_and_its_gradient():
     changes = numerical(GCContent(), "GATTACA")
     _, slope = GCContent().gradient(["GATTACA"])
     index = ["ACGT".index(base) for base in "GATTACA"]
-    assert np.allclose(changes - GCContent()(["GATTACA"]), slope[0] - slope[0][range(7), index][:, None])
+    assert np.allclose(
+        changes - GCContent()(["GATTACA"]), slope[0] - slope[0][range(7), index][:, None]
+    )
 
 
 def test_runs_of_one_base():
-    assert Homopolymer(3)(["ACGT", "AAAA", "CCAAAAAACC", "NNNNNN", ""]).tolist() == [0, -1, -3, 0, 0]
+    assert Homopolymer(3)(["ACGT", "AAAA", "CCAAAAAACC", "NNNNNN", ""]).tolist() == [
+        0,
+        -1,
+        -3,
+        0,
+        0,
+    ]
 
 
 def test_the_best_match_of_a_motif_on_either_strand():
@@ -46,9 +59,14 @@ def test_the_best_match_of_a_motif_on_either_strand():
     values = motif(["GGTATAATGG", "CCATTATACC", "GGTATACTGG", "GGGG"])
     assert values.tolist() == [1.0, 1.0, 5 / 6, 0.0]
     assert MotifMatch("TATAAT", both_strands=False)(["CCATTATACC"])[0] < 1
-    assert MotifMatch("TATAAT", absent=True, threshold=0.75)(["GGTATAATGG", "GGGGGGGG"]).tolist() == [-0.25, 0.0]
+    assert MotifMatch("TATAAT", absent=True, threshold=0.75)(
+        ["GGTATAATGG", "GGGGGGGG"]
+    ).tolist() == [-0.25, 0.0]
     ambiguous = MotifMatch("NRCGTGN", both_strands=False)
-    assert ambiguous(["AACGTGA"])[0] == ambiguous(["CGCGTGT"])[0] == 1.0 and ambiguous(["CTCGTGT"])[0] == 0.8
+    assert (
+        ambiguous(["AACGTGA"])[0] == ambiguous(["CGCGTGT"])[0] == 1.0
+        and ambiguous(["CTCGTGT"])[0] == 0.8
+    )
 
 
 def test_scores_of_matrices_are_log_odds(tmp_path):
@@ -64,9 +82,16 @@ def test_scores_of_matrices_are_log_odds(tmp_path):
 def test_matrices_of_a_file(tmp_path):
     path = tmp_path / "m.jaspar"
     path.write_text(JASPAR)
-    assert read_jaspar(path, "MA0002.2").tolist() == [[0, 0, 8, 0], [8, 0, 0, 0], [0, 0, 0, 8], [0, 8, 0, 0]]
+    assert read_jaspar(path, "MA0002.2").tolist() == [
+        [0, 0, 8, 0],
+        [8, 0, 0, 0],
+        [0, 0, 0, 8],
+        [0, 8, 0, 0],
+    ]
     assert MotifMatch(matrix=str(path), name="TATA")(["CTATAC", "CCCCCC"])[0] == 1.0
-    with pytest.raises(ValueError, match=r"has 2 matrices; set reward.name to one of MA0001.1 TATA, MA0002.2 GATC"):
+    with pytest.raises(
+        ValueError, match=r"has 2 matrices; set reward.name to one of MA0001.1 TATA, MA0002.2 GATC"
+    ):
         MotifMatch(matrix=str(path))
     with pytest.raises(ValueError, match="has 0 matrices called MYC"):
         MotifMatch(matrix=str(path), name="MYC")
@@ -75,7 +100,9 @@ def test_matrices_of_a_file(tmp_path):
         MotifMatch(matrix=str(path))
     with pytest.raises(ValueError, match="set one of them"):
         MotifMatch()
-    with pytest.raises(ValueError, match=r"reward.motif 'TAX': 'X' at position 3 is not an IUPAC letter"):
+    with pytest.raises(
+        ValueError, match=r"reward.motif 'TAX': 'X' at position 3 is not an IUPAC letter"
+    ):
         MotifMatch("TAX")
     with pytest.raises(ValueError, match="allows every sequence"):
         MotifMatch("NNN")

@@ -24,14 +24,20 @@ class Table(BaseDenoiser):
     def __init__(self, joint, vocab):
         super().__init__(vocab)
         letters = vocab.size - 1
-        self.length = round(torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item())
+        self.length = round(
+            torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item()
+        )
         self.calls = self.rows = 0
         self.powers = vocab.size ** torch.arange(self.length - 1, -1, -1)
         sequences = torch.tensor(list(itertools.product(range(letters), repeat=self.length)))
         states = torch.tensor(list(itertools.product(range(vocab.size), repeat=self.length)))
-        weight = ((states[:, None] == sequences) | (states[:, None] == vocab.mask_id)).all(-1) * joint.double()  # (states, sequences)
+        weight = ((states[:, None] == sequences) | (states[:, None] == vocab.mask_id)).all(
+            -1
+        ) * joint.double()  # (states, sequences)
         onehot = torch.nn.functional.one_hot(sequences, vocab.size).double()
-        self.table = (torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]).log()
+        self.table = (
+            torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]
+        ).log()
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         assert positions.any(-1).all(), "a sequence was evaluated of which nothing is asked"
@@ -50,7 +56,11 @@ class Table(BaseDenoiser):
     def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
         assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
-        seen, part = (xt, slice(None)) if state is None else (state.tensors[0].clone(), slice(state.length, state.length + xt.shape[1]))
+        seen, part = (
+            (xt, slice(None))
+            if state is None
+            else (state.tensors[0].clone(), slice(state.length, state.length + xt.shape[1]))
+        )
         seen[:, part] = xt
         return self.table[seen @ self.powers][:, part][positions]
 
@@ -62,7 +72,11 @@ class CausalTable(Table):
 
     def step(self, token, state=None, cond=None):
         self.calls, self.rows = self.calls + 1, self.rows + len(token)
-        before = State([token.new_zeros(len(token), 0)]) if state is None else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        before = (
+            State([token.new_zeros(len(token), 0)])
+            if state is None
+            else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        )
         prefix = before.tensors[0]
         seen = torch.full((len(token), self.length), self.vocab.mask_id)
         seen[:, : prefix.shape[1]] = prefix
@@ -95,7 +109,10 @@ def make(name, **settings):
     """The sampler of a yaml with some settings changed; those that it has not are of the sampler inside."""
     known = settings_of(name)
     if "sampler" in known:
-        inner = {key: settings.pop(key) for key in settings.keys() & known["sampler"].keys() - known.keys()}
+        inner = {
+            key: settings.pop(key)
+            for key in settings.keys() & known["sampler"].keys() - known.keys()
+        }
         known = known | {"sampler": known["sampler"] | inner}
     return build(known | settings)
 
@@ -116,7 +133,9 @@ def draw(sampler, model, batch, seed=0, rows=None, x_init=None, **kwargs):
 def frequencies(tokens, letters):
     """Share of each sequence, (letters^L,)."""
     powers = letters ** torch.arange(tokens.shape[1] - 1, -1, -1)
-    return torch.bincount(tokens @ powers, minlength=letters ** tokens.shape[1]).double() / len(tokens)
+    return torch.bincount(tokens @ powers, minlength=letters ** tokens.shape[1]).double() / len(
+        tokens
+    )
 
 
 @pytest.fixture
@@ -126,4 +145,11 @@ def world(toy):
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
         return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
 
-    return SimpleNamespace(table=table, make=make, draw=draw, frequencies=frequencies, joint=toy.joint, sequences=toy.sequences)
+    return SimpleNamespace(
+        table=table,
+        make=make,
+        draw=draw,
+        frequencies=frequencies,
+        joint=toy.joint,
+        sequences=toy.sequences,
+    )

@@ -60,7 +60,11 @@ def test_equal_scores_are_unmasked_in_random_order(world):
 def test_step_sizes_equal_those_of_groups(world):
     model = Recorder(world.table(None, product(*[[0.5, 0.5]] * 7), BIT))
     world.draw(Confidence(3), model, 2)
-    assert [int(requested[0].sum()) for requested in model.requested] == [7, 4, 2]  # groups of 3, 2 and 2, as `Grouped` has
+    assert [int(requested[0].sum()) for requested in model.requested] == [
+        7,
+        4,
+        2,
+    ]  # groups of 3, 2 and 2, as `Grouped` has
 
 
 @pytest.mark.parametrize(("bound", "calls"), [(0.0, 3), (0.4, 2), (3.0, 1)])
@@ -82,16 +86,30 @@ def test_the_threshold_keeps_probable_tokens_and_at_least_one(world):
     model = world.table(None, product([1.0, 0.0], [0.95, 0.05], [0.5, 0.5]), BIT)
     result = world.draw(Threshold(0.9), model, 200)
     assert (result.tokens[:, 0] == 0).all() and 2 <= result.nfe <= 3
-    assert world.draw(Threshold(0.9), world.table(None, product([1.0, 0.0], [0.0, 1.0]), BIT), 200).nfe == 1
-    assert world.draw(Threshold(0.9), world.table(None, product([0.6, 0.4], [0.6, 0.4]), BIT), 200).nfe == 2
+    assert (
+        world.draw(Threshold(0.9), world.table(None, product([1.0, 0.0], [0.0, 1.0]), BIT), 200).nfe
+        == 1
+    )
+    assert (
+        world.draw(Threshold(0.9), world.table(None, product([0.6, 0.4], [0.6, 0.4]), BIT), 200).nfe
+        == 2
+    )
     # At 1 what is certain stays together, and nothing else does.
-    assert world.draw(Threshold(1.0), world.table(None, product([1.0, 0.0], [0.0, 1.0], [0.5, 0.5]), BIT), 200).nfe == 2
+    assert (
+        world.draw(
+            Threshold(1.0), world.table(None, product([1.0, 0.0], [0.0, 1.0], [0.5, 0.5]), BIT), 200
+        ).nfe
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Confidence(order="random"), "order 'random' is not known; choose max, margin, entropy"),
+        (
+            lambda: Confidence(order="random"),
+            "order 'random' is not known; choose max, margin, entropy",
+        ),
         (lambda: Confidence(0), "sampler.num_steps 0 must be an integer of at least 1"),
         (lambda: LowConfidence(5).check_length(4), "num_steps 5 is larger than the length 4"),
         (lambda: EntropyBounded(-1.0), "bound -1.0 must be 0 or more"),

@@ -21,9 +21,10 @@ PROCESS = AbsorbingProcess(DNA, LogLinear())
 
 def network(kind, **settings):
     torch.manual_seed(0)
-    built = {"mamba": lambda: Mamba(DNA, 16, 3, d_state=8, **settings), "transformer": lambda: Transformer(DNA, 16, 2, 2, **settings)}[
-        kind
-    ]()
+    built = {
+        "mamba": lambda: Mamba(DNA, 16, 3, d_state=8, **settings),
+        "transformer": lambda: Transformer(DNA, 16, 2, 2, **settings),
+    }[kind]()
     for name, p in built.named_parameters():
         if p.ndim == 2 and "A_log" not in name:
             torch.nn.init.normal_(p, std=0.3)
@@ -33,7 +34,10 @@ def network(kind, **settings):
 @pytest.mark.parametrize("kind", ["mamba", "transformer"])
 @torch.no_grad()
 def test_token_by_token_equals_the_full_pass(kind):
-    denoiser, ids = network(kind), torch.randint(7, 11, (3, 140))  # more than twice the first room for keys and values
+    denoiser, ids = (
+        network(kind),
+        torch.randint(7, 11, (3, 140)),
+    )  # more than twice the first room for keys and values
     whole = denoiser.next_log_probs(ids)
     token, state = torch.full((3,), 3), None
     for at in range(140):
@@ -49,18 +53,27 @@ def test_several_tokens_at_once_equal_the_full_pass(kind):
     denoiser, ids, cond = network(kind), torch.randint(7, 11, (3, 90)), None
     if kind == "mamba":
         denoiser, cond = network(kind, num_labels=3), torch.eye(3)
-    whole, seen = denoiser.next_log_probs(ids, cond), torch.cat([torch.full((3, 1), 3), ids[:, :-1]], 1)
+    whole, seen = (
+        denoiser.next_log_probs(ids, cond),
+        torch.cat([torch.full((3, 1), 3), ids[:, :-1]], 1),
+    )
     first, state = denoiser.read(seen[:, :2], None, cond)  # fewer than the taps of a convolution
     second, state = denoiser.step(seen[:, 2], state, cond)
     third, state = denoiser.read(seen[:, 3:], state, cond)
-    torch.testing.assert_close(torch.cat([first, second[:, None], third], 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([first, second[:, None], third], 1), whole, rtol=1e-5, atol=1e-5
+    )
     assert state.length == 90
 
 
 @torch.no_grad()
 def test_in_bfloat16_token_by_token_is_as_good_as_the_full_pass():
     # Both against float32. A state kept in bfloat16 forgets: slow channels decay by less than the type can say.
-    exact, denoiser, ids = network("mamba"), network("mamba").to(torch.bfloat16), torch.randint(7, 11, (3, 400))
+    exact, denoiser, ids = (
+        network("mamba"),
+        network("mamba").to(torch.bfloat16),
+        torch.randint(7, 11, (3, 400)),
+    )
     for one in (exact, denoiser):
         for layer in one.backbone.layers:
             layer.mixer.fwd.dt_bias.fill_(-6.0)  # steps of 0.0025: a memory of hundreds of tokens
@@ -70,7 +83,10 @@ def test_in_bfloat16_token_by_token_is_as_good_as_the_full_pass():
         log_probs, state = denoiser.step(token, state)
         steps.append(log_probs)
         token = ids[:, at]
-    ours, theirs = ((x[:, 200:, 7:11] - truth[:, 200:, 7:11]).square().mean().sqrt() for x in (torch.stack(steps, 1), whole))
+    ours, theirs = (
+        (x[:, 200:, 7:11] - truth[:, 200:, 7:11]).square().mean().sqrt()
+        for x in (torch.stack(steps, 1), whole)
+    )
     assert ours < 1.3 * theirs
 
 
@@ -120,12 +136,24 @@ def test_a_token_does_not_wait_for_the_gpu_where_no_sequence_ends(world, monkeyp
 
 def test_misfits_are_refused():
     with pytest.raises(
-        ValueError, match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order"
+        ValueError,
+        match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order",
     ):
-        Autoregressive().sample(Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
-    with pytest.raises(ValueError, match=r"Grouped samples from a model that unmasks in any order.* set sampler=ar"):
+        Autoregressive().sample(
+            Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1)
+        )
+    with pytest.raises(
+        ValueError, match=r"Grouped samples from a model that unmasks in any order.* set sampler=ar"
+    ):
         Grouped().sample(network("mamba"), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1))
-    with pytest.raises(ValueError, match="GPT2 cannot read token by token; mamba and transformer can"):
+    with pytest.raises(
+        ValueError, match="GPT2 cannot read token by token; mamba and transformer can"
+    ):
         GPT2(DNA, 16, 1, 2, max_length=8, rows=12, start=3).step(torch.tensor([7]))
     with pytest.raises(ValueError, match="length 5 exceeds"):
-        Autoregressive().sample(network("transformer", max_length=4), PROCESS, PROCESS.prior(1, 5), Draws.for_batch(0, 1))
+        Autoregressive().sample(
+            network("transformer", max_length=4),
+            PROCESS,
+            PROCESS.prior(1, 5),
+            Draws.for_batch(0, 1),
+        )

@@ -15,7 +15,14 @@ from dnadiff.design.guidance import Guided
 from dnadiff.design.request import Target
 from dnadiff.design.template import FREE, Pattern
 from dnadiff.draws import Draws
-from dnadiff.likelihood import Conjoined, OtherStrand, WindowBatch, estimate, exact_nelbo, site_log_probs
+from dnadiff.likelihood import (
+    Conjoined,
+    OtherStrand,
+    WindowBatch,
+    estimate,
+    exact_nelbo,
+    site_log_probs,
+)
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
@@ -43,7 +50,13 @@ def denoiser(size, vocab=DNA, **options):
 
 
 def sample(model, sampler, x_init, seed=0, **kwargs):
-    return sampler.sample(model, AbsorbingProcess(model.vocab, LogLinear()), x_init, Draws.for_batch(seed, len(x_init)), **kwargs)
+    return sampler.sample(
+        model,
+        AbsorbingProcess(model.vocab, LogLinear()),
+        x_init,
+        Draws.for_batch(seed, len(x_init)),
+        **kwargs,
+    )
 
 
 class Uncached(BlockDenoiser):
@@ -69,14 +82,20 @@ def test_the_cached_sampler_equals_the_uncached_one(inner, size):
     cached = sample(model, Blockwise(inner), x_init)
     uncached = sample(Uncached(model.backbone, size), Blockwise(inner), x_init)
     assert torch.equal(cached.tokens, uncached.tokens)
-    assert (cached.tokens != 3).all() and (cached.tokens[1, 7:9] == 8).all() and (cached.tokens[2, :4] == 10).all()
+    assert (
+        (cached.tokens != 3).all()
+        and (cached.tokens[1, 7:9] == 8).all()
+        and (cached.tokens[2, :4] == 10).all()
+    )
 
 
 def test_rows_do_not_depend_on_the_batch():
     model, x_init = denoiser(4), torch.full((4, 18), 3)
     whole = sample(model, Blockwise(Grouped(2)), x_init).tokens
     process = AbsorbingProcess(DNA, LogLinear())
-    one = Blockwise(Grouped(2)).sample(model, process, x_init[:1], Draws(0, torch.tensor([2]))).tokens
+    one = (
+        Blockwise(Grouped(2)).sample(model, process, x_init[:1], Draws(0, torch.tensor([2]))).tokens
+    )
     assert torch.equal(one[0], whole[2])
 
 
@@ -105,13 +124,17 @@ def enumerated(model, length, size):
                     hidden[list(order[step:])] = True
                     position = torch.zeros(sequences.shape, dtype=torch.bool)
                     position[:, place] = True
-                    chain *= (-model.nll(sequences, torch.where(hidden, 3, sequences), positions=position)).exp()
+                    chain *= (
+                        -model.nll(sequences, torch.where(hidden, 3, sequences), positions=position)
+                    ).exp()
                 block += chain / len(orders)
             p *= block
     return p
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_samples_have_the_distribution_of_the_model(size):
     model, count = denoiser(size, SMALL), 20_000
     p = enumerated(model, 4, size)
@@ -125,15 +148,22 @@ def test_labels_and_guidance():
     model, x_init = denoiser(4, num_labels=2), torch.full((3, 10), 3)
     cond = torch.tensor([[1.0, 0.0]]).expand(3, 2)
     plain = sample(model, Blockwise(Grouped(2)), x_init, cond=cond)
-    assert torch.equal(sample(Guided(model, 1.0), Blockwise(Grouped(2)), x_init, cond=cond).tokens, plain.tokens)
+    assert torch.equal(
+        sample(Guided(model, 1.0), Blockwise(Grouped(2)), x_init, cond=cond).tokens, plain.tokens
+    )
     assert not torch.equal(sample(model, Blockwise(Grouped(2)), x_init).tokens, plain.tokens)
     guided, uncached = (Guided(m, 2.5) for m in (model, Uncached(model.backbone, 4)))
     found = sample(guided, Blockwise(Grouped(2)), x_init, cond=cond)
-    assert torch.equal(found.tokens, sample(uncached, Blockwise(Grouped(2)), x_init, cond=cond).tokens)
+    assert torch.equal(
+        found.tokens, sample(uncached, Blockwise(Grouped(2)), x_init, cond=cond).tokens
+    )
     # By hand: the distribution in the second block.
     x0 = found.tokens[:, :8]
     state = guided.advance(x0[:, :4], None, cond)
-    labeled, unlabeled = (model.log_probs(torch.cat([x0[:, :4], x_init[:, :4]], 1), None, c)[:, 4:] for c in (cond, torch.zeros_like(cond)))
+    labeled, unlabeled = (
+        model.log_probs(torch.cat([x0[:, :4], x_init[:, :4]], 1), None, c)[:, 4:]
+        for c in (cond, torch.zeros_like(cond))
+    )
     expected = (2.5 * labeled - 1.5 * unlabeled)[..., 7:11].log_softmax(-1)
     torch.testing.assert_close(guided.step_block(x_init[:, :4], state, cond)[..., 7:11], expected)
 
@@ -145,7 +175,9 @@ def test_padding_is_not_filled_and_changes_nothing():
     found = sample(model, Blockwise(Grouped(2)), x_init, frozen=~valid, valid=valid).tokens
     assert (found[~valid] == 4).all()
     alone = sample(model, Blockwise(Grouped(2)), x_init[:1, :9]).tokens
-    assert torch.equal(found[0, :9], alone[0]) or found[0, :9].shape == alone[0].shape  # groups of the last block depend on its masks
+    assert (
+        torch.equal(found[0, :9], alone[0]) or found[0, :9].shape == alone[0].shape
+    )  # groups of the last block depend on its masks
 
 
 def test_blocks_are_as_exact_as_the_sampler_inside():
@@ -165,15 +197,24 @@ def test_memory_and_time_do_not_grow_with_what_was_read():
 def test_models_and_samplers_that_do_not_fit_are_refused():
     model, x_init = denoiser(4), torch.full((1, 8), 3)
     with pytest.raises(
-        ValueError, match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks"
+        ValueError,
+        match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks",
     ):
         sample(model, Grouped(2), x_init)
-    with pytest.raises(ValueError, match=r"Blockwise samples from a model that was trained in blocks, .* set sampler=grouped"):
+    with pytest.raises(
+        ValueError,
+        match=r"Blockwise samples from a model that was trained in blocks, .* set sampler=grouped",
+    ):
         sample(Denoiser(model.backbone), Blockwise(Grouped(2)), x_init)
-    with pytest.raises(ValueError, match=r"sampler\.block_size 5 is not that of the model, which was trained in blocks of 4"):
+    with pytest.raises(
+        ValueError,
+        match=r"sampler\.block_size 5 is not that of the model, which was trained in blocks of 4",
+    ):
         sample(model, Blockwise(Grouped(2), block_size=5), x_init)
     for other in (Autoregressive(), SemiAR(Grouped(2), window=2), None):
-        with pytest.raises(ValueError, match=r"sampler\.sampler .* does not fill the masks of a block in any order"):
+        with pytest.raises(
+            ValueError, match=r"sampler\.sampler .* does not fill the masks of a block in any order"
+        ):
             Blockwise(other)
     with pytest.raises(ValueError, match="semi_ar is for samplers that unmask in any order"):
         SemiAR(Blockwise(Grouped()))
@@ -183,7 +224,9 @@ def test_models_and_samplers_that_do_not_fit_are_refused():
 
 def test_functions_for_any_order_refuse_a_block_model():
     model, process = (
-        denoiser(4, Vocab(12, 3, 4, DNA.never_emitted, complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))),
+        denoiser(
+            4, Vocab(12, 3, 4, DNA.never_emitted, complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11))
+        ),
         AbsorbingProcess(DNA, LogLinear()),
     )
     x0 = torch.full((1, 6), 7)
@@ -196,8 +239,12 @@ def test_functions_for_any_order_refuse_a_block_model():
     for call in calls:
         with pytest.raises(ValueError, match="needs a model that unmasks in any order"):
             call()
-    constrained = Constrained(model, torch.zeros(1, 6, dtype=torch.int64), torch.ones(1, 12, dtype=torch.bool))
-    with pytest.raises(ValueError, match="does not provide the nll"):  # it would read masks of earlier blocks
+    constrained = Constrained(
+        model, torch.zeros(1, 6, dtype=torch.int64), torch.ones(1, 12, dtype=torch.bool)
+    )
+    with pytest.raises(
+        ValueError, match="does not provide the nll"
+    ):  # it would read masks of earlier blocks
         constrained.nll(x0, torch.full((1, 6), 3))
 
 
@@ -208,12 +255,18 @@ def test_log_prob_of_a_design_is_given_the_fixed_tokens_of_the_first_block():
     found = {}
     for size in (6, 1):
         model = denoiser(size).float()
-        sampler = ConditionalSampler(model, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(Grouped(1)))
+        sampler = ConditionalSampler(
+            model, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(Grouped(1))
+        )
         batch = SampleBatch([target], [tokens], 1, 1, None)
         found[size] = float(sampler.bounds(batch, [0], 2, seed=0)[0])
         counted = torch.tensor([[False, True, True, size == 1, True, size == 1]])
-        windows = [WindowBatch(torch.from_numpy(tokens)[None], {"all": counted}, rows=torch.tensor([0]))]
-        expected = -estimate(model, AbsorbingProcess(DNA, LogLinear()), windows, 2, 0, 1).per_sequence()[0]
+        windows = [
+            WindowBatch(torch.from_numpy(tokens)[None], {"all": counted}, rows=torch.tensor([0]))
+        ]
+        expected = -estimate(
+            model, AbsorbingProcess(DNA, LogLinear()), windows, 2, 0, 1
+        ).per_sequence()[0]
         assert found[size] == pytest.approx(expected)
 
 
@@ -229,6 +282,11 @@ def test_a_block_is_a_masked_diffusion_model():
     model = denoiser(4)
     view = InBlock(model, model.advance(torch.full((3, 4), 9)))
     xt = torch.full((3, 4), 3)
-    assert view.block_size is None and not view.left_to_right and not view.same_for_all_rows and InBlock(model, None).same_for_all_rows
+    assert (
+        view.block_size is None
+        and not view.left_to_right
+        and not view.same_for_all_rows
+        and InBlock(model, None).same_for_all_rows
+    )
     rows = torch.tensor([2, 0])
     torch.testing.assert_close(view.for_rows(rows).log_probs(xt[rows]), view.log_probs(xt)[rows])

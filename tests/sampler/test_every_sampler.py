@@ -20,7 +20,11 @@ def settings_of(name):
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
 EVERY = pytest.mark.parametrize("name", NAMES)
-EXACT = [name for name in NAMES if build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]).exact]
+EXACT = [
+    name
+    for name in NAMES
+    if build(compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]).exact
+]
 # What to set for few and for many steps; None: exact as it is.
 STEPS = {
     "analytic": ("num_steps", 1, 64),
@@ -51,7 +55,10 @@ def test_noise_depends_on_seed_and_sample_index_alone(name, world):
     sampler = world.make(name)
     whole = world.draw(sampler, world.table(sampler), 40, seed=5).tokens
     assert torch.equal(whole, world.draw(sampler, world.table(sampler), 40, seed=5).tokens)
-    assert torch.equal(whole[13:20], world.draw(sampler, world.table(sampler), 7, seed=5, rows=torch.arange(13, 20)).tokens)
+    assert torch.equal(
+        whole[13:20],
+        world.draw(sampler, world.table(sampler), 7, seed=5, rows=torch.arange(13, 20)).tokens,
+    )
     assert not torch.equal(whole, world.draw(sampler, world.table(sampler), 40, seed=6).tokens)
 
 
@@ -59,10 +66,17 @@ def test_noise_depends_on_seed_and_sample_index_alone(name, world):
 def test_frozen_positions_and_given_tokens_are_never_changed(name, world):
     # facts 22
     sampler, x_init = world.make(name), torch.tensor([[3, 1, 3], [2, 3, 3], [3, 3, 3]])
-    frozen, before = torch.tensor([[True, False, False], [False, False, False], [False, True, False]]), x_init.clone()
+    frozen, before = (
+        torch.tensor([[True, False, False], [False, False, False], [False, True, False]]),
+        x_init.clone(),
+    )
     for seed in range(8):
-        tokens = world.draw(sampler, world.table(sampler), 3, seed, x_init=x_init, frozen=frozen).tokens
-        assert torch.equal(tokens[frozen], before[frozen]) and torch.equal(tokens[before != 3], before[before != 3])
+        tokens = world.draw(
+            sampler, world.table(sampler), 3, seed, x_init=x_init, frozen=frozen
+        ).tokens
+        assert torch.equal(tokens[frozen], before[frozen]) and torch.equal(
+            tokens[before != 3], before[before != 3]
+        )
         assert (tokens[~frozen] < 3).all()
     assert torch.equal(x_init, before)
 
@@ -75,7 +89,9 @@ def test_a_finished_sequence_costs_nothing(name, world):
     model = world.table(sampler)
     result = world.draw(sampler, model, 3, x_init=x_init)
     alone = world.draw(sampler, world.table(sampler), 1, x_init=x_init[1:2], rows=torch.tensor([1]))
-    assert result.rows == alone.rows == model.rows and torch.equal(result.tokens[1], alone.tokens[0])
+    assert result.rows == alone.rows == model.rows and torch.equal(
+        result.tokens[1], alone.tokens[0]
+    )
     nothing = world.draw(sampler, world.table(sampler), 2, x_init=x_init[[0, 2]])
     assert (nothing.nfe, nothing.rows) == (0, 0) and torch.equal(nothing.tokens, x_init[[0, 2]])
 
@@ -86,7 +102,15 @@ def test_an_empty_batch_stays_empty(name, world):
     assert (result.nfe, result.rows) == (0, 0) and result.tokens.shape == (0, 3)
 
 
-WHOLE = {"num_steps": 3, "num_groups": 3, "num_sweeps": 2, "top_k": 2, "window": 3, "stride": 2, "block_size": 2}
+WHOLE = {
+    "num_steps": 3,
+    "num_groups": 3,
+    "num_sweeps": 2,
+    "top_k": 2,
+    "window": 3,
+    "stride": 2,
+    "block_size": 2,
+}
 NUMBERS = {"temperature": 0.5, "nucleus": 0.5, "bound": 0.5, "threshold": 0.5}
 MAY_BE_NULL = {"top_k", "num_groups", "window", "stride", "block_size"}
 
@@ -97,7 +121,11 @@ def test_every_number_is_checked_and_named(name, world):
         good = (WHOLE | NUMBERS)[key]
         assert getattr(world.make(name, **{key: float(good)}), key, good) == good  # 1e1 is 10
         bad = ["abc", [good], True, float("nan"), float("inf"), *([2.5] if key in WHOLE else [])]
-        bad += [] if key in MAY_BE_NULL or (key == "num_steps" and settings_of(name)[key] is None) else [None]
+        bad += (
+            []
+            if key in MAY_BE_NULL or (key == "num_steps" and settings_of(name)[key] is None)
+            else [None]
+        )
         for value in bad:
             with pytest.raises(ValueError, match=rf"^(sampler\.)?{key} .* must be "):
                 world.make(name, **{key: value})
@@ -125,7 +153,9 @@ def test_a_product_distribution_comes_out_exactly(name, few, world):
     joint = (p[:, None] * q).flatten().double()
     settings = {STEPS[name][0]: min(STEPS[name][1], 2)} if few and STEPS[name] else {}
     sampler = world.make(name, **settings)
-    found = world.frequencies(world.draw(sampler, world.table(sampler, joint, BIT), batch, seed=3).tokens, 2)
+    found = world.frequencies(
+        world.draw(sampler, world.table(sampler, joint, BIT), batch, seed=3).tokens, 2
+    )
     assert ((found - joint).abs() < 4.5 * (joint * (1 - joint) / batch).sqrt()).all()
 
 
@@ -141,7 +171,16 @@ def test_total_variation_falls_as_steps_grow(name, world):
 
     def distance(**settings):
         sampler = world.make(name, **settings)
-        return 0.5 * (world.frequencies(world.draw(sampler, world.table(sampler), batch).tokens, 3) - world.joint).abs().sum().item()
+        return (
+            0.5
+            * (
+                world.frequencies(world.draw(sampler, world.table(sampler), batch).tokens, 3)
+                - world.joint
+            )
+            .abs()
+            .sum()
+            .item()
+        )
 
     if STEPS[name] is None:
         assert distance() < 1.6 * floor
@@ -157,7 +196,12 @@ def distribution_of(steps, table, world):
     for i in sorted(set(steps)):
         unmasks = torch.tensor([s == i for s in steps])
         rows = table.table[seen @ table.powers]  # (27, 3, 4)
-        distribution = distribution * torch.where(unmasks, rows.gather(-1, world.sequences[..., None])[..., 0], 0.0).sum(-1).exp()
+        distribution = (
+            distribution
+            * torch.where(unmasks, rows.gather(-1, world.sequences[..., None])[..., 0], 0.0)
+            .sum(-1)
+            .exp()
+        )
         seen = torch.where(unmasks, world.sequences, seen)
     return distribution
 
@@ -172,9 +216,14 @@ def test_the_exact_distribution_of_ancestral_steps_approaches_the_model(world):
         assert distribution.sum().item() == pytest.approx(1) and distance < 0.62 * before
         before = distance
         if num_steps == 2:
-            drawn = world.frequencies(world.draw(world.make("ancestral", num_steps=2), table, 40_000).tokens, 3)
+            drawn = world.frequencies(
+                world.draw(world.make("ancestral", num_steps=2), table, 40_000).tokens, 3
+            )
             # The schedule of `draw` ends at alpha(1) = 1e-3, which its plan divides out.
-            assert ((drawn - distribution).abs() < 4.5 * (distribution * (1 - distribution) / 40_000).sqrt() + 1e-9).all()
+            assert (
+                (drawn - distribution).abs()
+                < 4.5 * (distribution * (1 - distribution) / 40_000).sqrt() + 1e-9
+            ).all()
 
 
 def test_the_exact_distribution_of_one_position_at_a_time_is_the_model(world):
@@ -188,7 +237,12 @@ class Twice(BaseDenoiser):
 
     def __init__(self, table, normalized):
         super().__init__(table.vocab)
-        self.table, self.reads, self.block_size, self.normalized = table, table.reads, table.block_size, normalized
+        self.table, self.reads, self.block_size, self.normalized = (
+            table,
+            table.reads,
+            table.block_size,
+            normalized,
+        )
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         return self.table.log_probs(xt, t, None, positions, valid)

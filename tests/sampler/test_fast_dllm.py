@@ -31,14 +31,24 @@ EVERY_CACHE = pytest.mark.parametrize("cache", CACHES, ids=lambda c: type(c).__n
 
 def network(n_layers, **options):
     torch.manual_seed(0)
-    net = DiT(DNA, 16, n_layers, 2, 8, **{"dropout": 0.0, "max_length": LENGTH} | options).double().eval()
+    net = (
+        DiT(DNA, 16, n_layers, 2, 8, **{"dropout": 0.0, "max_length": LENGTH} | options)
+        .double()
+        .eval()
+    )
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return net
 
 
 def sample(model, sampler, x_init, seed=0, **kwargs):
-    return sampler.sample(model, AbsorbingProcess(DNA, LogLinear()), x_init, Draws.for_batch(seed, len(x_init)), **kwargs)
+    return sampler.sample(
+        model,
+        AbsorbingProcess(DNA, LogLinear()),
+        x_init,
+        Draws.for_batch(seed, len(x_init)),
+        **kwargs,
+    )
 
 
 def template():
@@ -72,7 +82,9 @@ def test_a_cache_of_two_layers_is_approximate_once_a_token_changes():
     assert difference > 1e-3
     one = network(1)
     state = one.around(torch.full((1, LENGTH), 3), block)
-    torch.testing.assert_close(one.step_block(x[:, block], state), one.features(x)[:, block], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        one.step_block(x[:, block], state), one.features(x)[:, block], rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("inner", INNER, ids=lambda s: type(s).__name__)
@@ -83,21 +95,29 @@ def test_all_caches_sample_the_same_with_one_layer(inner, size):
     model = Denoiser(network(1))
     found = [sample(model, FastDLLM(inner, size, cache), template()) for cache in CACHES]
     assert all(torch.equal(found[0].tokens, other.tokens) for other in found[1:])
-    assert (found[0].tokens != 3).all() and torch.equal(found[0].tokens[template() != 3], template()[template() != 3])
+    assert (found[0].tokens != 3).all() and torch.equal(
+        found[0].tokens[template() != 3], template()[template() != 3]
+    )
 
 
 def test_one_block_is_the_sampler_itself():
     model, inner = Denoiser(network(2)), Grouped(4)
     alone = sample(model, inner, template())
-    in_blocks = [sample(model, FastDLLM(inner, LENGTH, cache), template()).tokens for cache in CACHES]
+    in_blocks = [
+        sample(model, FastDLLM(inner, LENGTH, cache), template()).tokens for cache in CACHES
+    ]
     assert all(torch.equal(tokens, alone.tokens) for tokens in in_blocks)
 
 
 def test_tokens_read_in_each_call(monkeypatch):
     net, lengths = network(2), []
     step_block, around = net.step_block, net.around
-    monkeypatch.setattr(net, "step_block", lambda xt, *args: lengths.append(xt.shape[1]) or step_block(xt, *args))
-    monkeypatch.setattr(net, "around", lambda ids, *args: lengths.append(ids.shape[1]) or around(ids, *args))
+    monkeypatch.setattr(
+        net, "step_block", lambda xt, *args: lengths.append(xt.shape[1]) or step_block(xt, *args)
+    )
+    monkeypatch.setattr(
+        net, "around", lambda ids, *args: lengths.append(ids.shape[1]) or around(ids, *args)
+    )
     counts = {}
     for cache in CACHES:
         lengths.clear()
@@ -105,14 +125,31 @@ def test_tokens_read_in_each_call(monkeypatch):
         assert result.nfe == len(lengths) == FastDLLM(Grouped(2), 5, cache).num_steps_for(LENGTH)
         counts[type(cache).__name__] = list(lengths)
     assert counts["NoCache"] == [19] * 8
-    assert counts["PrefixCache"] == [19, 19, 19, 14, 14, 19, 9, 9, 19, 4, 4]  # the first block has no prefix, and no cache
+    assert counts["PrefixCache"] == [
+        19,
+        19,
+        19,
+        14,
+        14,
+        19,
+        9,
+        9,
+        19,
+        4,
+        4,
+    ]  # the first block has no prefix, and no cache
     assert counts["DualCache"] == [19, 5, 5] * 3 + [19, 4, 4]
 
 
 def test_rows_do_not_depend_on_the_batch():
     model, sampler = Denoiser(network(3)), FastDLLM(Threshold(threshold=0.3), 5, DualCache())
     whole = sample(model, sampler, torch.full((4, LENGTH), 3)).tokens
-    alone = sampler.sample(model, AbsorbingProcess(DNA, LogLinear()), torch.full((1, LENGTH), 3), Draws(0, torch.tensor([2])))
+    alone = sampler.sample(
+        model,
+        AbsorbingProcess(DNA, LogLinear()),
+        torch.full((1, LENGTH), 3),
+        Draws(0, torch.tensor([2])),
+    )
     assert torch.equal(alone.tokens[0], whole[2])
 
 
@@ -133,11 +170,16 @@ def test_constraints_and_frozen_masks_are_kept(cache):
 @EVERY_CACHE
 def test_ratios_are_sampled_as_probabilities_in_a_block(cache):
     model = Denoiser(network(2), Score(DNA), LogLinear())
-    one, two = (sample(model, FastDLLM(inner, 5, cache), template()).tokens for inner in (Analytic(3), Ancestral(3)))
+    one, two = (
+        sample(model, FastDLLM(inner, 5, cache), template()).tokens
+        for inner in (Analytic(3), Ancestral(3))
+    )
     assert torch.equal(one, two) and (one != 3).all()
 
 
-@pytest.mark.parametrize("inner", [Grouped(5), Confidence(num_steps=5)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "inner", [Grouped(5), Confidence(num_steps=5)], ids=lambda s: type(s).__name__
+)
 def test_the_last_block_may_be_short(inner):
     sampler = FastDLLM(inner, 5)
     sampler.check_length(LENGTH)  # 5 + 5 + 5 + 4
@@ -148,12 +190,18 @@ def test_the_last_block_may_be_short(inner):
 
 def test_wrong_models_and_settings_are_refused():
     x = torch.full((1, LENGTH), 3)
-    with pytest.raises(ValueError, match="needs a transformer with a key-value cache, such as dit; Caduceus has none"):
+    with pytest.raises(
+        ValueError,
+        match="needs a transformer with a key-value cache, such as dit; Caduceus has none",
+    ):
         sample(Denoiser(Caduceus(DNA, d_model=8, n_layers=1)), FastDLLM(Grouped(2), 5), x)
     timed = Denoiser(network(1), noise=LogLinear(), time_conditioning=True)
     with pytest.raises(ValueError, match="conditioned on time; set sampler=grouped"):
         sample(timed, FastDLLM(Grouped(2), 5), x)
-    with pytest.raises(ValueError, match=r"samples from a model that unmasks in any order, and this is a model .*; set sampler=block"):
+    with pytest.raises(
+        ValueError,
+        match=r"samples from a model that unmasks in any order, and this is a model .*; set sampler=block",
+    ):
         sample(BlockDenoiser(network(1), 5), FastDLLM(Grouped(2), 5), x)
     with pytest.raises(ValueError, match="choose grouped or another one"):
         Blockwise(FastDLLM(Grouped(2)))
@@ -171,4 +219,6 @@ def test_every_order_of_the_toy_comes_out_with_one_token_per_call(world):
     sampler = FastDLLM(FirstHitting(), 2, NoCache())
     tokens = world.draw(sampler, world.table(sampler), 40_000, seed=1).tokens
     found = world.frequencies(tokens, 3)
-    assert ((found - world.joint).abs() < 4.5 * (world.joint * (1 - world.joint) / 40_000).sqrt()).all()
+    assert (
+        (found - world.joint).abs() < 4.5 * (world.joint * (1 - world.joint) / 40_000).sqrt()
+    ).all()

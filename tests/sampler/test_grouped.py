@@ -27,22 +27,34 @@ def sizes_of(sampler, masked, seed=0):
 def test_sizes_are_those_given():
     whole = torch.ones(50, 10, dtype=torch.bool)
     assert sizes_of(Grouped(sizes=[1, 2, 7]), whole) == [[1, 2, 7]] * 50
-    assert sizes_of(Grouped(3), whole) == [[4, 3, 3]] * 50 == [code_length.uniform_sizes(10, 3).tolist()] * 50
+    assert (
+        sizes_of(Grouped(3), whole)
+        == [[4, 3, 3]] * 50
+        == [code_length.uniform_sizes(10, 3).tolist()] * 50
+    )
 
 
 def test_a_template_enters_where_as_many_tokens_are_visible():
-    masked = torch.arange(10)[None] >= 2  # 2 of 10 are given: what is left of sizes 1, 2, 7 is 1 and 7
+    masked = (
+        torch.arange(10)[None] >= 2
+    )  # 2 of 10 are given: what is left of sizes 1, 2, 7 is 1 and 7
     assert sizes_of(Grouped(sizes=[1, 2, 7]), masked) == [[1, 7]]
     assert sizes_of(Grouped(2), masked) == [[4, 4]]
 
 
-@pytest.mark.parametrize("sampler", [Grouped(1), Grouped(2), Grouped(sizes=[1, 2]), FirstHitting()], ids=["1", "2", "1+2", "first_hitting"])
+@pytest.mark.parametrize(
+    "sampler",
+    [Grouped(1), Grouped(2), Grouped(sizes=[1, 2]), FirstHitting()],
+    ids=["1", "2", "1+2", "first_hitting"],
+)
 def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
     # facts 18, over every plan that the sampler can draw: -log p of the tokens given the plan, averaged, is sum_k s_k h(n_k)
     process = AbsorbingProcess(toy.vocab, LogLinear(0.0))
     with torch.no_grad():
         h = (toy.joint @ likelihood.exact_curve(oracle, process, toy.sequences)).numpy()
-    plans = sampler.plan(torch.ones(400, 3, dtype=torch.bool), process, Draws.for_batch(0, 400)).step
+    plans = sampler.plan(
+        torch.ones(400, 3, dtype=torch.bool), process, Draws.for_batch(0, 400)
+    ).step
     sizes = torch.bincount(plans[0], minlength=int(plans[0].max()) + 1).tolist()
     kinds = {tuple(plan) for plan in plans.tolist()}
     assert len(kinds) == {1: 1, 2: 3, 3: 6}[len(sizes)]  # all orders of the groups are drawn
@@ -55,7 +67,9 @@ def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
             total -= float(toy.joint @ rows[:, unmasks].sum(-1))
             seen = torch.where(unmasks, toy.sequences, seen)
     assert total / len(kinds) == pytest.approx(code_length.code_length(h, sizes), rel=1e-9)
-    fraction = torch.tensor([(plans == torch.tensor(kind)).all(-1).double().mean() for kind in kinds])
+    fraction = torch.tensor(
+        [(plans == torch.tensor(kind)).all(-1).double().mean() for kind in kinds]
+    )
     assert ((fraction - 1 / len(kinds)).abs() < 5 * (1 / len(kinds) / 400) ** 0.5).all()
 
 
@@ -63,8 +77,15 @@ def test_the_fewest_groups_within_a_loss():
     h = 1 + np.exp(-np.arange(60) / 10)
     for optimal in (False, True):
         sizes = code_length.fewest_groups(h, 0.02, optimal)
-        assert sizes.sum() == 60 and code_length.lost_structure(h, code_length.code_length(h, sizes)) <= 0.02
-        fewer = code_length.optimal_sizes(h, len(sizes) - 1) if optimal else code_length.uniform_sizes(60, len(sizes) - 1)
+        assert (
+            sizes.sum() == 60
+            and code_length.lost_structure(h, code_length.code_length(h, sizes)) <= 0.02
+        )
+        fewer = (
+            code_length.optimal_sizes(h, len(sizes) - 1)
+            if optimal
+            else code_length.uniform_sizes(60, len(sizes) - 1)
+        )
         assert code_length.lost_structure(h, code_length.code_length(h, fewer)) > 0.02
     assert len(code_length.fewest_groups(h, 0.02, True)) < len(code_length.fewest_groups(h, 0.02))
     assert code_length.fewest_groups(np.ones(20)) is None  # nothing to lose
@@ -73,7 +94,9 @@ def test_the_fewest_groups_within_a_loss():
 
 def test_a_stored_curve_is_read_at_fractions():
     stored = {"length": 8, "h": {"visible": [0, 4, 7], "bits": [2.0, 1.0, 0.25]}}
-    assert (code_length.curve_from(stored, 4) / np.log(2)).tolist() == pytest.approx([2.0, 1.5, 1.0, 0.5])
+    assert (code_length.curve_from(stored, 4) / np.log(2)).tolist() == pytest.approx(
+        [2.0, 1.5, 1.0, 0.5]
+    )
 
 
 def test_a_stored_curve_promises_no_more_than_the_measured_one():
@@ -113,6 +136,13 @@ def test_impossible_sizes_are_refused(call, message):
 
 
 def test_orders_are_uniform():
-    plans = FirstHitting().plan(torch.ones(3000, 3, dtype=torch.bool), PROCESS, Draws.for_batch(4, 3000)).step
-    counts = [int((plans == torch.tensor(order)).all(-1).sum()) for order in itertools.permutations(range(3))]
+    plans = (
+        FirstHitting()
+        .plan(torch.ones(3000, 3, dtype=torch.bool), PROCESS, Draws.for_batch(4, 3000))
+        .step
+    )
+    counts = [
+        int((plans == torch.tensor(order)).all(-1).sum())
+        for order in itertools.permutations(range(3))
+    ]
     assert max(abs(n - 500) for n in counts) < 5 * (3000 * 5 / 36) ** 0.5

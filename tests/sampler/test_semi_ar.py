@@ -33,8 +33,16 @@ def run(sampler, denoiser, length, x_init=None, **kwargs):
 
 def test_windows_advance_by_strides():
     assert SemiAR(Grouped(), 16, 6).starts(40, 16) == [0, 6, 12, 18, 24]
-    assert SemiAR(Grouped(), 16, 10).starts(40, 16) == [0, 10, 20, 24]  # the last one ends with the sequence
-    assert SemiAR(Grouped(), 16).starts(16, 16) == [0] and SemiAR(Grouped(), 16).num_steps_for(40) == 4 * 16
+    assert SemiAR(Grouped(), 16, 10).starts(40, 16) == [
+        0,
+        10,
+        20,
+        24,
+    ]  # the last one ends with the sequence
+    assert (
+        SemiAR(Grouped(), 16).starts(16, 16) == [0]
+        and SemiAR(Grouped(), 16).num_steps_for(40) == 4 * 16
+    )
 
 
 def test_any_length_and_templates_across_windows(denoiser):
@@ -43,7 +51,11 @@ def test_any_length_and_templates_across_windows(denoiser):
     frozen = torch.zeros(3, 45, dtype=torch.bool)
     frozen[2, 40] = True
     result = run(SemiAR(Grouped(4)), denoiser, 45, x_init, frozen=frozen)
-    assert (result.tokens[0, 30:35] == 7).all() and (result.tokens[1] == 8).all() and result.tokens[2, 40] == 3
+    assert (
+        (result.tokens[0, 30:35] == 7).all()
+        and (result.tokens[1] == 8).all()
+        and result.tokens[2, 40] == 3
+    )
     filled = result.tokens.clone()
     filled[2, 40] = 7
     assert torch.isin(filled, torch.tensor(DNA.emitted)).all()
@@ -51,7 +63,9 @@ def test_any_length_and_templates_across_windows(denoiser):
 
 
 def test_a_short_sequence_is_left_to_the_other_sampler(denoiser):
-    assert torch.equal(run(SemiAR(Grouped(4)), denoiser, 12).tokens, run(Grouped(4), denoiser, 12).tokens)
+    assert torch.equal(
+        run(SemiAR(Grouped(4)), denoiser, 12).tokens, run(Grouped(4), denoiser, 12).tokens
+    )
 
 
 def test_later_windows_see_the_end_of_the_one_before(denoiser):
@@ -61,30 +75,41 @@ def test_later_windows_see_the_end_of_the_one_before(denoiser):
     other = given.clone()
     other[:, :8] = 9
     assert torch.equal(
-        run(SemiAR(Grouped(4)), denoiser, 24, given).tokens[:, 16:], run(SemiAR(Grouped(4)), denoiser, 24, other).tokens[:, 16:]
+        run(SemiAR(Grouped(4)), denoiser, 24, given).tokens[:, 16:],
+        run(SemiAR(Grouped(4)), denoiser, 24, other).tokens[:, 16:],
     )
 
 
 @pytest.mark.parametrize("given", [slice(20, 60), slice(0, 8), slice(5, 45), slice(0, 60)])
 def test_a_window_without_masks_is_not_refined(given, denoiser):
     x_init = torch.full((3, 60), 3)
-    x_init[:, given] = torch.randint(7, 11, (3, 60), generator=torch.Generator().manual_seed(0))[:, given]
+    x_init[:, given] = torch.randint(7, 11, (3, 60), generator=torch.Generator().manual_seed(0))[
+        :, given
+    ]
     for sampler in (SemiAR(Gibbs(1, 4), window=16, stride=10), SemiAR(Gibbs(1, 4))):
         tokens = run(sampler, denoiser, 60, x_init).tokens
         assert torch.equal(tokens[:, given], x_init[:, given]) and (tokens != 3).all()
 
 
 def test_each_window_has_its_own_noise(denoiser):
-    torch.nn.init.zeros_(denoiser.backbone.output_layer.linear.weight)  # every base is equally likely, whatever stands before it
+    torch.nn.init.zeros_(
+        denoiser.backbone.output_layer.linear.weight
+    )  # every base is equally likely, whatever stands before it
     tokens = run(SemiAR(Grouped(4), 16, 16), denoiser, 48).tokens
     assert len({tuple(row) for row in tokens.view(-1, 16).tolist()}) == 9
 
 
 @pytest.mark.parametrize("window", [None, 16])
 def test_a_stride_beyond_the_window_is_refused_given_or_default(window, denoiser):
-    with pytest.raises(ValueError, match=r"stride 20 is larger than the window 16; set sampler.stride to at most 16"):
+    with pytest.raises(
+        ValueError,
+        match=r"stride 20 is larger than the window 16; set sampler.stride to at most 16",
+    ):
         run(SemiAR(Grouped(4), window, 20), denoiser, 45)
-    with pytest.raises(ValueError, match=r"window 17 is more than the 16 tokens that this network takes; set sampler.window"):
+    with pytest.raises(
+        ValueError,
+        match=r"window 17 is more than the 16 tokens that this network takes; set sampler.window",
+    ):
         run(SemiAR(Grouped(4), 17), denoiser, 45)
 
 
@@ -98,7 +123,10 @@ def test_the_default_window_is_that_of_the_network(denoiser):
 def test_a_model_that_the_inner_sampler_cannot_sample_is_refused_up_front(denoiser):
     sampler = SemiAR(FastDLLM(Grouped(2), 4))
     sampler.check_model(denoiser)
-    with pytest.raises(ValueError, match="needs a transformer with a key-value cache, such as dit; Caduceus has none"):
+    with pytest.raises(
+        ValueError,
+        match="needs a transformer with a key-value cache, such as dit; Caduceus has none",
+    ):
         sampler.check_model(Denoiser(Caduceus(DNA, d_model=8, n_layers=1)))
 
 
@@ -108,7 +136,10 @@ def test_a_model_that_the_inner_sampler_cannot_sample_is_refused_up_front(denois
         (lambda: SemiAR(Grouped(), 0), "sampler.window 0 must be an integer of at least 1"),
         (lambda: SemiAR(Grouped(), 8, 9), "stride 9 is larger than the window 8"),
         (lambda: SemiAR(Autoregressive()), "semi_ar is for samplers that unmask"),
-        (lambda: SemiAR(Grouped(20), 16).check_length(40), "num_groups 20 is larger than the length 16"),
+        (
+            lambda: SemiAR(Grouped(20), 16).check_length(40),
+            "num_groups 20 is larger than the length 16",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(call, message):

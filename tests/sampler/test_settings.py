@@ -23,15 +23,26 @@ def test_settings_are_those_of_the_yaml(name):
     config = compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
     settings = build(config).settings()
     assert settings.keys() == config.keys() - {"_target_"}
-    assert all(settings[key] == value for key, value in config.items() if not isinstance(value, dict) and key != "_target_")
+    assert all(
+        settings[key] == value
+        for key, value in config.items()
+        if not isinstance(value, dict) and key != "_target_"
+    )
 
 
 def test_nested_settings_are_dicts_with_the_class():
     grid = {"num_steps": 8, "noise_removal": "sample", **DEFAULTS}
-    assert ReMDM(Cap(0.1), num_steps=8).settings() == {"remasking": {"class": "Cap", "eta": 0.1}, **grid}
+    assert ReMDM(Cap(0.1), num_steps=8).settings() == {
+        "remasking": {"class": "Cap", "eta": 0.1},
+        **grid,
+    }
     assert ForwardBackward(8).settings() == grid
     inner = {"class": "Grouped", "num_groups": 2, "sizes": [3, 5], **DEFAULTS}
-    assert SemiAR(Grouped(sizes=(3, 5)), 8).settings() == {"sampler": inner, "window": 8, "stride": None}
+    assert SemiAR(Grouped(sizes=(3, 5)), 8).settings() == {
+        "sampler": inner,
+        "window": 8,
+        "stride": None,
+    }
     assert Gibbs(1e1).settings() == {"num_sweeps": 10, "num_groups": None, **DEFAULTS}
 
 
@@ -68,7 +79,9 @@ class Forgetful(LeftToRight):
 def test_a_users_own_sampler_needs_one_method_and_records_its_settings(world):
     sampler, model = LeftToRight(2, nucleus=0.5), world.table()
     result = world.draw(sampler, model, 5)
-    assert (result.nfe, result.rows) == (model.calls, model.rows) == (2, 2) and (result.tokens == result.tokens[0]).all()
+    assert (result.nfe, result.rows) == (model.calls, model.rows) == (2, 2) and (
+        result.tokens == result.tokens[0]
+    ).all()
     assert sampler.settings() == {**DEFAULTS, "width": 2, "nucleus": 0.5}
     assert not sampler.exact and not sampler.has_weights and not sampler.supports_weights(8)
     with pytest.raises(ValueError, match=r"sampler.temperature 'x' must be a finite number"):
@@ -79,5 +92,8 @@ def test_a_users_own_sampler_needs_one_method_and_records_its_settings(world):
 
 def test_a_constructor_must_store_its_arguments():
     assert Plain(3).settings() == {"stride": 3}
-    with pytest.raises(ValueError, match=r"Forgetful does not store its argument speed; set self.speed in the constructor"):
+    with pytest.raises(
+        ValueError,
+        match=r"Forgetful does not store its argument speed; set self.speed in the constructor",
+    ):
         Forgetful().settings()

@@ -28,7 +28,9 @@ def asymmetry(kind, sampler):
         if p.ndim == 2 and "A_log" not in name:
             torch.nn.init.normal_(p, std=0.5)
     process = AbsorbingProcess(DNA, LogLinear())
-    tokens = sampler.sample(Denoiser(network), process, process.prior(BATCH, LENGTH), Draws.for_batch(0, BATCH)).tokens
+    tokens = sampler.sample(
+        Denoiser(network), process, process.prior(BATCH, LENGTH), Draws.for_batch(0, BATCH)
+    ).tokens
     powers = torch.tensor([16, 4, 1])
     here, there = ((ids - 7) @ powers for ids in (tokens, DNA.reverse_complement(tokens)))
     counts = [torch.bincount(words, minlength=64).double() for words in (here, there)]
@@ -36,8 +38,14 @@ def asymmetry(kind, sampler):
     return float(((counts[0] - counts[1]) ** 2 / (counts[0] + counts[1]).clamp(min=1)).sum() / 2)
 
 
-@pytest.mark.parametrize("sampler", [Grouped(2), FirstHitting(), Ancestral(4), Confidence(3)], ids=lambda s: type(s).__name__)
-def test_samples_of_a_shared_network_and_their_reverse_complements_have_the_same_distribution(sampler):
+@pytest.mark.parametrize(
+    "sampler",
+    [Grouped(2), FirstHitting(), Ancestral(4), Confidence(3)],
+    ids=lambda s: type(s).__name__,
+)
+def test_samples_of_a_shared_network_and_their_reverse_complements_have_the_same_distribution(
+    sampler,
+):
     assert asymmetry(CaduceusPS, sampler) < 75
 
 

@@ -28,12 +28,19 @@ def test_gpus_draw_in_chunks_of_bounded_memory():
     assert base.rows_at_once(torch.device("cuda"), 1 << 30) == 1
 
 
-@pytest.mark.parametrize("sampler", [EntropyBounded(0.5), Confidence(2), Confidence(2, "margin"), Threshold(0.5), LowConfidence(2)])
+@pytest.mark.parametrize(
+    "sampler",
+    [EntropyBounded(0.5), Confidence(2), Confidence(2, "margin"), Threshold(0.5), LowConfidence(2)],
+)
 def test_scores_are_computed_in_chunks_and_do_not_depend_on_them(monkeypatch, sampler, world):
     whole = world.draw(sampler, world.table(), 20).tokens
     monkeypatch.setattr(base, "_CHUNK", 8)
     rows, score = [], sampler.score
-    monkeypatch.setattr(sampler, "score", lambda log_probs, tokens: rows.append(len(log_probs)) or score(log_probs, tokens))
+    monkeypatch.setattr(
+        sampler,
+        "score",
+        lambda log_probs, tokens: rows.append(len(log_probs)) or score(log_probs, tokens),
+    )
     assert torch.equal(world.draw(sampler, world.table(), 20).tokens, whole) and max(rows) == 2
 
 

@@ -14,11 +14,15 @@ from dnadiff.kmers import reverse_complement
 from dnadiff.markov import counts
 from dnadiff.markov.model import BackoffMarkov
 
-spec = importlib.util.spec_from_file_location("adaptive_markov", Path(__file__).parents[2] / "scripts" / "bench" / "adaptive_markov.py")
+spec = importlib.util.spec_from_file_location(
+    "adaptive_markov", Path(__file__).parents[2] / "scripts" / "bench" / "adaptive_markov.py"
+)
 adaptive = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(adaptive)
 
-sequences = arrays(np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4]))  # many A, so that contexts recur
+sequences = arrays(
+    np.uint8, st.integers(0, 50), elements=st.sampled_from([0, 0, 1, 2, 3, 4])
+)  # many A, so that contexts recur
 
 
 def bases(letters: str) -> np.ndarray:
@@ -30,7 +34,9 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter:
     counts = Counter()
     for x in sequences:
         for k in range(order + 1):
-            counts.update(tuple(x[i - k : i + 1]) for i in range(k, len(x)) if 4 not in x[i - k : i + 1])
+            counts.update(
+                tuple(x[i - k : i + 1]) for i in range(k, len(x)) if 4 not in x[i - k : i + 1]
+            )
     return counts
 
 
@@ -55,7 +61,9 @@ def both_strands_of(x: np.ndarray) -> list[list[int]]:
 def test_adaptive_counts_are_those_before_each_base(train, x, order, both_strands):
     train = np.concatenate([train, bases("ACGTT")])
     strengths = [2.0 + k for k in range(order + 1)]
-    found = adaptive.adaptive_log_probs(BackoffMarkov.fit([train], order, strengths), x, both_strands)
+    found = adaptive.adaptive_log_probs(
+        BackoffMarkov.fit([train], order, strengths), x, both_strands
+    )
     expected = np.full(len(x), np.nan)
     for i in np.flatnonzero(x < 4):
         seen = both_strands_of(x[:i]) if both_strands else [x[:i].tolist()]
@@ -72,7 +80,9 @@ def test_adaptive_counts_do_not_depend_on_blocks_or_storage(x, both_strands, blo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counts, "_BLOCK", block)
         patch.setattr(adaptive, "_TABLE_ORDER", tables)
-        assert adaptive.adaptive_log_probs(model, x, both_strands) == pytest.approx(expected, nan_ok=True, rel=1e-12)
+        assert adaptive.adaptive_log_probs(model, x, both_strands) == pytest.approx(
+            expected, nan_ok=True, rel=1e-12
+        )
 
 
 def test_high_orders_whose_codes_do_not_fit_one_integer_with_their_index():

@@ -49,7 +49,9 @@ def bench(monkeypatch):
 def test_a_cell_that_kills_its_process_or_the_gpu_costs_no_other_cell(tmp_path):
     script, rows = tmp_path / "bench.py", tmp_path / "rows.json"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = subprocess.run([sys.executable, script, rows], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, script, rows], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(rows.read_text(encoding="utf-8")) == [
         {"name": "extensions", "error": "the process ended"},
@@ -64,7 +66,9 @@ def test_a_cell_that_kills_its_process_or_the_gpu_costs_no_other_cell(tmp_path):
 
 def test_every_trial_of_tile_sizes_has_its_own_row(bench, monkeypatch):
     gpu, seen = bench("gpu"), []
-    monkeypatch.setattr(gpu, "scan_rows", lambda machine, report, width, L, scans, tiles: seen.append((L, tiles)))
+    monkeypatch.setattr(
+        gpu, "scan_rows", lambda machine, report, width, L, scans, tiles: seen.append((L, tiles))
+    )
     gpu.tune(None, None)
     assert len(set(seen)) == len(seen) == 20
 

@@ -61,7 +61,10 @@ def leave(out):
     ("command", "expected"),
     [
         (write_atomically, []),
-        (write_in_place, [f"result.txt is half-written or has other contents ({size} bytes)" for size in (0, 4)]),
+        (
+            write_in_place,
+            [f"result.txt is half-written or has other contents ({size} bytes)" for size in (0, 4)],
+        ),
         pytest.param(leave, ["after the next start out/.result.txt."], marks=pytest.mark.slow),
         pytest.param(forget, ["after the next start out/more is missing"], marks=pytest.mark.slow),
     ],
@@ -80,7 +83,9 @@ def test_kills_show_what_a_command_does_wrong(command, expected, tmp_path, inter
     (tmp_path / "kernels").mkdir()
     row = crash_points.kill_case(toy, Case("toy", ()), crash_points.Choice(twice=1))
     assert row.kills >= 3
-    assert all(any(one in problem for problem in row.failures) for one in expected) and bool(row.failures) == bool(expected)
+    assert all(any(one in problem for problem in row.failures) for one in expected) and bool(
+        row.failures
+    ) == bool(expected)
 
 
 def test_commands_survive_kills(python):

@@ -20,14 +20,21 @@ def stages(speed):
 
 @pytest.mark.parametrize("slowness", [1, 2, 4, 8])
 def test_stages_after_training_leave_its_share_of_ten_minutes(slowness):
-    speed = demo.Speed(start=5 * min(slowness, 3), training=60_000 / slowness, forward=160_000 / slowness, short=40_000 / slowness)
+    speed = demo.Speed(
+        start=5 * min(slowness, 3),
+        training=60_000 / slowness,
+        forward=160_000 / slowness,
+        short=40_000 / slowness,
+    )
     available = 0.95 * 600 - speed.report - demo.TRAINING_SHARE * 600
     chosen = demo.choose(available, stages(speed))
     assert sum(stage(chosen) for stage in stages(speed)) <= available or chosen == demo.LADDER[-1]
 
 
 def test_a_slower_machine_never_gets_more():
-    speeds = [demo.Speed(5 * s, 60_000 / s, 160_000 / s, 40_000 / s) for s in (0.5, 1, 2, 4, 8, 100)]
+    speeds = [
+        demo.Speed(5 * s, 60_000 / s, 160_000 / s, 40_000 / s) for s in (0.5, 1, 2, 4, 8, 100)
+    ]
     rungs = [demo.LADDER.index(demo.choose(200, stages(speed))) for speed in speeds]
     assert rungs == sorted(rungs)
     assert rungs[0] == 0 and rungs[-1] == len(demo.LADDER) - 1
@@ -40,7 +47,10 @@ def test_every_rung_costs_less_than_the_one_before():
 
 
 def test_a_later_choice_never_grows_again():
-    assert demo.choose(1e9, stages(demo.Speed(1, 1e6, 1e6, 1e6)), demo.at_most(demo.LADDER[3])) == demo.LADDER[3]
+    assert (
+        demo.choose(1e9, stages(demo.Speed(1, 1e6, 1e6, 1e6)), demo.at_most(demo.LADDER[3]))
+        == demo.LADDER[3]
+    )
 
 
 def test_what_is_shortened_is_named():

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-sys.path += [str(Path(__file__).parents[2] / "scripts" / name) for name in ("variants", "design")]  # both have a module called promoters
+sys.path += [
+    str(Path(__file__).parents[2] / "scripts" / name) for name in ("variants", "design")
+]  # both have a module called promoters
 import comparison
 import designers
 import halves
@@ -25,11 +27,20 @@ from dnadiff.data.genome.fasta import Record, write_fasta
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.kmers import reverse_complement
 
-SPEC = importlib.util.spec_from_file_location("design_promoters", Path(halves.__file__).with_name("promoters.py"))
+SPEC = importlib.util.spec_from_file_location(
+    "design_promoters", Path(halves.__file__).with_name("promoters.py")
+)
 promoters = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(promoters)
 LENGTH, SIZE = 40, 6000
-CALLS = {"best_of_n": 8, "smc": 8, "svdd": 8, "classifier_guidance": 7, "genetic": 8, "genetic_strong": 8}  # of each design, with --quick
+CALLS = {
+    "best_of_n": 8,
+    "smc": 8,
+    "svdd": 8,
+    "classifier_guidance": 7,
+    "genetic": 8,
+    "genetic_strong": 8,
+}  # of each design, with --quick
 
 
 def letters_of(bases):
@@ -48,13 +59,22 @@ def rows(genome):
     for number, start in enumerate(range(0, SIZE - LENGTH, 40)):
         bases = genome[start : start + LENGTH]
         text = letters_of(reverse_complement(bases) if number % 2 else bases)
-        found.append(halves.Promoter(text, 1.0 + text.count("A") / 4, "test" if 2000 <= start < 2800 else "train"))
+        found.append(
+            halves.Promoter(
+                text, 1.0 + text.count("A") / 4, "test" if 2000 <= start < 2800 else "train"
+            )
+        )
     return [*found, halves.Promoter("ACGT" * 10, 3.0, "train")]
 
 
 def test_places_are_found_on_both_strands(genome):
     twice = np.concatenate([genome, genome[100:200]])
-    asked = [genome[500:540], reverse_complement(genome[700:740]), genome[110:150], np.zeros(40, np.uint8)]
+    asked = [
+        genome[500:540],
+        reverse_complement(genome[700:740]),
+        genome[110:150],
+        np.zeros(40, np.uint8),
+    ]
     assert halves.places(asked, twice).tolist() == [500, 700, halves.REPEATED, halves.ABSENT]
 
 
@@ -66,22 +86,37 @@ def test_halves_share_no_base(genome, rows):
     test = made.start[made.part == "test"]
     assert not halves.overlaps(np.concatenate([*start.values()]), test, LENGTH).any()
     assert made.counts["absent"] == 1 and made.counts["near an edge"] > 0 and made.part[-1] == ""
-    assert min(made.counts[name] for name in ("a train", "a valid", "b train", "b valid", "test")) > 0
-    last = [made.start[made.part == name].max() for name in ("a train", "a valid", "b train", "b valid")]
+    assert (
+        min(made.counts[name] for name in ("a train", "a valid", "b train", "b valid", "test")) > 0
+    )
+    last = [
+        made.start[made.part == name].max() for name in ("a train", "a valid", "b train", "b valid")
+    ]
     assert last == sorted(last)
 
 
 def test_sequences_that_share_a_word_with_the_other_half_are_left_out(genome, rows):
     copied = genome.copy()
     copied[4000:4040] = genome[800:840]
-    copied[4030:4040] = 3 - copied[4030:4040]  # the first 30 bases of a promoter of half a are also in one of half b
-    changed = [row._replace(sequence=letters_of(copied[4000:4040])) if number == 100 else row for number, row in enumerate(rows)]
+    copied[4030:4040] = (
+        3 - copied[4030:4040]
+    )  # the first 30 bases of a promoter of half a are also in one of half b
+    changed = [
+        row._replace(sequence=letters_of(copied[4000:4040])) if number == 100 else row
+        for number, row in enumerate(rows)
+    ]
     made = halves.Halves(changed, copied, guard=30)
     assert made.counts["shares a 24-mer"] == 1 and made.start[100] == 4000 and made.part[100] == ""
 
 
 def test_overlaps_are_those_of_the_nearest_start():
-    assert halves.overlaps(np.array([0, 39, 40, 100, 141]), np.array([0, 101]), 40).tolist() == [True, True, False, True, False]
+    assert halves.overlaps(np.array([0, 39, 40, 100, 141]), np.array([0, 101]), 40).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.fixture
@@ -134,8 +169,15 @@ def test_ledidi_reads_the_reward_with_its_gradient(monkeypatch):
             for _ in range(self.max_iter):
                 step = x.expand(self.batch_size, -1, -1).clone().requires_grad_()
                 ((self.model(step) - goal) ** 2).sum().backward()
-                assert torch.equal(step.grad.argmin(1), torch.zeros(self.batch_size, 5)) and not step.grad[:, 1:].any()
-                x = torch.nn.functional.one_hot((x - step.grad[:1]).argmax(1), 4).transpose(1, 2).float()
+                assert (
+                    torch.equal(step.grad.argmin(1), torch.zeros(self.batch_size, 5))
+                    and not step.grad[:, 1:].any()
+                )
+                x = (
+                    torch.nn.functional.one_hot((x - step.grad[:1]).argmax(1), 4)
+                    .transpose(1, 2)
+                    .float()
+                )
 
     fake = types.ModuleType("ledidi")
     fake.__spec__, fake.Ledidi = ModuleSpec("ledidi", None), Ledidi
@@ -153,26 +195,50 @@ def test_a_missing_peer_is_named(monkeypatch):
 
 
 def test_tables_compare_with_the_baseline():
-    random, strong = np.random.default_rng(0), peers.uniform_sequences(30, 20, np.random.default_rng(1))
+    random, strong = (
+        np.random.default_rng(0),
+        peers.uniform_sequences(30, 20, np.random.default_rng(1)),
+    )
     names = {designers.BASELINE: 0.0, "better": 1.0}
     found = {}
     for name, shift in names.items():
         values = {value: random.normal(shift, 0.1, 30) for value in comparison.VALUES}
-        found[name] = comparison.described(values, range(30), peers.uniform_sequences(30, 20, random), strong)
+        found[name] = comparison.described(
+            values, range(30), peers.uniform_sequences(30, 20, random), strong
+        )
     minus = comparison.differences(found, comparison.VALUES)["better"]["A"]
     assert minus["low"] < 1 < minus["high"] and minus["low"] > 0.8
     assert found["better"]["top"]["A"]["value"] > found["better"]["mean"]["A"]["high"]
     assert comparison.decile(np.arange(20.0), np.ones(20), -np.arange(20.0)) == 0.5
-    assert comparison.hamming(["ACGT", "AAAA"], ["ACGA"]).tolist() == [[1], [2]] and comparison.diversity(
-        ["AC", "AG", "AC"]
-    ) == pytest.approx(2 / 3)
+    assert comparison.hamming(["ACGT", "AAAA"], ["ACGA"]).tolist() == [
+        [1],
+        [2],
+    ] and comparison.diversity(["AC", "AG", "AC"]) == pytest.approx(2 / 3)
 
 
 def test_tables_compare_methods_with_the_peers_that_start_from_the_same_sequences():
-    means = {"smc": 2.0, "genetic": 1.0, "ledidi": 3.0, "metropolis_strong": 5.0, "genetic_strong": 4.0, "unguided": 0.0}
-    found = {name: {"group": [0, 1], "values": {"A": [mean, mean], "B": [mean, mean]}} for name, mean in means.items()}
-    tables = [[line.split(" | ") for line in table.splitlines()] for table in comparison.peer_tables(found, ["B"])]
-    rows = {table[0][0].removeprefix("| "): [(row[0].removeprefix("| "), row[1][:5]) for row in table[2:]] for table in tables}
+    means = {
+        "smc": 2.0,
+        "genetic": 1.0,
+        "ledidi": 3.0,
+        "metropolis_strong": 5.0,
+        "genetic_strong": 4.0,
+        "unguided": 0.0,
+    }
+    found = {
+        name: {"group": [0, 1], "values": {"A": [mean, mean], "B": [mean, mean]}}
+        for name, mean in means.items()
+    }
+    tables = [
+        [line.split(" | ") for line in table.splitlines()]
+        for table in comparison.peer_tables(found, ["B"])
+    ]
+    rows = {
+        table[0][0].removeprefix("| "): [
+            (row[0].removeprefix("| "), row[1][:5]) for row in table[2:]
+        ]
+        for table in tables
+    }
     assert rows == {
         "method minus genetic": [("smc", "+1.00")],
         "method minus genetic_strong": [("metropolis_strong", "+1.00")],
@@ -193,7 +259,10 @@ def inputs(tmp_path, genome, rows):
     lines = [f"{row.sequence},{row.expression},{row.split}" for row in rows]
     (tmp_path / "tss.csv").write_text("\n".join(["sequence,expression,split", *lines]) + "\n")
     random = np.random.default_rng(1)
-    grid = [f"{text},{1 + text.count('A') / 50},x_bg{row % 8}:9" for row, text in enumerate(peers.uniform_sequences(80, 198, random))]
+    grid = [
+        f"{text},{1 + text.count('A') / 50},x_bg{row % 8}:9"
+        for row, text in enumerate(peers.uniform_sequences(80, 198, random))
+    ]
     (tmp_path / "grid.csv").write_text("\n".join(["sequence,expression,name", *grid]) + "\n")
     return [
         f"--tss={tmp_path / 'tss.csv'}",
@@ -206,29 +275,52 @@ def inputs(tmp_path, genome, rows):
 @pytest.mark.slow
 def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measures, "RESAMPLES", 20)
-    monkeypatch.setattr(promoters.scoring, "configure_process", lambda: None)  # it chooses threads for the whole process
+    monkeypatch.setattr(
+        promoters.scoring, "configure_process", lambda: None
+    )  # it chooses threads for the whole process
     monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
     monkeypatch.setattr(
-        study, "command", lambda _, *given: commands.run("finetune", finetune.run, finetune.KEYS, [*given, "accelerator=cpu"])
+        study,
+        "command",
+        lambda _, *given: commands.run(
+            "finetune", finetune.run, finetune.KEYS, [*given, "accelerator=cpu"]
+        ),
     )
     monkeypatch.setattr(peers, "has_ledidi", lambda: False)
     for name, (function, grid) in designers.METHODS.items():
         monkeypatch.setitem(designers.METHODS, name, (function, grid[-2:]))
 
     def run(*more):
-        monkeypatch.setattr(sys, "argv", ["promoters.py", *inputs, f"--checkpoint={trained}", "--quick", *more])
+        monkeypatch.setattr(
+            sys, "argv", ["promoters.py", *inputs, f"--checkpoint={trained}", "--quick", *more]
+        )
         promoters.main()
         return capsys.readouterr().out
 
-    folder, pieces = tmp_path / "out" / "quick", [f"--only={name}" for name in ("tables", "oracle", "judge", "tune", "design")]
+    folder, pieces = (
+        tmp_path / "out" / "quick",
+        [f"--only={name}" for name in ("tables", "oracle", "judge", "tune", "design")],
+    )
     text = run(*pieces, f"--collect={tmp_path / 'x.json'}")
     for name in designers.METHODS:
         assert name == "ledidi" or f"| {name} | " in text
-    assert "best_of_n" in text and "strong promoters" in text and (folder / promoters.PICTURE).stat().st_size > 1000
-    designs = {name: json.loads((folder / f"design-{name}.json").read_text()) for name in designers.available()}
+    assert (
+        "best_of_n" in text
+        and "strong promoters" in text
+        and (folder / promoters.PICTURE).stat().st_size > 1000
+    )
+    designs = {
+        name: json.loads((folder / f"design-{name}.json").read_text())
+        for name in designers.available()
+    }
     for name, row in designs.items():
-        assert {len(sequence) for sequence in row["sequences"]} == {LENGTH} and len(row["rewards"]) == len(row["groups"]) == 4
-        assert row["calls_per_design"] == CALLS.get(name, row["calls_per_design"]) and row["calls_per_design"] <= 8, name
+        assert {len(sequence) for sequence in row["sequences"]} == {LENGTH} and len(
+            row["rewards"]
+        ) == len(row["groups"]) == 4
+        assert (
+            row["calls_per_design"] == CALLS.get(name, row["calls_per_design"])
+            and row["calls_per_design"] <= 8
+        ), name
     assert max(designs["genetic_strong"]["rewards"]) >= max(designs["unguided"]["rewards"])
     files = {path: path.read_bytes() for path in folder.glob("*.json")}
     assert (

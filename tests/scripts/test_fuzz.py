@@ -13,7 +13,10 @@ import readers
 
 from dnadiff.commands import COMMANDS
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fuzzer reads the memory of a process from /proc")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="the fuzzer reads the memory of a process from /proc",
+)
 CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
 
 
@@ -84,7 +87,9 @@ def expected(folder, name):
 
 def outcomes(read, tmp_path, count=60, mutation=None):
     kinds = {"t.tsv": mutations.TABLE if mutation is None else [mutation]}
-    toy = readers.Reader("toy", lambda folder: readers._write(folder / "t.tsv", CONTENT), kinds, read, expected)
+    toy = readers.Reader(
+        "toy", lambda folder: readers._write(folder / "t.tsv", CONTENT), kinds, read, expected
+    )
     return next(iter(fuzz.run([toy], count, 0, tmp_path / "fuzz")))
 
 
@@ -125,11 +130,19 @@ def test_an_input_is_the_same_every_time(tmp_path):
 def test_formats_read_the_undamaged_files_as_the_readers_do(tmp_path):
     """The rules of the fuzzer agree with the readers before any damage."""
     for name, reader in readers.READERS.items():
-        if reader.expected in (readers.nothing, readers.anything) or reader in readers.STORED or reader in readers.PUBLISHED:
+        if (
+            reader.expected in (readers.nothing, readers.anything)
+            or reader in readers.STORED
+            or reader in readers.PUBLISHED
+        ):
             continue
         folder = tmp_path / name
         reader.make(folder)
-        file = next(str(path.relative_to(folder)) for pattern in reader.files for path in sorted(folder.glob(pattern)))
+        file = next(
+            str(path.relative_to(folder))
+            for pattern in reader.files
+            for path in sorted(folder.glob(pattern))
+        )
         assert reader.expected(folder, file) == reader.read(folder), name
 
 
@@ -141,10 +154,35 @@ def test_every_command_has_readers_and_every_input_too():
 @linux
 def test_inputs_of_every_format_pass(python, tmp_path):
     """One reader of each format; all readers and 10,000 inputs take a quarter of an hour."""
-    formats = ("fasta", "genome bgzip", "genome 2bit", "genome genbank", "bed", "gff3.gz", "labels csv", "labels parquet", "text jsonl")
-    names = [*formats, "tokenizer.json", "genome cache", "token cache", "sample journal", "predictions", "results.csv"]
-    command = [fuzz.__file__, "--count=60", f"--folder={tmp_path / 'fuzz'}", f"--json={tmp_path / 'found.json'}"]
+    formats = (
+        "fasta",
+        "genome bgzip",
+        "genome 2bit",
+        "genome genbank",
+        "bed",
+        "gff3.gz",
+        "labels csv",
+        "labels parquet",
+        "text jsonl",
+    )
+    names = [
+        *formats,
+        "tokenizer.json",
+        "genome cache",
+        "token cache",
+        "sample journal",
+        "predictions",
+        "results.csv",
+    ]
+    command = [
+        fuzz.__file__,
+        "--count=60",
+        f"--folder={tmp_path / 'fuzz'}",
+        f"--json={tmp_path / 'found.json'}",
+    ]
     process = python(*command, *(f"--reader={name}" for name in names))
     assert process.wait() == 0, process.output + process.errors
     found = json.loads((tmp_path / "found.json").read_text())["readers"]
-    assert [row["reader"] for row in found] == names and sum(sum(row["counts"].values()) for row in found) > 50
+    assert [row["reader"] for row in found] == names and sum(
+        sum(row["counts"].values()) for row in found
+    ) > 50

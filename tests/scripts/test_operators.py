@@ -31,21 +31,35 @@ def one_thread():
 def test_every_operator_has_a_limit_and_the_shares_add_up_to_the_step(one_thread, monkeypatch):
     operators = script("operators")
     rates = ["product", "exp", *(f"copy {level}" for level in operators.LEVELS)]
-    monkeypatch.setattr(operators, "rate_probes", lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates})
-    found = operators.table(argparse.Namespace(size="16x1", batch=2, length=40, threads=1, seconds=0.0))
+    monkeypatch.setattr(
+        operators, "rate_probes", lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates}
+    )
+    found = operators.table(
+        argparse.Namespace(size="16x1", batch=2, length=40, threads=1, seconds=0.0)
+    )
     assert all(row["limit"] > 0 and row["ms"] > 0 for row in found["operators"])
-    assert sum(row["share"] for row in found["operators"]) + found["step"]["rest"] == pytest.approx(1)
+    assert sum(row["share"] for row in found["operators"]) + found["step"]["rest"] == pytest.approx(
+        1
+    )
     assert operators.markdown([found, found]).count("\n| ") == len(found["operators"]) + 1
 
 
 def test_the_parts_of_a_forward_pass_add_up_to_it(one_thread, monkeypatch):
     long_window = script("long_window")
     rates = ["product", "exp", "copy L2", "copy L3", "copy memory"]
-    monkeypatch.setattr(long_window, "rate_probes", lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates})
+    monkeypatch.setattr(
+        long_window,
+        "rate_probes",
+        lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates},
+    )
     found = long_window.measured(argparse.Namespace(size="16x1", length=40, seconds=0.0), 1)
-    assert [row["calls"] for row in found["operators"]] == [1, 1, 2, 1, 1, 2, 1] and found["seconds"] > 0
+    assert [row["calls"] for row in found["operators"]] == [1, 1, 2, 1, 1, 2, 1] and found[
+        "seconds"
+    ] > 0
     assert sum(row["share"] for row in found["operators"]) + found["rest"] == pytest.approx(1)
-    flops = sum(row["calls"] * (row["MFLOP"] + 14 * row["Mexp"]) * 1e6 for row in found["operators"])
+    flops = sum(
+        row["calls"] * (row["MFLOP"] + 14 * row["Mexp"]) * 1e6 for row in found["operators"]
+    )
     assert found["arithmetic_seconds"] == pytest.approx(flops / found["rates"]["product"])
     assert long_window.markdown([found, found]).count("\n| ") == len(found["operators"]) + 2
 

@@ -30,9 +30,13 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def script(name):
-    sys.path.insert(0, str((SCRIPTS / name).parent))  # as for a program: scripts import modules of their folder
+    sys.path.insert(
+        0, str((SCRIPTS / name).parent)
+    )  # as for a program: scripts import modules of their folder
     spec = importlib.util.spec_from_file_location(Path(name).stem, SCRIPTS / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     finally:
@@ -57,12 +61,19 @@ def test_a_judge_of_fast_dllm_has_the_tokenizer_of_the_model(monkeypatch):
         ("text", CharTokenizer("ab"), True),
         ("mdlm", DNATokenizer(), False),
     ):
-        models[name] = SimpleNamespace(tokenizer=tokenizer, denoiser=SimpleNamespace(autoregressive=autoregressive))
+        models[name] = SimpleNamespace(
+            tokenizer=tokenizer, denoiser=SimpleNamespace(autoregressive=autoregressive)
+        )
     monkeypatch.setattr(bench.checkpoint, "load", lambda path: models[str(path)])
-    monkeypatch.setattr(bench, "validation", lambda *_: pytest.fail("work begins before the judge is checked"))
+    monkeypatch.setattr(
+        bench, "validation", lambda *_: pytest.fail("work begins before the judge is checked")
+    )
     assert bench.load_judge(Path("dna"), models["mdlm"]) is models["dna"].denoiser
     for judge, message in (
-        ("text", r"--judge text reads .* and --checkpoint .*; name a judge with the same tokenizer"),
+        (
+            "text",
+            r"--judge text reads .* and --checkpoint .*; name a judge with the same tokenizer",
+        ),
         ("mdlm", "autoregressive"),
     ):
         monkeypatch.setattr("sys.argv", ["fast_dllm.py", "--checkpoint", "mdlm", "--judge", judge])
@@ -74,17 +85,30 @@ def test_single_sites_of_windows_with_few_counted_bases(monkeypatch, tmp_path):
     rates, generator = script("experiments/mask_rates"), torch.manual_seed(0)
     vocab = DNATokenizer().vocab
     denoiser = Denoiser(Caduceus(vocab, d_model=8, n_layers=1, d_state=4))
-    loaded = SimpleNamespace(config={"data": {}}, denoiser=denoiser, process=AbsorbingProcess(vocab, LogLinear()))
+    loaded = SimpleNamespace(
+        config={"data": {}}, denoiser=denoiser, process=AbsorbingProcess(vocab, LogLinear())
+    )
     ids = torch.randint(7, 11, (8,), generator=generator)
-    tiles = [{"ids": ids, "weight": (torch.arange(8) < counted).float()} for counted in (0, 1, 2, 3, 8)]
+    tiles = [
+        {"ids": ids, "weight": (torch.arange(8) < counted).float()} for counted in (0, 1, 2, 3, 8)
+    ]
     data = SimpleNamespace(prepare=lambda: None, test_windows=lambda part, length: tiles)
     monkeypatch.setattr(rates.checkpoint, "load", lambda run: loaded)
     monkeypatch.setattr(rates, "build", lambda config: data)
     made, predict = [], rates.site_log_probs
-    monkeypatch.setattr(rates, "site_log_probs", lambda d, p, x, mask: made.append(mask) or predict(d, p, x, mask))
+    monkeypatch.setattr(
+        rates, "site_log_probs", lambda d, p, x, mask: made.append(mask) or predict(d, p, x, mask)
+    )
     found = rates.Study(tmp_path, {**rates.QUICK, "sites": 3}).site(tmp_path)
-    assert [len(mask) for mask in made] == [1, 2, 3, 3] and len(found["by_window"]) == 4 and found["bits"] > 0
-    assert made[0].nonzero().tolist() == [[0, 0]] and made[2].any(0).tolist() == [True] * 3 + [False] * 5
+    assert (
+        [len(mask) for mask in made] == [1, 2, 3, 3]
+        and len(found["by_window"]) == 4
+        and found["bits"] > 0
+    )
+    assert (
+        made[0].nonzero().tolist() == [[0, 0]]
+        and made[2].any(0).tolist() == [True] * 3 + [False] * 5
+    )
 
 
 def test_entropy_of_the_known_source(source, chain):
@@ -94,7 +118,9 @@ def test_entropy_of_the_known_source(source, chain):
     assert np.exp(log_p).sum() == pytest.approx(1)
     assert -(np.exp(log_p) * log_p).sum() / 6 / math.log(2) == pytest.approx(chain.window_bits(6))
     bases = chain.sample(400, 1000, seed=3)
-    assert -chain.log_prob(bases).mean() / 1000 / math.log(2) == pytest.approx(chain.window_bits(1000), abs=0.01)
+    assert -chain.log_prob(bases).mean() / 1000 / math.log(2) == pytest.approx(
+        chain.window_bits(1000), abs=0.01
+    )
 
 
 def test_forward_backward_equals_the_enumerated_posterior(chain):
@@ -104,16 +130,25 @@ def test_forward_backward_equals_the_enumerated_posterior(chain):
     masked = np.random.default_rng(0).random(bases.shape) < 0.6
     for x, hidden, found in zip(bases, masked, chain.posterior(bases, masked)):
         weight = joint * ((windows == x) | hidden).all(1)
-        expected = np.stack([[weight[windows[:, at] == letter].sum() for letter in range(4)] for at in range(6)]) / weight.sum()
+        expected = (
+            np.stack(
+                [[weight[windows[:, at] == letter].sum() for letter in range(4)] for at in range(6)]
+            )
+            / weight.sum()
+        )
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_mean_of_exact_h_equals_the_entropy(source, chain):
     h, se = chain.exact_h(24, 200, seed=1)
-    assert h.mean() / math.log(2) == pytest.approx(chain.window_bits(24), abs=4 * np.sqrt((se**2).sum()) / 24 / math.log(2))
+    assert h.mean() / math.log(2) == pytest.approx(
+        chain.window_bits(24), abs=4 * np.sqrt((se**2).sum()) / 24 / math.log(2)
+    )
     alpha = torch.linspace(1, 0, 9).numpy()
     weights = source.step_weights(24, alpha)
-    assert weights.sum() == pytest.approx(1) and weights @ h == pytest.approx(code_length.discrete_time(h, alpha) / 24)
+    assert weights.sum() == pytest.approx(1) and weights @ h == pytest.approx(
+        code_length.discrete_time(h, alpha) / 24
+    )
 
 
 def test_relative_variances_of_known_noise():
@@ -162,7 +197,9 @@ def test_ddpm_cache_reuses_probabilities_while_no_token_changes(timing, oracle, 
         model = Logits(oracle, toy.vocab)
         calls.append(timing.ddpm_cache(model, torch.full((1, 3), 3), 20).nfe)
         assert calls[-1] == model.calls
-    assert np.mean(calls) == pytest.approx(np.mean([timing.ddpm_calls(1, 3, 20, seed) for seed in range(400)]), abs=0.2)
+    assert np.mean(calls) == pytest.approx(
+        np.mean([timing.ddpm_calls(1, 3, 20, seed) for seed in range(400)]), abs=0.2
+    )
     # one call at first, one for each change but that of the last step, and one at the end
     assert timing.ddpm_seconds((1.0, 0.1), 64, 1024, 8) == pytest.approx(8 * 1.0 + 1.0 - 0.1)
 
@@ -202,16 +239,23 @@ def test_timed_parts_add_up_to_the_complete_time(timing, monkeypatch):
     process = timing.AbsorbingProcess(vocab, LogLinear())
     found = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 4, 2, 32, 100.0)
     assert (found.calls, found.rows, found.ddpm_costs) == (16, 1 + 15 * 8, (3 * 8, 0))
-    assert found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.fraction < 0.5  # the first call's one row is scaled too
+    assert (
+        found.seconds == pytest.approx(3 * (8 / 4 + 15 * 8)) and found.fraction < 0.5
+    )  # the first call's one row is scaled too
     complete = timing.time_planned(Grouped(16), Slow(vocab), process, 8, 8, 8, 32, 1600.0)
     assert complete.seconds == 3 * 121 and complete.fraction == 1
-    published = timing.time_ddpm(Slow(vocab), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0)
+    published = timing.time_ddpm(
+        Slow(vocab), 8, 8, 32, 5, {"ddpm_costs": (24.0, 0.0), "memory_mb": None}, 1000.0
+    )
     assert published.seconds == 24 * published.calls == 24 * 6 and published.rows == 8 * 6
 
 
 def test_steps_at_equal_loss_are_interpolated():
     sampling = script("bench/sampling")
-    assert sampling.steps_at([(0.1, 10), (0.01, 100)], 0.0316) == 32 and sampling.steps_at([(0.1, 10), (0.01, 100)], 0.001) is None
+    assert (
+        sampling.steps_at([(0.1, 10), (0.01, 100)], 0.0316) == 32
+        and sampling.steps_at([(0.1, 10), (0.01, 100)], 0.001) is None
+    )
 
 
 def test_flips_are_counted_and_repeated_sampling_has_none(monkeypatch):
@@ -219,21 +263,37 @@ def test_flips_are_counted_and_repeated_sampling_has_none(monkeypatch):
     found = flips.flipped(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]))
     assert (found["flip_rate"], found["sequences_apart"], found["differ_there"]) == (0.25, 1, 0.5)
     monkeypatch.setattr(flips, "SAMPLERS", {"grouped": lambda: Grouped(4)})
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # two threads on a busy machine block each other
+    monkeypatch.setattr(
+        torch, "set_num_threads", lambda number: None
+    )  # two threads on a busy machine block each other
     rows = list(flips.compare(None, 3, 16, "cpu"))
     assert [r["flip_rate"] for r in rows if r["change"] == "same again"] == [0, 0]
-    assert max(r["flip_rate"] for r in rows) < 0.1  # two different networks would differ in more than half of their tokens
+    assert (
+        max(r["flip_rate"] for r in rows) < 0.1
+    )  # two different networks would differ in more than half of their tokens
     assert len(rows) == 5 + 4 and all(r["tokens"] == 48 for r in rows)  # a DiT has one kernel
 
 
 def test_every_model_of_the_text_study_composes_and_fits():
     study = script("experiments/text_objectives")
     for arguments in (*study.MODELS.values(), *study.ABLATIONS.values()):
-        config = compose("train", [*arguments, *study.FULL["size"], "data=text", "data.path=book.txt"])
+        config = compose(
+            "train", [*arguments, *study.FULL["size"], "data=text", "data.path=book.txt"]
+        )
         check_compatible(config)
-        assert config["backbone"]["dropout"] == 0 and (config["backbone"]["d_model"], config["backbone"]["n_layers"]) == (128, 4)
-    switches = [compose("train", study.ABLATIONS[f"T1000-{n}"])["objective"] for n in ("zero_masking", "carry-over", "neither")]
-    assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [(True, False), (False, True), (False, False)]
+        assert config["backbone"]["dropout"] == 0 and (
+            config["backbone"]["d_model"],
+            config["backbone"]["n_layers"],
+        ) == (128, 4)
+    switches = [
+        compose("train", study.ABLATIONS[f"T1000-{n}"])["objective"]
+        for n in ("zero_masking", "carry-over", "neither")
+    ]
+    assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [
+        (True, False),
+        (False, True),
+        (False, False),
+    ]
 
 
 def test_memory_benchmark_computes_equal_losses_on_both_sides():
@@ -242,17 +302,32 @@ def test_memory_benchmark_computes_equal_losses_on_both_sides():
     for kind in (bench.Denoiser, bench.EveryLogit):
         torch.manual_seed(0)
         denoiser = kind(bench.DiT(vocab, 16, 1, 2, dropout=0.0))
-        denoiser.backbone.head = lambda features, head=denoiser.backbone.head: calls.append(features.shape[:-1].numel()) or head(features)
+        denoiser.backbone.head = lambda features, head=denoiser.backbone.head: (
+            calls.append(features.shape[:-1].numel()) or head(features)
+        )
         x0 = torch.randint(0, 1099, (2, 24), generator=torch.Generator().manual_seed(1))
         objective = bench.MDLM(bench.AbsorbingProcess(vocab, LogLinear()))
-        losses.append(float(objective(denoiser, x0, torch.ones_like(x0, dtype=torch.float32), bench.Draws(1, torch.arange(2))).nll))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [48]  # all logits on one side, none on the other
+        losses.append(
+            float(
+                objective(
+                    denoiser,
+                    x0,
+                    torch.ones_like(x0, dtype=torch.float32),
+                    bench.Draws(1, torch.arange(2)),
+                ).nll
+            )
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [
+        48
+    ]  # all logits on one side, none on the other
 
 
 def test_the_dit_benchmark_compares_gradients():
     bench = script("bench/dit_step")
     one = {"loss": 2.0, "gradients": {"a": [3.0, 1.0]}}
-    assert bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.2) == pytest.approx(0.1)
+    assert bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.2) == pytest.approx(
+        0.1
+    )
     with pytest.raises(SystemExit, match=r"differ by 1\.0e-01"):
         bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.3]}}, 0.05)
     for broken in ([math.nan, math.nan], [3.0, math.inf]):
@@ -261,7 +336,9 @@ def test_the_dit_benchmark_compares_gradients():
     with pytest.raises(SystemExit, match="only one has gradients of b"):
         bench.compare(one, {"loss": 2.0, "gradients": {"a": [3.0, 1.0], "b": [1.0, 1.0]}}, 0.2)
     shape = bench.argparse.Namespace(size="tiny", n_layers=1, batch=1, length=10, vocab=100)
-    products = 12 * 512**2 * 10 + 3 * 512 * 100  # multiply-adds of the layer and of the head at three positions
+    products = (
+        12 * 512**2 * 10 + 3 * 512 * 100
+    )  # multiply-adds of the layer and of the head at three positions
     attention = 2 * 10 * 10 * 512  # of attention scores and of values
     assert bench.model_flops(shape, 3) == 6 * (products + attention)
 
@@ -280,7 +357,11 @@ def test_the_book_is_split_as_by_the_data_module(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "shows"),
     [
-        ("experiments/text_objectives", ["--quick", "--only", "shakespeare", "--output"], "| AR, transformer |"),
+        (
+            "experiments/text_objectives",
+            ["--quick", "--only", "shakespeare", "--output"],
+            "| AR, transformer |",
+        ),
         ("experiments/war_and_peace", ["--quick", "--output"], "test, best of these"),
         (
             "bench/dit_step",
@@ -291,7 +372,14 @@ def test_the_book_is_split_as_by_the_data_module(tmp_path):
 )
 def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    data = [] if name.startswith("bench") else ["--data", str(shared_data / "text" / ("war_and_peace.txt.gz" if "war" in name else ""))]
+    data = (
+        []
+        if name.startswith("bench")
+        else [
+            "--data",
+            str(shared_data / "text" / ("war_and_peace.txt.gz" if "war" in name else "")),
+        ]
+    )
     run = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments, str(tmp_path / "out"), *data]
     done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0 and shows in done.stdout, done.stdout + done.stderr
@@ -303,7 +391,12 @@ def test_two_sided_predictions_are_posteriors_of_the_markov_chain():
     infilling = script("experiments/infilling")
     rng = np.random.default_rng(1)
     model = BackoffMarkov.fit(
-        [rng.choice(4, 200, p=[0.1, 0.2, 0.3, 0.4]).astype(np.uint8), np.tile([0, 2, 1, 1, 3], 40).astype(np.uint8)], 2, 1.0
+        [
+            rng.choice(4, 200, p=[0.1, 0.2, 0.3, 0.4]).astype(np.uint8),
+            np.tile([0, 2, 1, 1, 3], 40).astype(np.uint8),
+        ],
+        2,
+        1.0,
     )
     window = np.array([0, 2, 1, 1, 3, 0, 2, 2], np.uint8)
     mask = np.array([0, 0, 1, 1, 0, 1, 0, 0], bool)
@@ -311,8 +404,13 @@ def test_two_sided_predictions_are_posteriors_of_the_markov_chain():
     filled = np.tile(window, (64, 1))
     filled[:, mask] = fills
     weight = np.exp([model.log_probs(x).sum() for x in filled])
-    expected = np.stack([[weight[fills[:, i] == b].sum() for b in range(4)] for i in range(3)]) / weight.sum()
-    found = infilling.two_sided(model, np.tile(window, (40, 1)), np.tile(mask, (40, 1)), sweeps=60, burn=5)
+    expected = (
+        np.stack([[weight[fills[:, i] == b].sum() for b in range(4)] for i in range(3)])
+        / weight.sum()
+    )
+    found = infilling.two_sided(
+        model, np.tile(window, (40, 1)), np.tile(mask, (40, 1)), sweeps=60, burn=5
+    )
     np.testing.assert_allclose(found[:, mask].mean(0), expected, atol=0.03)
     seen = np.where(mask, 4, window).astype(np.uint8)[None]
     left = infilling.one_sided(model, seen)[0]
@@ -322,15 +420,24 @@ def test_two_sided_predictions_are_posteriors_of_the_markov_chain():
         ::-1
     ]  # GG to the right is CC to the left on the reverse strand
     expected = (
-        np.exp(infilling.log_prob_rows(model, seen[0]))[5] * other / np.exp(infilling.log_prob_rows(model, np.array([4], np.uint8)))[0]
+        np.exp(infilling.log_prob_rows(model, seen[0]))[5]
+        * other
+        / np.exp(infilling.log_prob_rows(model, np.array([4], np.uint8)))[0]
     )
     np.testing.assert_allclose(both, expected / expected.sum())
 
 
 def test_accuracies_of_few_windows_have_no_interval():
     percent = script("experiments/infilling")._percent
-    assert percent({"value": 0.25, "low": None, "high": None}) == "25.00" == percent({"value": 0.25, "low": np.nan, "high": np.nan})
-    assert percent({"value": 0.25, "low": 0.2, "high": 0.3}) == "25.00 (20.00 to 30.00)" and percent(None) == ""
+    assert (
+        percent({"value": 0.25, "low": None, "high": None})
+        == "25.00"
+        == percent({"value": 0.25, "low": np.nan, "high": np.nan})
+    )
+    assert (
+        percent({"value": 0.25, "low": 0.2, "high": 0.3}) == "25.00 (20.00 to 30.00)"
+        and percent(None) == ""
+    )
 
 
 @pytest.mark.slow
@@ -352,21 +459,34 @@ def test_studies_run_and_reuse_finished_pieces(name, shows, tmp_path):
     run = [sys.executable, str(SCRIPTS / f"{name}.py"), "--quick", "--output", str(tmp_path)]
     first = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
     assert first.returncode == 0 and shows in first.stdout, first.stdout + first.stderr
-    again = subprocess.run([*run, "--table"], capture_output=True, text=True, check=True, env=environment)
+    again = subprocess.run(
+        [*run, "--table"], capture_output=True, text=True, check=True, env=environment
+    )
     assert shows in again.stdout and "$ python" not in again.stdout
 
 
 @pytest.mark.slow
 def test_fine_tuning_is_timed():
     run = [sys.executable, str(SCRIPTS / "bench" / "finetune.py"), "--quick"]
-    shown = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).stdout
+    shown = subprocess.run(
+        run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ).stdout
     assert "sequences/s" in shown and "wait" in shown.splitlines()[-1]
 
 
 @pytest.mark.slow
 def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(python, tmp_path):
-    run = [SCRIPTS / "bench" / "gpu.py", "--device", "cpu", "--quick", "--json", tmp_path / "rows.json"]
-    process = python(*run, env=os.environ | {"DNADIFF_BENCH_STATE": str(tmp_path / "state")})  # as a process that `supervised` starts
+    run = [
+        SCRIPTS / "bench" / "gpu.py",
+        "--device",
+        "cpu",
+        "--quick",
+        "--json",
+        tmp_path / "rows.json",
+    ]
+    process = python(
+        *run, env=os.environ | {"DNADIFF_BENCH_STATE": str(tmp_path / "state")}
+    )  # as a process that `supervised` starts
     assert process.wait() == 0 and "failed" not in process.output, process.output + process.errors
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert not [row for row in rows if "error" in row]
@@ -374,14 +494,26 @@ def test_the_gpu_benchmark_runs_on_a_cpu_and_writes_every_row(python, tmp_path):
     assert len(errors) == 4 and max(errors) < 1e-5
     steps = [row for row in rows if row["name"].startswith("step")]
     # Not below 1: the limit is measured too, and on a busy machine in a worse moment.
-    assert {row["name"].split()[3] for row in steps} == {"L128", "L512"} and all(0 < row["of_limit"] < math.inf for row in steps)
+    assert {row["name"].split()[3] for row in steps} == {"L128", "L512"} and all(
+        0 < row["of_limit"] < math.inf for row in steps
+    )
     assert [row for row in rows if row["name"].startswith("scan forward+backward")]
 
 
 @pytest.mark.slow
 def test_gpu_benchmark_starts_no_cell_after_its_time_limit(tmp_path):
-    run = [sys.executable, str(SCRIPTS / "bench" / "gpu.py"), "--device", "cpu", "--quick", "--minutes", "0"]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    run = [
+        sys.executable,
+        str(SCRIPTS / "bench" / "gpu.py"),
+        "--device",
+        "cpu",
+        "--quick",
+        "--minutes",
+        "0",
+    ]
+    done = subprocess.run(
+        run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert "skipped: no time left" in done.stdout and "tokens/s" not in done.stdout
 
 
@@ -391,4 +523,7 @@ def test_a_failed_cell_is_a_row_and_the_others_continue(tmp_path, capsys, monkey
     report.cell("one", lambda: 1 / 0)
     report.cell("two", lambda: report.add("two", 2.0, "ms"))
     assert "division by zero" in capsys.readouterr().out
-    assert [row["name"] for row in json.loads((tmp_path / "rows.json").read_text())] == ["one", "two"]
+    assert [row["name"] for row in json.loads((tmp_path / "rows.json").read_text())] == [
+        "one",
+        "two",
+    ]

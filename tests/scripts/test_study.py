@@ -14,14 +14,28 @@ def options():
 
 def test_finished_pieces_are_skipped_and_pieces_can_be_chosen(tmp_path, options, capsys):
     calls, kept = [], study.Kept(tmp_path / "kept")
-    pieces = {name: lambda name=name: calls.append(name) or {"value": len(calls)} for name in ("a-1", "a-2", "b")}
+    pieces = {
+        name: lambda name=name: calls.append(name) or {"value": len(calls)}
+        for name in ("a-1", "a-2", "b")
+    }
     study.work(pieces, kept, options("--only", "b", "--only", "a-2"))
     study.work(pieces, kept, options())
-    assert calls == ["b", "a-2", "a-1"] and kept["a-1"]["value"] == 3  # in the given order, then the rest
+    assert (
+        calls == ["b", "a-2", "a-1"] and kept["a-1"]["value"] == 3
+    )  # in the given order, then the rest
     assert sorted(p.name for p in kept.folder.iterdir()) == ["a-1.json", "a-2.json", "b.json"]
     capsys.readouterr()
     study.work(pieces | {"c": None}, kept, options("--list"))
-    assert capsys.readouterr().out.split() == ["finished", "a-1", "finished", "a-2", "finished", "b", "-", "c"]
+    assert capsys.readouterr().out.split() == [
+        "finished",
+        "a-1",
+        "finished",
+        "a-2",
+        "finished",
+        "b",
+        "-",
+        "c",
+    ]
     with pytest.raises(ValueError, match="matches no piece; there are a-1, a-2, b"):
         study.work(pieces, kept, options("--only", "d"))
     with pytest.raises(ValueError, match="--only c"):
@@ -30,12 +44,22 @@ def test_finished_pieces_are_skipped_and_pieces_can_be_chosen(tmp_path, options,
 
 def test_finished_pieces_are_collected_in_one_file(tmp_path, options):
     kept, file = study.Kept(tmp_path / "kept", {"epochs": 10}), tmp_path / "table.json"
-    pieces = {"b": lambda: {"value": 1.5}, "a": lambda: {"value": float("nan")}, "c": lambda: {"value": 3}}
+    pieces = {
+        "b": lambda: {"value": 1.5},
+        "a": lambda: {"value": float("nan")},
+        "c": lambda: {"value": 3},
+    }
     study.work(pieces, kept, options("--only", "a", "--only", "b", "--collect", str(file)))
     rows = json.loads(file.read_text())
     assert list(rows) == ["b", "a"] and rows["a"] == kept["a"] and rows["b"] == kept["b"]
-    assert rows["b"].keys() == {"value", "piece_seconds"} and rows["b"]["value"] == 1.5 and rows["a"]["value"] is None
-    study.work(pieces | {"c": None}, kept, options("--table", "--collect", str(file)))  # runs nothing
+    assert (
+        rows["b"].keys() == {"value", "piece_seconds"}
+        and rows["b"]["value"] == 1.5
+        and rows["a"]["value"] is None
+    )
+    study.work(
+        pieces | {"c": None}, kept, options("--table", "--collect", str(file))
+    )  # runs nothing
     assert json.loads(file.read_text()) == rows
 
 
@@ -43,7 +67,11 @@ def test_collected_pieces_and_their_arrays_are_restored_elsewhere(tmp_path, opti
     kept, file = study.Kept(tmp_path / "kept", {"epochs": 10}), tmp_path / "table.json"
 
     def scored():
-        np.savez(kept.arrays_path("a"), nats=np.arange(3.0, dtype=np.float32), windows=np.ones((3, 2), dtype=np.int64))
+        np.savez(
+            kept.arrays_path("a"),
+            nats=np.arange(3.0, dtype=np.float32),
+            windows=np.ones((3, 2), dtype=np.int64),
+        )
         return {"value": 1}
 
     study.work({"a": scored, "b": lambda: {"value": 2}}, kept, options("--collect", str(file)))
@@ -52,22 +80,42 @@ def test_collected_pieces_and_their_arrays_are_restored_elsewhere(tmp_path, opti
     pieces = {name: lambda name=name: calls.append(name) or {} for name in ("a", "b", "c")}
     capsys.readouterr()
     study.work(pieces, other, options("--restore", str(file)))
-    assert calls == ["c"] and other["a"] == kept["a"] and other["b"] == {"value": 5} and "other settings" not in capsys.readouterr().out
+    assert (
+        calls == ["c"]
+        and other["a"] == kept["a"]
+        and other["b"] == {"value": 5}
+        and "other settings" not in capsys.readouterr().out
+    )
     with np.load(other.arrays_path("a")) as stored:
-        assert stored["nats"].dtype == np.float32 and stored["nats"].tolist() == [0.0, 1.0, 2.0] and stored["windows"].shape == (3, 2)
+        assert (
+            stored["nats"].dtype == np.float32
+            and stored["nats"].tolist() == [0.0, 1.0, 2.0]
+            and stored["windows"].shape == (3, 2)
+        )
 
 
 def test_pieces_with_other_settings_are_listed(tmp_path, options, capsys):
     pieces = {name: lambda: {"value": 1} for name in ("a", "b", "c")}
-    study.work(pieces, study.Kept(tmp_path, {"epochs": 10, "rates": (1, 2)}), options("--only", "a", "--only", "b"))
+    study.work(
+        pieces,
+        study.Kept(tmp_path, {"epochs": 10, "rates": (1, 2)}),
+        options("--only", "a", "--only", "b"),
+    )
     kept = study.Kept(tmp_path, {"epochs": 8, "rates": (1, 2), "batch": 4})
     capsys.readouterr()
     study.work(pieces, kept, options())
-    assert capsys.readouterr().out.splitlines()[0] == "made with other settings (epochs 10, now 8; batch null, now 4): a, b"
+    assert (
+        capsys.readouterr().out.splitlines()[0]
+        == "made with other settings (epochs 10, now 8; batch null, now 4): a, b"
+    )
     study.work(pieces, study.Kept(tmp_path, kept.settings), options("--table"))
     assert "made with other settings" in capsys.readouterr().out
     (tmp_path / "a.json").write_text('{"value": 1}')  # without settings
-    assert kept["b"].keys() == {"value", "piece_seconds"} and not kept.changed("a") and not kept.changed("c")
+    assert (
+        kept["b"].keys() == {"value", "piece_seconds"}
+        and not kept.changed("a")
+        and not kept.changed("c")
+    )
 
 
 def test_a_piece_that_fails_leaves_nothing(tmp_path, options):
@@ -95,14 +143,22 @@ def test_training_resumes_where_it_stopped(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
     study.train(tmp_path, ["seed=2"])
-    assert lines == [("train", "seed=2", "overwrite=true", folder), ("train", "seed=2", "resume=true", folder)]
+    assert lines == [
+        ("train", "seed=2", "overwrite=true", folder),
+        ("train", "seed=2", "resume=true", folder),
+    ]
 
 
 def test_a_run_with_other_arguments_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr(study, "command", lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}'))
+    monkeypatch.setattr(
+        study, "command", lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}')
+    )
     study.train(folder, ["seed=2", "trainer.max_steps=10"])
-    with pytest.raises(ValueError, match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another --output"):
+    with pytest.raises(
+        ValueError,
+        match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another --output",
+    ):
         study.train(folder, ["seed=2", "trainer.max_steps=20"])
     (folder / "arguments.json").unlink()  # a run of an earlier version has no arguments
     assert study.train(folder, ["seed=3"])["tokens"] == 1
@@ -132,15 +188,34 @@ def work(folder):
 
     pieces = {name: lambda name=name: piece(name) for name in "abcdef"}
     study._WAIT, no_options = 0.05, study.arguments("what", "unused").parse_args([])
-    study.work({**pieces, "sum": lambda: {"needed": [kept[name]["piece_seconds"] for name in "abcdef"]} | piece("sum")}, kept, no_options)
+    study.work(
+        {
+            **pieces,
+            "sum": lambda: (
+                {"needed": [kept[name]["piece_seconds"] for name in "abcdef"]} | piece("sum")
+            ),
+        },
+        kept,
+        no_options,
+    )
 
 
 def test_two_processes_share_the_pieces_and_wait_for_dependencies(tmp_path):
-    processes = [multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=work, args=(tmp_path,)) for _ in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(600)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted((tmp_path / "calls.txt").read_text().split()) == ["a", "b", "c", "d", "e", "f", "sum"]
+    assert sorted((tmp_path / "calls.txt").read_text().split()) == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "f",
+        "sum",
+    ]
     assert not list(tmp_path.glob(".*.lock"))

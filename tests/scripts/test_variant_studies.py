@@ -27,14 +27,24 @@ LETTERS = "ACGTTGACCATGNAACGGTTAACCGGATATCC"
 
 
 def test_snvs_of_a_gene_have_the_classes_of_the_genetic_code():
-    found = coding.snvs_of_gene("ATGTGGTTATAA", coding.Gene("a", "one", 100, 112, "+"))  # Met Trp Leu stop
+    found = coding.snvs_of_gene(
+        "ATGTGGTTATAA", coding.Gene("a", "one", 100, 112, "+")
+    )  # Met Trp Leu stop
     kinds = {(snv.position, snv.alt): snv.kind for snv in found}
     assert len(found) == 18 and {position for position, _ in kinds} == set(range(103, 109))
     assert kinds[104, "A"] == kinds[105, "A"] == "nonsense" and kinds[103, "A"] == "missense"
-    assert kinds[108, "G"] == kinds[106, "C"] == "synonymous" and kinds[107, "A"] == kinds[107, "G"] == "nonsense"
-    reverse = coding.snvs_of_gene(str(coding.reverse_complement("ATGTGGTTATAA")), coding.Gene("a", "one", 100, 112, "-"))
+    assert (
+        kinds[108, "G"] == kinds[106, "C"] == "synonymous"
+        and kinds[107, "A"] == kinds[107, "G"] == "nonsense"
+    )
+    reverse = coding.snvs_of_gene(
+        str(coding.reverse_complement("ATGTGGTTATAA")), coding.Gene("a", "one", 100, 112, "-")
+    )
     complement = coding.COMPLEMENT
-    mirrored = {s._replace(position=211 - s.position, ref=complement[s.ref], alt=complement[s.alt]) for s in reverse}
+    mirrored = {
+        s._replace(position=211 - s.position, ref=complement[s.ref], alt=complement[s.alt])
+        for s in reverse
+    }
     assert mirrored == set(found)
 
 
@@ -43,8 +53,18 @@ def genes(tmp_path):
     """Two genes that share the bases 12 to 15, a gene of two parts, one of 10 bases, and one with two stops inside."""
     body = "ATGTGGTTAGCATAA" + "CATGTGGTAA" + "ATGTAATAATTGTAA"
     write_fasta(tmp_path / "x.fa", [Record("one", "", body.encode())])
-    rows = [("a", 0, 15), ("b", 12, 21), ("joined", 0, 3), ("joined", 6, 9), ("broken", 15, 25), ("pseudo", 25, 40)]
-    return coding.Genes([coding.Gene(name, "one", *place, "+") for name, *place in rows], Genome.open(tmp_path / "x.fa"))
+    rows = [
+        ("a", 0, 15),
+        ("b", 12, 21),
+        ("joined", 0, 3),
+        ("joined", 6, 9),
+        ("broken", 15, 25),
+        ("pseudo", 25, 40),
+    ]
+    return coding.Genes(
+        [coding.Gene(name, "one", *place, "+") for name, *place in rows],
+        Genome.open(tmp_path / "x.fa"),
+    )
 
 
 def test_genes_of_several_parts_and_without_a_reading_frame_are_left_out(genes):
@@ -54,13 +74,28 @@ def test_genes_of_several_parts_and_without_a_reading_frame_are_left_out(genes):
         "no open reading frame": ["broken", "pseudo"],
     }
     shared = np.flatnonzero(genes.overlaps["one"]).tolist()
-    assert shared == [0, 1, 2, 6, 7, 8, 12, 13, 14, *range(15, 21)]  # with the parts of the joined gene, and with the broken one
+    assert shared == [
+        0,
+        1,
+        2,
+        6,
+        7,
+        8,
+        12,
+        13,
+        14,
+        *range(15, 21),
+    ]  # with the parts of the joined gene, and with the broken one
 
 
 def test_snvs_in_overlaps_are_left_out_and_counted(genes):
     rows, counts = coding.chosen_snvs(genes, ("one", 0, 40), None, 100)
-    assert {row.position for row in rows if row.gene == "a"} == {3, 4, 5, 9, 10, 11} and not [row for row in rows if row.gene == "b"]
-    assert counts["SNVs in overlaps"] == 9 + 9 and counts["genes"] == 2  # positions 6 to 8 of a, and 15 to 17 of b
+    assert {row.position for row in rows if row.gene == "a"} == {3, 4, 5, 9, 10, 11} and not [
+        row for row in rows if row.gene == "b"
+    ]
+    assert (
+        counts["SNVs in overlaps"] == 9 + 9 and counts["genes"] == 2
+    )  # positions 6 to 8 of a, and 15 to 17 of b
     assert (counts["several parts"], counts["no open reading frame"]) == (1, 2)
     assert sum(counts[kind] for kind in coding.CLASSES) == len(rows) == 18
     few, _ = coding.chosen_snvs(genes, ("one", 0, 15), 1, 2)
@@ -69,7 +104,9 @@ def test_snvs_in_overlaps_are_left_out_and_counted(genes):
 
 def test_codon_usage_is_the_log_ratio_of_counts(genes):
     snv = coding.SNV("a", "one", 3, "T", "A", "missense", "TGG>AGG")
-    found = coding.codon_usage(genes, ("one", 0, 40), [snv])  # genes a and b: ATG TGG TTA GCA, TAA CAT
+    found = coding.codon_usage(
+        genes, ("one", 0, 40), [snv]
+    )  # genes a and b: ATG TGG TTA GCA, TAA CAT
     assert found[0] == pytest.approx(np.log(0.5) - np.log(1.5))
 
 
@@ -83,8 +120,14 @@ def test_markov_scores_are_differences_of_whole_windows(order):
         alt = (bases[position] + 1) % 4
         changed = bases.copy()
         changed[position] = alt
-        both = [np.nansum(model.log_probs(x)) + np.nansum(model.log_probs(measures.reverse_complement(x))) for x in (changed, bases)]
-        found = measures.markov_llr(model, order, genome, "one", np.array([position]), np.array([alt]))
+        both = [
+            np.nansum(model.log_probs(x))
+            + np.nansum(model.log_probs(measures.reverse_complement(x)))
+            for x in (changed, bases)
+        ]
+        found = measures.markov_llr(
+            model, order, genome, "one", np.array([position]), np.array([alt])
+        )
         assert found[0] == pytest.approx((both[0] - both[1]) / 2, abs=1e-9) and UNKNOWN == 4
 
 
@@ -92,18 +135,38 @@ def test_measures_and_their_paired_intervals():
     draw = np.random.default_rng(0)
     truth, group = draw.random(300), np.arange(300) // 3
     scores = {"good": truth + 0.3 * draw.random(300), "noise": draw.random(300)}
-    found = measures.bootstrap(lambda s, w: measures.auroc(s, truth > 0.5, w), scores, group, ["noise"], num_resamples=60)
-    assert found["good"]["value"] > 0.9 > found["noise"]["high"] and found["good"]["minus"]["noise"]["low"] > 0.2
-    assert found["noise"]["minus"] == {} and measures.shown(found["good"]["minus"]["noise"], sign=True).startswith("+0.")
+    found = measures.bootstrap(
+        lambda s, w: measures.auroc(s, truth > 0.5, w), scores, group, ["noise"], num_resamples=60
+    )
+    assert (
+        found["good"]["value"] > 0.9 > found["noise"]["high"]
+        and found["good"]["minus"]["noise"]["low"] > 0.2
+    )
+    assert found["noise"]["minus"] == {} and measures.shown(
+        found["good"]["minus"]["noise"], sign=True
+    ).startswith("+0.")
     assert measures.auroc(np.zeros(4), np.array([0, 1, 0, 1]), np.ones(4)) == 0.5
     assert measures.spearman(truth, truth**3, np.ones(300)) == pytest.approx(1)
 
 
 def test_the_mean_over_sets_is_paired():
-    found = measures.over_sets({"a": np.array([1.0, 2.0, 3.0]), "b": np.array([0.5, 1.5, 2.5])}, ["b"])
-    assert found["a"]["value"] == 2 and found["a"]["minus"]["b"] == {"value": 0.5, "low": 0.5, "high": 0.5} and found["b"]["minus"] == {}
-    assert found["a"]["high"] - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)  # Student's t with two degrees of freedom
-    assert measures.shown(measures.over_sets({"a": np.array([0.25])}, [])["a"] | {"low": None, "high": None}) == "0.250 (- to -)"
+    found = measures.over_sets(
+        {"a": np.array([1.0, 2.0, 3.0]), "b": np.array([0.5, 1.5, 2.5])}, ["b"]
+    )
+    assert (
+        found["a"]["value"] == 2
+        and found["a"]["minus"]["b"] == {"value": 0.5, "low": 0.5, "high": 0.5}
+        and found["b"]["minus"] == {}
+    )
+    assert found["a"]["high"] - 2 == pytest.approx(
+        4.302653 / np.sqrt(3), rel=1e-6
+    )  # Student's t with two degrees of freedom
+    assert (
+        measures.shown(
+            measures.over_sets({"a": np.array([0.25])}, [])["a"] | {"low": None, "high": None}
+        )
+        == "0.250 (- to -)"
+    )
 
 
 def test_a_calibrated_error_has_the_ratio_one():
@@ -117,14 +180,21 @@ def test_agreement_separates_noise_from_disagreement():
     draw = np.random.default_rng(0)
     truth, noise = draw.normal(0, 3, 1000), draw.normal(0, 4, 1000)
     found = methods.agreement(truth, truth + 0.5 + noise, np.full(1000, 16.0), 16.0)
-    assert found["difference"]["low"] < -0.5 < found["difference"]["high"] and found["correlation"]["value"] == pytest.approx(0.6, abs=0.05)
-    assert found["correlation_without_noise"] == pytest.approx(1, abs=0.08) and found["sd_of_difference_without_noise"] < 1
+    assert found["difference"]["low"] < -0.5 < found["difference"]["high"] and found["correlation"][
+        "value"
+    ] == pytest.approx(0.6, abs=0.05)
+    assert (
+        found["correlation_without_noise"] == pytest.approx(1, abs=0.08)
+        and found["sd_of_difference_without_noise"] < 1
+    )
 
 
 def test_the_weight_matrix_finds_the_consensus():
     spaced = "G" * 20 + "TTGACA" + "C" * 17 + "TATAAT" + "G" * 20
     assert promoters.sigma70_score(spaced) == pytest.approx(12 * np.log(0.7 / 0.25))
-    assert promoters.sigma70_score(spaced.replace("C" * 17, "C" * 20)) < promoters.sigma70_score(spaced)
+    assert promoters.sigma70_score(spaced.replace("C" * 17, "C" * 20)) < promoters.sigma70_score(
+        spaced
+    )
     assert promoters.sigma70_score(spaced[:40]) < 0
 
 
@@ -135,7 +205,9 @@ def subject(trained):
 
 def test_common_masks_give_equal_sequences_equal_scores(subject):
     letters = ["ACGTTGAACGTTGACC", "ACGTTGAACGTTGACA", "ACGTTGAACGTTGACC"]
-    found = promoters.log_likelihoods(subject.model, letters, 4, 0, 2)  # the third is in another batch
+    found = promoters.log_likelihoods(
+        subject.model, letters, 4, 0, 2
+    )  # the third is in another batch
     assert found[0] == pytest.approx(found[2], abs=1e-4) and (found < 0).all()
 
 
@@ -143,7 +215,9 @@ def test_pieces_hold_for_one_model_and_one_input(subject, tmp_path):
     options = argparse.Namespace(quick=False)
     kept = subject.kept(options, tmp_path, region="one")
     kept.keep("a", {"value": 1})
-    assert "a" in subject.kept(options, tmp_path, region="one") and "a" not in subject.kept(options, tmp_path, region="two")
+    assert "a" in subject.kept(options, tmp_path, region="one") and "a" not in subject.kept(
+        options, tmp_path, region="two"
+    )
     next(subject.model.denoiser.parameters()).data.add_(1e-3)
     stale = subject.kept(options, tmp_path, region="one")
     assert "a" not in stale and "a" in kept
@@ -177,7 +251,9 @@ def test_the_study_of_methods_runs_and_resumes(trained, tmp_path, monkeypatch, c
     ]
     monkeypatch.setattr(sys, "argv", args)
     monkeypatch.setattr(measures, "RESAMPLES", 20)
-    monkeypatch.setattr(scoring, "configure_process", lambda: None)  # it chooses threads for the whole process
+    monkeypatch.setattr(
+        scoring, "configure_process", lambda: None
+    )  # it chooses threads for the whole process
     methods.main()
     first = capsys.readouterr().out
     assert "`window` over `block=16`" in first and "`block=4`" in first and "| 8 | 8 |" in first
@@ -197,5 +273,7 @@ def test_the_page_has_the_numbers_of_the_tables():
 
 def test_a_table_that_was_not_measured_says_so(tmp_path):
     (tmp_path / "variants_methods.json").write_text("{}")
-    found = page.filled("<!-- table coding -->\nold\n<!-- end -->\n<!-- table sites -->\n<!-- end -->", tmp_path)
+    found = page.filled(
+        "<!-- table coding -->\nold\n<!-- end -->\n<!-- table sites -->\n<!-- end -->", tmp_path
+    )
     assert "Not measured." in found and "| sites per window |" in found and "old" not in found

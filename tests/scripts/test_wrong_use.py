@@ -13,7 +13,11 @@ from omegaconf import OmegaConf
 
 from dnadiff.commands import COMMANDS
 
-REFUSED_EARLY = ("list", "mapping", "nan")  # refused by the type of the key, before any file is read
+REFUSED_EARLY = (
+    "list",
+    "mapping",
+    "nan",
+)  # refused by the type of the key, before any file is read
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -21,12 +25,21 @@ def test_a_share_of_the_wrong_uses_of_each_command_is_refused(command, tmp_path,
     monkeypatch.chdir(tmp_path)
     draw = random.Random(command)
     harness = wrong_use.Harness(tmp_path / "world", tmp_path)
-    never = [pattern for pattern in wrong_use.REFUSED if pattern.startswith(f"{command} ")]  # whatever the values of their keys
-    allowed = [c for c in wrong_use.all_choices(command) if not any(fnmatch.fnmatchcase(f"{command} {c}", pattern) for pattern in never)]
+    never = [
+        pattern for pattern in wrong_use.REFUSED if pattern.startswith(f"{command} ")
+    ]  # whatever the values of their keys
+    allowed = [
+        c
+        for c in wrong_use.all_choices(command)
+        if not any(fnmatch.fnmatchcase(f"{command} {c}", pattern) for pattern in never)
+    ]
     known = [c for c in allowed if not c.startswith("experiment=")]
     cells = [c for c in harness.cells(command, [draw.choice(known)]) if c.valid is None]
     chosen = draw.sample([c for c in cells if c.kind == wrong_use.MISSPELLED], 2)
-    chosen += draw.sample([c for c in cells if c.kind in REFUSED_EARLY and not c.key.endswith(("path", "_target_"))], 8)
+    chosen += draw.sample(
+        [c for c in cells if c.kind in REFUSED_EARLY and not c.key.endswith(("path", "_target_"))],
+        8,
+    )
     wrong = [o for o in map(harness.run, chosen) if o.is_wrong]
     assert not wrong, wrong
 
@@ -71,7 +84,10 @@ def test_the_harness_finds_each_kind_of_fault(verdict, tmp_path, monkeypatch):
     outcome = harness.run(wrong_use.Cell("toy", "size", "word"))
     assert outcome.verdict == verdict and outcome.is_wrong == (verdict != "refused")
     rows = wrong_use.table([outcome])
-    assert rows[0]["wrong"] == outcome.is_wrong and wrong_use.report([outcome], 1.0, None) == outcome.is_wrong
+    assert (
+        rows[0]["wrong"] == outcome.is_wrong
+        and wrong_use.report([outcome], 1.0, None) == outcome.is_wrong
+    )
 
 
 def test_a_command_without_a_case_fails(monkeypatch, capsys):
@@ -88,7 +104,11 @@ def test_a_failing_base_stands_for_its_cells(tmp_path):
 
 
 def test_a_key_is_tested_once_for_each_class():
-    content = {"seed": 1, "data": {"_target_": "a.B", "length": 3, "hub": {"x": 1}}, "hydra": {"run": 1}}
+    content = {
+        "seed": 1,
+        "data": {"_target_": "a.B", "length": 3, "hub": {"x": 1}},
+        "hydra": {"run": 1},
+    }
     assert dict(wrong_use.leaves(content)) == {
         "seed": ("", "seed"),
         "data._target_": ("a.B", "_target_"),

@@ -22,7 +22,10 @@ def merged(cli, tmp_path):
 
     def compare(command, count, *args):
         def run(name, folder, *more):
-            status, _, err = cli(name, *(a.replace("OUT", folder) for a in (*args, *more) if name != "merge" or a in more))
+            status, _, err = cli(
+                name,
+                *(a.replace("OUT", folder) for a in (*args, *more) if name != "merge" or a in more),
+            )
             assert status == 0, err
             return err
 

@@ -64,7 +64,11 @@ def merged(folder, skip=0):
 
 
 def test_shards_in_any_order_give_all_results(compute, folder):
-    assert [compute(f"{number}/3").computed for number in (3, 1, 2)] == [[6, 7, 8, 9], [0, 1, 2], [3, 4, 5]]
+    assert [compute(f"{number}/3").computed for number in (3, 1, 2)] == [
+        [6, 7, 8, 9],
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
     assert merged(folder) == b"abcdefghij" and merged(folder, 4) == b"efghij"
     assert {r.about["prepared"] for r in Merging(folder).results("letters", Letters())} == {"tilt"}
     assert folder.read().overrides == ["x=1"]
@@ -74,8 +78,14 @@ def test_the_first_manifest_stays(compute, folder, monkeypatch):
     compute("1/2")
     before = folder.manifest_path.read_text()
     exists, answers = Path.exists, iter([False])
-    monkeypatch.setattr(Path, "exists", lambda self: next(answers, True) if self.name == "manifest.json" else exists(self))
-    assert compute("2/2", Letters(prepared="other")).prepared == "tilt"  # as if both had started at once
+    monkeypatch.setattr(
+        Path,
+        "exists",
+        lambda self: next(answers, True) if self.name == "manifest.json" else exists(self),
+    )
+    assert (
+        compute("2/2", Letters(prepared="other")).prepared == "tilt"
+    )  # as if both had started at once
     assert folder.manifest_path.read_text() == before and len(list(folder.path.iterdir())) == 5
 
 
@@ -96,16 +106,25 @@ def test_a_stopped_shard_is_resumed(compute, folder):
     assert folder.missing(folder.read()) == [1, 2]
     assert compute("2/2").computed == [8, 9]
     compute("1/2")
-    assert merged(folder) == b"abcdefghij" and not [path for path in folder.path.iterdir() if path.name.startswith(".")]
+    assert merged(folder) == b"abcdefghij" and not [
+        path for path in folder.path.iterdir() if path.name.startswith(".")
+    ]
 
 
 @pytest.mark.parametrize("left", ["part", "entry"])
-def test_a_shard_that_was_stopped_between_its_files_is_completed(compute, folder, monkeypatch, left):
+def test_a_shard_that_was_stopped_between_its_files_is_completed(
+    compute, folder, monkeypatch, left
+):
     with monkeypatch.context() as patch:
         if left == "part":  # without its entry
-            patch.setattr(ShardFolder, "complete", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                ShardFolder, "complete", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
         else:  # without removing the journal
-            patch.setattr("dnadiff.shards.assignment.discard", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                "dnadiff.shards.assignment.discard",
+                lambda path: (_ for _ in ()).throw(KeyboardInterrupt),
+            )
         with pytest.raises(KeyboardInterrupt):
             compute("1/1")
     assert compute("1/1").computed == [] and merged(folder) == b"abcdefghij"
@@ -128,7 +147,9 @@ def test_a_shard_of_another_configuration_is_refused_by_name(compute, shard, mor
 
 
 def test_more_shards_than_units_are_refused(compute, folder):
-    with pytest.raises(ValueError, match=r"shard 1/5: more shards than units of work, 4 \(triples\); use at most 4"):
+    with pytest.raises(
+        ValueError, match=r"shard 1/5: more shards than units of work, 4 \(triples\); use at most 4"
+    ):
         compute("1/5")
     assert not folder.path.exists()
 
@@ -145,9 +166,13 @@ def test_missing_shards_are_listed(compute, folder):
 def test_damaged_shards_are_refused_by_name(compute, folder, damage):
     for number in (1, 2):
         compute(f"{number}/2")
-    path = {"entry": folder.entry(Shard(2, 2)), "manifest": folder.manifest_path}.get(damage, folder.part(Shard(2, 2), "letters"))
+    path = {"entry": folder.entry(Shard(2, 2)), "manifest": folder.manifest_path}.get(
+        damage, folder.part(Shard(2, 2), "letters")
+    )
     content = path.read_bytes()
-    path.write_bytes(content[:-1] if damage == "cut" else content.replace(b"g", b"G").replace(b"1", b"7"))
+    path.write_bytes(
+        content[:-1] if damage == "cut" else content.replace(b"g", b"G").replace(b"1", b"7")
+    )
     if damage == "remove":
         path.unlink()
     with pytest.raises(ValueError, match=path.name):
@@ -160,13 +185,18 @@ def test_a_shard_of_another_fingerprint_counts_as_missing(compute, folder):
     path = folder.entry(Shard(1, 2))
     assert folder.missing(folder.read()) == []
     folder.complete(Shard(1, 2), "other", {})
-    assert json.loads(path.read_text())["fingerprint"] == "other" and folder.missing(folder.read()) == [1]
+    assert json.loads(path.read_text())["fingerprint"] == "other" and folder.missing(
+        folder.read()
+    ) == [1]
 
 
 def test_settings_of_the_shards_decide_and_only_the_device_may_differ(compute, folder):
     compute("1/1", device="cuda", model="a")
     assignment = Merging(folder)
-    assert assignment.settings("letters", {"device": "cpu", "model": "a"}) == {"device": "cuda", "model": "a"}
+    assert assignment.settings("letters", {"device": "cpu", "model": "a"}) == {
+        "device": "cuda",
+        "model": "a",
+    }
     with pytest.raises(ValueError, match='shards with model="a", and it is "b" now'):
         assignment.settings("letters", {"device": "cpu", "model": "b"})
 
@@ -174,13 +204,19 @@ def test_settings_of_the_shards_decide_and_only_the_device_may_differ(compute, f
 def test_the_device_of_a_reward_may_differ_too(compute, folder):
     compute("1/1", reward={"terms": {"a": {"device": "cuda", "output": "x"}}})
     assignment = Merging(folder)
-    found = assignment.settings("letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "x"}}}})
+    found = assignment.settings(
+        "letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "x"}}}}
+    )
     assert found == {"reward": {"terms": {"a": {"device": "cuda", "output": "x"}}}}
     with pytest.raises(ValueError, match="holds shards with reward="):
-        assignment.settings("letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "y"}}}})
+        assignment.settings(
+            "letters", {"reward": {"terms": {"a": {"device": "cpu", "output": "y"}}}}
+        )
 
 
-@pytest.mark.parametrize(("address", "mode"), [("https://h/x.fa?sig=1", 0o600), ("https://h/x.fa", None)])
+@pytest.mark.parametrize(
+    ("address", "mode"), [("https://h/x.fa?sig=1", 0o600), ("https://h/x.fa", None)]
+)
 def test_a_signed_address_is_for_the_owner_of_the_shards(tmp_path, address, mode):
     umask = os.umask(0o022)
     try:

@@ -17,11 +17,23 @@ from dnadiff.shards.launcher.ray import Ray
 from dnadiff.shards.mark import MergeMark
 from dnadiff.shards.shard import Shard
 
-SAMPLE = ("num_samples=8", "batch_size=2", "length=20", "sampler.num_groups=4", "accelerator=cpu", "output=s.fa")
+SAMPLE = (
+    "num_samples=8",
+    "batch_size=2",
+    "length=20",
+    "sampler.num_groups=4",
+    "accelerator=cpu",
+    "output=s.fa",
+)
 
 
 def jobs(tmp_path, count, command="toy"):
-    return [ShardJob(Shard(i, count), command, [f"shard={i}"], str(tmp_path), str(tmp_path / f"{i}.log")) for i in range(1, count + 1)]
+    return [
+        ShardJob(
+            Shard(i, count), command, [f"shard={i}"], str(tmp_path), str(tmp_path / f"{i}.log")
+        )
+        for i in range(1, count + 1)
+    ]
 
 
 def test_a_job_is_written_and_read(tmp_path):
@@ -32,18 +44,27 @@ def test_a_job_is_written_and_read(tmp_path):
 def test_a_job_prints_to_its_log_and_returns_its_status(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [])
-    for status, code in ((0, "print('done')"), (3, "raise SystemExit(3)"), (1, "raise SystemExit('error: no')"), (1, "1 / 0")):
+    for status, code in (
+        (0, "print('done')"),
+        (3, "raise SystemExit(3)"),
+        (1, "raise SystemExit('error: no')"),
+        (1, "1 / 0"),
+    ):
         module = type("module", (), {"main": staticmethod(lambda code=code: exec(code))})
         monkeypatch.setattr(job.importlib, "import_module", lambda name, module=module: module)
         (one,) = jobs(tmp_path, 1)
         with capfd.disabled():
             assert job.run(one) == status
     text = (tmp_path / "1.log").read_text()
-    assert text.count(f"process {os.getpid()}") == 4 and "done" in text and "ZeroDivisionError" in text
+    assert (
+        text.count(f"process {os.getpid()}") == 4 and "done" in text and "ZeroDivisionError" in text
+    )
 
 
 @pytest.mark.parametrize(("retries", "status"), [(2, 0), (1, -9)])
-def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(tmp_path, monkeypatch, retries, status):
+def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(
+    tmp_path, monkeypatch, retries, status
+):
     left, lock = {1: 2}, threading.Lock()
 
     def run(worker, one):
@@ -52,7 +73,10 @@ def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(tmp
             return -9 if left[one.shard.number] >= 0 else 0
 
     monkeypatch.setattr("dnadiff.shards.launcher.processes._Worker.run", run)
-    found = {one.shard.number: status for one, status in Processes(4, 2, retries).statuses(jobs(tmp_path, 4))}
+    found = {
+        one.shard.number: status
+        for one, status in Processes(4, 2, retries).statuses(jobs(tmp_path, 4))
+    }
     assert found == {1: status, 2: 0, 3: 0, 4: 0}
 
 
@@ -66,11 +90,20 @@ def test_the_message_of_a_failed_shard_is_that_of_its_command(tmp_path):
 
 def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
     errors = type(
-        "exceptions", (), {"RayError": (error := type("RayError", (Exception,), {})), "WorkerCrashedError": type("Crashed", (error,), {})}
+        "exceptions",
+        (),
+        {
+            "RayError": (error := type("RayError", (Exception,), {})),
+            "WorkerCrashedError": type("Crashed", (error,), {}),
+        },
     )
 
     def get(found):
-        raise errors.WorkerCrashedError if found == "1" else errors.RayError("traceback\nModuleNotFoundError: No module named 'dnadiff'")
+        raise (
+            errors.WorkerCrashedError
+            if found == "1"
+            else errors.RayError("traceback\nModuleNotFoundError: No module named 'dnadiff'")
+        )
 
     task = SimpleNamespace(remote=lambda job: str(job.shard.number))
     fake = SimpleNamespace(
@@ -97,7 +130,11 @@ def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_chec
                 with capfd.disabled():
                     yield one, job.run(one)
 
-    monkeypatch.setattr(base.subprocess, "run", lambda command, check: merged.append(command) or type("done", (), {"returncode": 0}))
+    monkeypatch.setattr(
+        base.subprocess,
+        "run",
+        lambda command, check: merged.append(command) or type("done", (), {"returncode": 0}),
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [])
     config = {"shard": None, "output": "s.fa", "overwrite": False}
@@ -119,8 +156,18 @@ def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_chec
 def test_a_killed_worker_does_not_change_a_byte(launcher, python, cli, trained, tmp_path):
     if launcher == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
-    assert cli("sample", f"checkpoint={trained}", *SAMPLE[:-1], "num_samples=24", "output=whole.fa")[0] == 0
-    arguments = [f"checkpoint={trained}", *SAMPLE, "num_samples=24", f"launcher={launcher}", "launcher.shards=6", "launcher.workers=2"]
+    assert (
+        cli("sample", f"checkpoint={trained}", *SAMPLE[:-1], "num_samples=24", "output=whole.fa")[0]
+        == 0
+    )
+    arguments = [
+        f"checkpoint={trained}",
+        *SAMPLE,
+        "num_samples=24",
+        f"launcher={launcher}",
+        "launcher.shards=6",
+        "launcher.workers=2",
+    ]
     process = python("-m", "dnadiff.sample", *arguments, cwd=tmp_path)
     log, killed = tmp_path / "s.fa.shards" / "0002.log", 0
     while process.poll() is None and not killed:

@@ -11,7 +11,14 @@ from dnadiff import merge
 from dnadiff import sample as sample_command
 from dnadiff.design.output import ResumableOutput
 
-SAMPLE = ("num_samples=6", "batch_size=2", "length=20", "sampler.num_groups=4", "accelerator=cpu", "output=s.fa")
+SAMPLE = (
+    "num_samples=6",
+    "batch_size=2",
+    "length=20",
+    "sampler.num_groups=4",
+    "accelerator=cpu",
+    "output=s.fa",
+)
 
 
 @pytest.fixture
@@ -41,28 +48,48 @@ def made(trained, tmp_path_factory):
         (["shard=1/4"], "shard 1/4: more shards than units of work, 3 (batches); use at most 3"),
         (["shard=1/2", "output=null"], "shard=1/2 needs output=, the same for all shards"),
         (["shard=1/2", "output=old.fa"], "old.fa exists; set overwrite=true"),
-        (["shard=1/2", "launcher=processes", "launcher.shards=2"], "shard=1/2 and launcher= exclude each other"),
+        (
+            ["shard=1/2", "launcher=processes", "launcher.shards=2"],
+            "shard=1/2 and launcher= exclude each other",
+        ),
         (["launcher=processes", "launcher.shards=2", "output=null"], "launcher= needs output="),
-        (["shard=1/2", "output=s3://bucket/s.fa"], "output s3://bucket/s.fa is on another machine, and shards need a folder"),
+        (
+            ["shard=1/2", "output=s3://bucket/s.fa"],
+            "output s3://bucket/s.fa is on another machine, and shards need a folder",
+        ),
         (["launcher=processes"], "launcher.shards is missing"),
-        (["launcher=processes", "launcher.shards=0"], "launcher.shards 0 must be an integer of at least 1"),
-        (["launcher=processes", "launcher.shards=2", "output=old.fa"], "old.fa exists; set overwrite=true"),
+        (
+            ["launcher=processes", "launcher.shards=0"],
+            "launcher.shards 0 must be an integer of at least 1",
+        ),
+        (
+            ["launcher=processes", "launcher.shards=2", "output=old.fa"],
+            "old.fa exists; set overwrite=true",
+        ),
     ],
 )
 def test_wrong_use_of_shards_gets_one_line(sample, tmp_path, args, message):
     (tmp_path / "old.fa").write_text("kept")
     status, _, err = sample(*args)
     assert status == 1 and message in err.strip().splitlines()[-1] and "Traceback" not in err
-    assert [path.name for path in tmp_path.iterdir()] == ["old.fa"] and (tmp_path / "old.fa").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["old.fa"] and (
+        tmp_path / "old.fa"
+    ).read_text() == "kept"
 
 
 def test_shards_of_another_action_of_genome_are_refused(cli):
-    assert "shard=1/2 is for action=pack" in cli("genome", "data=ecoli", "shard=1/2", "output=x.json")[2]
+    assert (
+        "shard=1/2 is for action=pack"
+        in cli("genome", "data=ecoli", "shard=1/2", "output=x.json")[2]
+    )
 
 
 def test_merging_names_what_is_missing(sample, cli, tmp_path):
     status, _, err = cli("merge", "output=s.fa")
-    assert status == 1 and "s.fa.shards does not exist or has no shards; compute them first: shard=1/N" in err
+    assert (
+        status == 1
+        and "s.fa.shards does not exist or has no shards; compute them first: shard=1/N" in err
+    )
     assert sample("shard=2/3")[0] == 0
     status, _, err = cli("merge", "output=s.fa")
     assert status == 1 and "s.fa.shards lacks 2 of 3 shards: 1, 3; compute them" in err
@@ -87,7 +114,12 @@ def test_merging_writes_the_output_and_removes_the_shards(shards, cli, expected,
     status, out, err = cli("merge", "output=s.fa")
     assert status == 0 and "s.fa is complete" in out, err
     assert (tmp_path / "s.fa").read_bytes() == expected and not (tmp_path / "s.fa.shards").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "s.fa",
+        "s.fa.json",
+        "whole.fa",
+        "whole.fa.json",
+    ]
     status, _, err = cli("merge", "output=s.fa")
     assert status == 1 and "s.fa is complete already" in err
 
@@ -96,13 +128,19 @@ def test_what_an_earlier_merge_could_not_remove_is_not_in_the_way(shards, cli, e
     for name in (".s.fa.shards.removed", ".s.fa.shards.0123.removed"):
         (tmp_path / name / "held").mkdir(parents=True)
     assert cli("merge", "output=s.fa")[0] == 0
-    assert (tmp_path / "s.fa").read_bytes() == expected and not [path for path in tmp_path.iterdir() if "removed" in path.name]
+    assert (tmp_path / "s.fa").read_bytes() == expected and not [
+        path for path in tmp_path.iterdir() if "removed" in path.name
+    ]
 
 
 def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, expected, tmp_path):
     (tmp_path / "s.fa").write_text("old")
     status, _, err = cli("merge", "output=s.fa")
-    assert status == 1 and "s.fa exists; set overwrite=true" in err and (tmp_path / "s.fa").read_text() == "old"
+    assert (
+        status == 1
+        and "s.fa exists; set overwrite=true" in err
+        and (tmp_path / "s.fa").read_text() == "old"
+    )
     assert cli("merge", "output=s.fa", "overwrite=true", "keep=true")[0] == 0
     assert (tmp_path / "s.fa").read_bytes() == expected and (tmp_path / "s.fa.shards").is_dir()
     assert cli("merge", "output=t.fa", "shards=s.fa.shards")[0] == 0
@@ -111,7 +149,14 @@ def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, exp
 
 @pytest.mark.parametrize(
     "where",
-    ["second append", "shutil.rmtree", *(pytest.param(w, marks=pytest.mark.slow) for w in ("finish", "pathlib.Path.unlink of the marker"))],
+    [
+        "second append",
+        "shutil.rmtree",
+        *(
+            pytest.param(w, marks=pytest.mark.slow)
+            for w in ("finish", "pathlib.Path.unlink of the marker")
+        ),
+    ],
 )
 def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch, where):
     append, calls = ResumableOutput.append, []
@@ -136,10 +181,17 @@ def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch
     status, _, err = cli("merge", "output=s.fa")
     assert status == 0, err
     assert (tmp_path / "s.fa").read_bytes() == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "s.fa",
+        "s.fa.json",
+        "whole.fa",
+        "whole.fa.json",
+    ]
 
 
-def test_a_file_from_before_a_stopped_merge_is_not_its_output(shards, cli, expected, tmp_path, monkeypatch):
+def test_a_file_from_before_a_stopped_merge_is_not_its_output(
+    shards, cli, expected, tmp_path, monkeypatch
+):
     def stop(*args):
         raise KeyboardInterrupt
 
@@ -148,7 +200,11 @@ def test_a_file_from_before_a_stopped_merge_is_not_its_output(shards, cli, expec
         patch.setattr(sample_command, "run", stop)
         assert cli("merge", "output=s.fa", "overwrite=true")[0] == 130
     status, _, err = cli("merge", "output=s.fa")
-    assert status == 1 and "s.fa exists; set overwrite=true" in err and (tmp_path / "s.fa").read_text() == "old"
+    assert (
+        status == 1
+        and "s.fa exists; set overwrite=true" in err
+        and (tmp_path / "s.fa").read_text() == "old"
+    )
     (tmp_path / "s.fa.shards").rename(tmp_path / "elsewhere")
     assert cli("merge", "output=s.fa", "shards=missing")[0] == 1
     assert cli("merge", "output=s.fa", "shards=elsewhere", "overwrite=true")[0] == 0
@@ -168,7 +224,9 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
         about["fingerprint"] = Manifest.read(manifest).fingerprint
         rewrite(entry, about)
     status, _, err = cli("merge", "output=s.fa")
-    assert status == 1 and 'holds shards with model="other", and it is' in err.strip().splitlines()[-1]
+    assert (
+        status == 1 and 'holds shards with model="other", and it is' in err.strip().splitlines()[-1]
+    )
 
 
 def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_path, monkeypatch):
@@ -179,23 +237,55 @@ def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_pa
         "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in sequences])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    args = ["num_samples=2", "batch_size=1", "length=12", "sampler.num_groups=2", "accelerator=cpu", "output=g.fa", "trust=[gpu]"]
-    reward = ["+reward._target_=gpu.Adenine", "+reward.device=cuda", "method.num_candidates=2", "num_draws=0"]
+    args = [
+        "num_samples=2",
+        "batch_size=1",
+        "length=12",
+        "sampler.num_groups=2",
+        "accelerator=cpu",
+        "output=g.fa",
+        "trust=[gpu]",
+    ]
+    reward = [
+        "+reward._target_=gpu.Adenine",
+        "+reward.device=cuda",
+        "method.num_candidates=2",
+        "num_draws=0",
+    ]
     for number in (1, 2):
         status, _, err = cli("sample", f"checkpoint={trained}", *args, *reward, f"shard={number}/2")
         assert status == 0, err
     monkeypatch.setattr("gpu.devices", ["cpu"])
     status, _, err = cli("merge", "output=g.fa", "trust=[gpu]")
     assert status == 0, err
-    assert json.loads((tmp_path / "g.fa.json").read_text())["settings"]["reward"]["device"] == "cuda"
+    assert (
+        json.loads((tmp_path / "g.fa.json").read_text())["settings"]["reward"]["device"] == "cuda"
+    )
 
 
-def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(cli, tmp_path, monkeypatch):
+def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
+    cli, tmp_path, monkeypatch
+):
     monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
     draw = np.random.default_rng(1)
     for name, number, size in (("y.fa", 12, 30), ("z.fa", 3, 305)):
-        (tmp_path / name).write_text("".join(f">s{i}\n{''.join(draw.choice(list('ACGT'), size=size))}\n" for i in range(number)))
-    assert cli("judge", "samples=y.fa", "real=z.fa", "num_splits=20", "order=2", "output=j.json", "shard=1/1")[0] == 0
+        (tmp_path / name).write_text(
+            "".join(
+                f">s{i}\n{''.join(draw.choice(list('ACGT'), size=size))}\n" for i in range(number)
+            )
+        )
+    assert (
+        cli(
+            "judge",
+            "samples=y.fa",
+            "real=z.fa",
+            "num_splits=20",
+            "order=2",
+            "output=j.json",
+            "shard=1/1",
+        )[0]
+        == 0
+    )
 
     def stop(*args):
         raise KeyboardInterrupt
@@ -203,10 +293,18 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(cli, 
     with monkeypatch.context() as patch:
         patch.setattr("dnadiff.data.files.write_json", stop)
         assert cli("merge", "output=j.json")[0] == 130
-    assert (tmp_path / "j.png").exists() and not (tmp_path / "j.json").exists() and (tmp_path / "j.json.shards").exists()
+    assert (
+        (tmp_path / "j.png").exists()
+        and not (tmp_path / "j.json").exists()
+        and (tmp_path / "j.json.shards").exists()
+    )
     status, _, err = cli("merge", "output=j.json")
     assert status == 0, err
-    assert (tmp_path / "j.png").exists() and (tmp_path / "j.json").exists() and not (tmp_path / "j.json.shards").exists()
+    assert (
+        (tmp_path / "j.png").exists()
+        and (tmp_path / "j.json").exists()
+        and not (tmp_path / "j.json.shards").exists()
+    )
 
 
 def rewrite(path, content):
@@ -218,14 +316,19 @@ def rewrite(path, content):
     path.write_text(json.dumps(content | {"check": check}))
 
 
-@pytest.mark.parametrize("override", ["+sampler.x={_target_: os.system, command: touch hacked}", "sampler._target_=os.system"])
+@pytest.mark.parametrize(
+    "override",
+    ["+sampler.x={_target_: os.system, command: touch hacked}", "sampler._target_=os.system"],
+)
 def test_a_manifest_runs_no_code(shards, cli, tmp_path, override):
     manifest = tmp_path / "s.fa.shards" / "manifest.json"
     content = json.loads(manifest.read_text())
     content["overrides"].append(override)
     rewrite(manifest, content)
     status, _, err = cli("merge", "output=s.fa")
-    assert status == 1 and "refused to build 'os.system'" in err and not (tmp_path / "hacked").exists()
+    assert (
+        status == 1 and "refused to build 'os.system'" in err and not (tmp_path / "hacked").exists()
+    )
 
 
 def test_a_manifest_of_a_command_without_shards_is_refused(shards, cli, tmp_path):

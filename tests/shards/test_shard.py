@@ -3,7 +3,9 @@ import pytest
 from dnadiff.shards.shard import Shard, bounds
 
 
-@pytest.mark.parametrize("text", ["x", "3", 3, None, "0/4", "5/4", "1/0", "-1/4", "1/2/3", "1.5/4", True, ["1/4"], ""])
+@pytest.mark.parametrize(
+    "text", ["x", "3", 3, None, "0/4", "5/4", "1/0", "-1/4", "1/2/3", "1.5/4", True, ["1/4"], ""]
+)
 def test_what_is_no_part_of_n_is_refused_by_name(text):
     with pytest.raises(ValueError, match=r"^shard"):
         Shard.parse(text)

@@ -34,7 +34,10 @@ def test_an_error_leaves_what_was_there(tmp_path):
 
 
 def test_unfinished_folders_of_killed_processes_are_removed_and_others_kept(tmp_path):
-    left, used, other = (tmp_path / f".{name}.{letter * 32}.part" for name, letter in (("model", "a"), ("model", "b"), ("mode", "c")))
+    left, used, other = (
+        tmp_path / f".{name}.{letter * 32}.part"
+        for name, letter in (("model", "a"), ("model", "b"), ("mode", "c"))
+    )
     for folder in (left, used, other):
         folder.mkdir()
         (folder / "a.txt").write_text("1")
@@ -65,7 +68,13 @@ def test_what_an_export_would_destroy_is_refused(tmp_path):
             check_folder(name, True, OWN)
 
 
-CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym")  # audit events before each step of a replacement
+CHANGES = (
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "ctypes.dlsym",
+)  # audit events before each step of a replacement
 
 
 def replace_until(target, step, exchanges):
@@ -101,8 +110,12 @@ def replaced_and_killed(target, step, exchanges):
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_one(exchanges, tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "sync_folder", lambda folder: None)  # slow, and no kill undoes what was not synchronized
+def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_one(
+    exchanges, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        folders, "sync_folder", lambda folder: None
+    )  # slow, and no kill undoes what was not synchronized
     contents, step = {"old": ["old", "old"], "new": ["new", "new"]}, 1
     target, found = tmp_path / "model", []
     while True:
@@ -122,4 +135,6 @@ def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_on
         step += 1
     kinds = [next(kind for kind, content in contents.items() if content == one) for one in found]
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"old", "new"} and len(kinds) > 5
-    assert [path.read_text() for path in sorted(target.iterdir())] == contents["new"] and os.listdir(tmp_path) == ["model"]
+    assert [path.read_text() for path in sorted(target.iterdir())] == contents[
+        "new"
+    ] and os.listdir(tmp_path) == ["model"]

@@ -21,8 +21,23 @@ LIKELIHOOD = {
     "split": "fractions",
     "split_hash": "0123",
     "protocol": "count",
-    "groups": {"all": dict(bits=1.5, bits_low=None, bits_high=None, nll=1.0, perplexity=2.8, se_total=None, tokens=640)},
-    "markov": [{"order": 2, "groups": {"all": {"bits": 1.75, "difference_bits": -0.25, "low": None, "high": None}}}],
+    "groups": {
+        "all": dict(
+            bits=1.5,
+            bits_low=None,
+            bits_high=None,
+            nll=1.0,
+            perplexity=2.8,
+            se_total=None,
+            tokens=640,
+        )
+    },
+    "markov": [
+        {
+            "order": 2,
+            "groups": {"all": {"bits": 1.75, "difference_bits": -0.25, "low": None, "high": None}},
+        }
+    ],
 }
 
 
@@ -34,7 +49,9 @@ def reads(trained, tmp_path):
         path = tmp_path / "tiny.fa"
         path.write_text(f">one\n{letters}\n")
         loaded = checkpoint.load(trained)
-        return replace(loaded, config={**loaded.config, "data": {**loaded.config["data"], "path": str(path)}})
+        return replace(
+            loaded, config={**loaded.config, "data": {**loaded.config["data"], "path": str(path)}}
+        )
 
     return with_letters
 
@@ -47,7 +64,9 @@ def test_data_with_the_sequence_and_the_split_of_the_training_are_described(read
     loaded = reads(TRAINED_ON)
     origin = record.origin_of(loaded, None, reads_data=True)
     assert loaded.training_data().name == "tiny.fa" and not origin.data_changed
-    assert origin.data["split_hash"] == loaded.origin.split_hash and origin.data["tokens"] == len(TRAINED_ON)
+    assert origin.data["split_hash"] == loaded.origin.split_hash and origin.data["tokens"] == len(
+        TRAINED_ON
+    )
     assert "| tokens, train |" in card.split(record.summary(loaded, origin))
 
 
@@ -61,7 +80,11 @@ def test_data_that_changed_since_training_are_left_out_of_the_card(letters, read
     assert origin.data is None and origin.data_changed and "tiny.fa changed since" in caplog.text
     assert about["split_hash"] == loaded.origin.split_hash and about["split_tokens"] is None
     text = card.model_card("Tiny", about)
-    assert "Its files changed since training" in text and "| tokens, train |" not in text and "held-out parts" not in text
+    assert (
+        "Its files changed since training" in text
+        and "| tokens, train |" not in text
+        and "held-out parts" not in text
+    )
 
 
 def test_changed_data_are_marked_in_the_exported_folder_too(reads, trained, tmp_path, capsys):
@@ -69,8 +92,15 @@ def test_changed_data_are_marked_in_the_exported_folder_too(reads, trained, tmp_
     content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
     content["hyper_parameters"]["config"]["data"]["path"] = str(tmp_path / "tiny.fa")
     torch.save(content, tmp_path / "changed.ckpt")
-    folder = export.run(compose("export", [f"checkpoint={tmp_path}/changed.ckpt", f"output={tmp_path}/model"]), tmp_path, [])
-    assert checkpoint.load(folder).origin.data_changed and "changed since training" in (folder / "README.md").read_text()
+    folder = export.run(
+        compose("export", [f"checkpoint={tmp_path}/changed.ckpt", f"output={tmp_path}/model"]),
+        tmp_path,
+        [],
+    )
+    assert (
+        checkpoint.load(folder).origin.data_changed
+        and "changed since training" in (folder / "README.md").read_text()
+    )
     info.run(compose("info", [f"checkpoint={folder}"]), tmp_path, [])
     assert "The files of the training data had changed" in capsys.readouterr().out
 
@@ -84,7 +114,9 @@ def test_an_evaluation_on_changed_data_is_not_one_on_the_data_of_the_training(re
     assert evaluation.training_data(loaded, None, []) is None
 
 
-def test_data_that_are_named_again_are_those_of_the_training_if_they_are_the_same(exported, reads, tmp_path):
+def test_data_that_are_named_again_are_those_of_the_training_if_they_are_the_same(
+    exported, reads, tmp_path
+):
     again = ["checkpoint=x", "data=fasta", f"data.path={tmp_path}/tiny.fa", "data.length=64"]
     options = {"data": compose("evaluate", again)["data"], "length": None, "trust": []}
     for letters, same in ((TRAINED_ON, True), *((letters, False) for letters in CHANGED.values())):
@@ -92,10 +124,17 @@ def test_data_that_are_named_again_are_those_of_the_training_if_they_are_the_sam
         assert evaluation.data_of(checkpoint.load(exported), options)[1] is same
 
 
-def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(trained, tmp_path, monkeypatch, caplog):
+def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(
+    trained, tmp_path, monkeypatch, caplog
+):
     loaded = checkpoint.load(trained)
     model = {"fingerprint": record.fingerprint(loaded.denoiser)}
-    data = {"name": "tiny.fa", "window": 64, "split": "fractions", "split_hash": loaded.origin.split_hash}
+    data = {
+        "name": "tiny.fa",
+        "window": 64,
+        "split": "fractions",
+        "split_hash": loaded.origin.split_hash,
+    }
     content = {**LIKELIHOOD, "model": model, "data": data}
     monkeypatch.setattr(record, "read_json", lambda *_: content)
     monkeypatch.setattr(Path, "is_file", lambda _: True)
@@ -109,12 +148,18 @@ def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(tra
 def test_the_summary_of_a_run_names_its_data_and_its_split(trained):
     loaded = checkpoint.load(trained)
     about = record.summary(loaded, record.origin_of(loaded, None))
-    assert about["data"] == "tiny.fa" and about["split"].startswith("default (") and about["split_hash"] == loaded.origin.split_hash
+    assert (
+        about["data"] == "tiny.fa"
+        and about["split"].startswith("default (")
+        and about["split_hash"] == loaded.origin.split_hash
+    )
 
 
 def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(trained, capsys):
     found = held_out_likelihood(LIKELIHOOD)
-    assert "| all | 1.5000 | - to - | 640 |" in card.likelihood(found) and "| 1.7500 | -0.2500 | - to - |" in card.likelihood(found)
+    assert "| all | 1.5000 | - to - | 640 |" in card.likelihood(
+        found
+    ) and "| 1.7500 | -0.2500 | - to - |" in card.likelihood(found)
     loaded = checkpoint.load(trained)
     info.show(record.summary(loaded, replace(loaded.origin, likelihood=found)))
     assert "1.5000" in capsys.readouterr().out
@@ -125,14 +170,22 @@ def test_the_card_says_how_the_folder_is_loaded(exported, monkeypatch):
     monkeypatch.chdir(exported)
     found = {}
     exec(code, found)
-    assert found["model"].path.name == "model.safetensors" and 'dnadiff.load("hf:ORG/NAME@COMMIT")' in (exported / "README.md").read_text()
+    assert (
+        found["model"].path.name == "model.safetensors"
+        and 'dnadiff.load("hf:ORG/NAME@COMMIT")' in (exported / "README.md").read_text()
+    )
 
 
 def test_an_evaluation_next_to_a_model_without_data_is_used(trained, monkeypatch):
     loaded = checkpoint.load(trained)
     loaded = replace(loaded, config=loaded.config | {"data": None})
     data = {"name": "tiny.fa", "window": 64, "split": "fractions", "split_hash": "0123"}
-    content = {**LIKELIHOOD, "own_data": False, "model": {"fingerprint": record.fingerprint(loaded.denoiser)}, "data": data}
+    content = {
+        **LIKELIHOOD,
+        "own_data": False,
+        "model": {"fingerprint": record.fingerprint(loaded.denoiser)},
+        "data": data,
+    }
     monkeypatch.setattr(record, "read_json", lambda *_: content)
     monkeypatch.setattr(Path, "is_file", lambda _: True)
     assert record.stored_evaluation(loaded) is content
@@ -140,7 +193,9 @@ def test_an_evaluation_next_to_a_model_without_data_is_used(trained, monkeypatch
 
 def test_control_characters_of_a_model_are_escaped(trained, capsys):
     loaded = checkpoint.load(trained)
-    found = held_out_likelihood(LIKELIHOOD | {key: f"{LIKELIHOOD[key]}\x1b[2J" for key in ("part", "data", "protocol")})
+    found = held_out_likelihood(
+        LIKELIHOOD | {key: f"{LIKELIHOOD[key]}\x1b[2J" for key in ("part", "data", "protocol")}
+    )
     about = record.summary(loaded, replace(loaded.origin, likelihood=found, note="a\x1b[2J"))
     for each in (about, about | {"likelihood": None, "checkpoint": "b\x1b[2J"}):
         info.show(each)

@@ -49,10 +49,19 @@ def test_the_metrics_file_is_continued_from_the_step_of_a_resumed_run(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text.replace("step,", "stop,"), r"metrics\.csv is damaged: its columns are not step, tokens, .*'stop'"),
-        (lambda text: text.replace("\n10,", "\n1o,"), r"metrics\.csv, line 2: step is '1o', which is not a number"),
+        (
+            lambda text: text.replace("step,", "stop,"),
+            r"metrics\.csv is damaged: its columns are not step, tokens, .*'stop'",
+        ),
+        (
+            lambda text: text.replace("\n10,", "\n1o,"),
+            r"metrics\.csv, line 2: step is '1o', which is not a number",
+        ),
         (lambda text: text.replace("\n10,", "\n,"), r"metrics\.csv, line 2: the row has no step"),
-        (lambda text: text.replace("10,100,", "10,"), r"metrics\.csv, line 2: the row has \d fields"),
+        (
+            lambda text: text.replace("10,100,", "10,"),
+            r"metrics\.csv, line 2: the row has \d fields",
+        ),
     ],
 )
 def test_a_damaged_metrics_file_is_refused_in_one_line(damage, message, tmp_path):

@@ -43,7 +43,9 @@ def interval(masking):
 def sums(mean, mean_square, blocks=None):
     """Sums by count of 100 blocks of each count, or of as many as given, with these means of the cost and its square."""
     blocks = torch.full((len(mean),), 100.0) if blocks is None else torch.tensor(blocks)
-    return torch.stack([blocks, blocks * torch.tensor(mean), blocks * torch.tensor(mean_square)]).double()
+    return torch.stack(
+        [blocks, blocks * torch.tensor(mean), blocks * torch.tensor(mean_square)]
+    ).double()
 
 
 def test_the_candidates_are_the_published_ones():
@@ -59,16 +61,24 @@ def test_equal_costs_choose_the_highest_rates():
     chosen = least_variance(sums(k, [x**2 for x in k]), ClipSearch().candidates)
     assert interval(chosen) == (0.5, 1.0)
     first, second = chosen.moments(4)
-    variance = float(second @ torch.tensor(k).double() ** 2 - (first @ torch.tensor(k).double()) ** 2)
+    variance = float(
+        second @ torch.tensor(k).double() ** 2 - (first @ torch.tensor(k).double()) ** 2
+    )
     assert variance == pytest.approx((2 * math.log(2) - 1) / 4)
 
 
 def test_a_wild_cost_of_many_masks_chooses_low_rates():
     # Blocks of four masks cost 0 or 400, each as often: four masks at rate p have the probability p^4.
-    chosen = least_variance(sums([1.0, 2.0, 3.0, 200.0], [1.0, 4.0, 9.0, 80_000.0]), ClipSearch().candidates)
+    chosen = least_variance(
+        sums([1.0, 2.0, 3.0, 200.0], [1.0, 4.0, 9.0, 80_000.0]), ClipSearch().candidates
+    )
     assert interval(chosen) == (0.001, 0.5)
     # One mask costs 0 or 40, each as often.
-    assert interval(least_variance(sums([20.0, 2.0, 3.0, 4.0], [800.0, 4.0, 9.0, 16.0]), ClipSearch().candidates)) == (0.5, 1.0)
+    assert interval(
+        least_variance(
+            sums([20.0, 2.0, 3.0, 4.0], [800.0, 4.0, 9.0, 16.0]), ClipSearch().candidates
+        )
+    ) == (0.5, 1.0)
 
 
 def test_the_widest_of_equal_variances_is_chosen():
@@ -77,7 +87,9 @@ def test_the_widest_of_equal_variances_is_chosen():
 
 
 def test_counts_without_a_block_are_interpolated():
-    every = sums([2.0, 4.0, 6.0, 8.0], [5.0, 20.0, 45.0, 80.0])  # cost per token: mean 2, mean square 5
+    every = sums(
+        [2.0, 4.0, 6.0, 8.0], [5.0, 20.0, 45.0, 80.0]
+    )  # cost per token: mean 2, mean square 5
     some = sums([2.0, 9.0, 9.0, 8.0], [5.0, 9.0, 9.0, 80.0], blocks=[3.0, 0.0, 0.0, 7.0])
     assert all(least_variance(s, ClipSearch().candidates) is not None for s in (every, some))
     for each in ClipSearch().candidates:  # any two intervals compare in the same way
@@ -91,7 +103,11 @@ def test_no_block_and_no_finite_cost_choose_nothing():
     assert least_variance(sums([nan] * 4, [nan] * 4), ClipSearch().candidates) is None
 
 
-@pytest.mark.parametrize("make", [lambda p: BlockMDLM(p, 4, Clipped(), "nelbo"), lambda p: MDLM(p, Clipped())], ids=["blocks", "windows"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: BlockMDLM(p, 4, Clipped(), "nelbo"), lambda p: MDLM(p, Clipped())],
+    ids=["blocks", "windows"],
+)
 def test_sums_are_those_of_whole_blocks(make):
     objective = make(AbsorbingProcess(DNA, LogLinear())).evaluation()
     torch.manual_seed(0)
@@ -125,7 +141,10 @@ def test_windows_in_pieces_have_the_sums_of_the_whole(peers):
     trainer = SimpleNamespace(precision_plugin=SimpleNamespace(val_step_context=torch.no_grad))
 
     def own(one=None):
-        module, search = DiffusionModule(copy.deepcopy(denoiser), objective, None, None), ClipSearch()
+        module, search = (
+            DiffusionModule(copy.deepcopy(denoiser), objective, None, None),
+            ClipSearch(),
+        )
         module.draws = lambda purpose, size, step: Draws.for_batch(0, size)
         if one is not None:
             module.peers = one
@@ -147,13 +166,26 @@ def module_with(masking):
 
 
 def test_the_sums_of_all_devices_are_added():
-    own, other = sums([1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 9.0, 16.0]), 1000 * sums([1.0, 2.0, 3.0, 200.0], [1.0, 4.0, 9.0, 80_000.0])
-    for strategy, chosen in ((None, (0.5, 1.0)), (SimpleNamespace(reduce=lambda mine, reduce_op: mine + other), (0.001, 0.5))):
+    own, other = (
+        sums([1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 9.0, 16.0]),
+        1000 * sums([1.0, 2.0, 3.0, 200.0], [1.0, 4.0, 9.0, 80_000.0]),
+    )
+    for strategy, chosen in (
+        (None, (0.5, 1.0)),
+        (SimpleNamespace(reduce=lambda mine, reduce_op: mine + other), (0.001, 0.5)),
+    ):
         module, logged = module_with(Clipped())
         search = ClipSearch()
         search._sums = own
-        search.on_validation_epoch_end(SimpleNamespace(world_size=1 if strategy is None else 2, strategy=strategy), module)
-        assert interval(module.objective.masking) == search.interval == chosen == (logged["clip/low"], logged["clip/high"])
+        search.on_validation_epoch_end(
+            SimpleNamespace(world_size=1 if strategy is None else 2, strategy=strategy), module
+        )
+        assert (
+            interval(module.objective.masking)
+            == search.interval
+            == chosen
+            == (logged["clip/low"], logged["clip/high"])
+        )
 
 
 def test_a_restored_search_sets_the_interval_before_training():
@@ -173,7 +205,10 @@ def test_an_interval_is_kept_without_a_block(caplog):
     search = ClipSearch()
     search._sums = torch.zeros(3, 4, dtype=torch.float64)
     search.on_validation_epoch_end(SimpleNamespace(world_size=1), module)
-    assert interval(module.objective.masking) == (0.2, 0.7) and logged == {"clip/low": 0.2, "clip/high": 0.7}
+    assert interval(module.objective.masking) == (0.2, 0.7) and logged == {
+        "clip/low": 0.2,
+        "clip/high": 0.7,
+    }
     assert "the mask rates stay between 0.2 and 0.7" in caplog.text
 
 
@@ -181,24 +216,39 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
     used = []
 
     def recorded(objective, denoiser, batch, draws):
-        used.append((float(sum(p.double().sum() for p in denoiser.parameters())), denoiser.training))
+        used.append(
+            (float(sum(p.double().sum() for p in denoiser.parameters())), denoiser.training)
+        )
         return sums_by_count(objective, denoiser, batch, draws)
 
     monkeypatch.setattr(clip_search, "sums_by_count", recorded)
-    more = ["callbacks.clip_search.max_batches=2", "data.max_valid_windows=16", "lr_scheduler=constant", "lr_scheduler.warmup_steps=1"]
+    more = [
+        "callbacks.clip_search.max_batches=2",
+        "data.max_valid_windows=16",
+        "lr_scheduler=constant",
+        "lr_scheduler.warmup_steps=1",
+    ]
     status, _, err = cli("train", *train_args("caduceus", 8, *BLOCKS, *more))
     assert status == 0, err
     assert len(used) == 4  # two batches of each of two validations
     content = checkpoint.read(tmp_path / "run" / "checkpoints" / "last.ckpt")
     averaged, live = (
-        sum(float(value.double().sum()) for key, value in content[name].items() if key.startswith("denoiser"))
+        sum(
+            float(value.double().sum())
+            for key, value in content[name].items()
+            if key.startswith("denoiser")
+        )
         for name in ("state_dict", "current_model_state")
     )
     assert abs(averaged - live) > 1e-3 and used[-1] == (pytest.approx(averaged, abs=1e-9), False)
     header, *rows = (tmp_path / "run" / "metrics.csv").read_text().split()
     assert header.endswith("valid_nll_live,clip_low,clip_high")
     logged = [tuple(map(float, row.split(",")[-2:])) for row in rows if row.split(",")[6]]
-    assert len(logged) == 2 and content["callbacks"]["ClipSearch"] == {"interval": list(logged[-1])} and logged[-1] != (0, 1)
+    assert (
+        len(logged) == 2
+        and content["callbacks"]["ClipSearch"] == {"interval": list(logged[-1])}
+        and logged[-1] != (0, 1)
+    )
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["callbacks"]
     assert saved["clip_search"]["widths"][-1] == 1 and saved["ema"]["decay"] == 0.999
 
@@ -206,31 +256,60 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("objective/masking=count", "the masking ExactCount; set objective/masking=clipped, or leave out callbacks=clip_search"),
-        ("objective.block_size=1", "objective.block_size 1: callbacks.clip_search has no mask rates to choose"),
+        (
+            "objective/masking=count",
+            "the masking ExactCount; set objective/masking=clipped, or leave out callbacks=clip_search",
+        ),
+        (
+            "objective.block_size=1",
+            "objective.block_size 1: callbacks.clip_search has no mask rates to choose",
+        ),
         (
             "objective.weighting=cross_entropy",
             "objective.weighting=cross_entropy: callbacks.clip_search minimizes the variance of the bound",
         ),
         ("objective.masking.low=0.9", None),
-        ("objective.masking.high=0", "objective.masking.low 0.0 and objective.masking.high 0 must satisfy 0 <= low < high <= 1"),
-        ("callbacks.clip_search.widths=[0.5,1.5]", "callbacks.clip_search.widths[1] 1.5 must be a number above 0.001 and at most 1"),
+        (
+            "objective.masking.high=0",
+            "objective.masking.low 0.0 and objective.masking.high 0 must satisfy 0 <= low < high <= 1",
+        ),
+        (
+            "callbacks.clip_search.widths=[0.5,1.5]",
+            "callbacks.clip_search.widths[1] 1.5 must be a number above 0.001 and at most 1",
+        ),
         ("callbacks.clip_search.widths=[]", "callbacks.clip_search.widths is empty"),
         ("callbacks.clip_search.step=0", "callbacks.clip_search.step 0 must be a number above 0"),
-        ("callbacks.clip_search.max_batches=0", "callbacks.clip_search.max_batches 0 must be an integer of at least 1"),
+        (
+            "callbacks.clip_search.max_batches=0",
+            "callbacks.clip_search.max_batches 0 must be an integer of at least 1",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_data_is_read(wrong, message, cli, tmp_path):
-    status, _, err = cli("train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *BLOCKS, wrong)
+    status, _, err = cli(
+        "train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *BLOCKS, wrong
+    )
     assert status == 1 and (message or "absent.fa") in err and err.count("\n") == 1, err
     assert not (tmp_path / "run").exists()
 
 
 def test_objectives_without_masking_are_refused():
     args = [each for each in BLOCKS if "objective" not in each]
-    for name, which in (("ar", "objective AR has no masking"), ("mlm", "objective MLM has no masking")):
-        config = compose("train", [*args, f"objective={name}", f"backbone={'transformer' if name == 'ar' else 'caduceus'}"])
-        objective = checkpoint.build_objective(config, AbsorbingProcess(DNA, LogLinear()), trust=None)
+    for name, which in (
+        ("ar", "objective AR has no masking"),
+        ("mlm", "objective MLM has no masking"),
+    ):
+        config = compose(
+            "train",
+            [
+                *args,
+                f"objective={name}",
+                f"backbone={'transformer' if name == 'ar' else 'caduceus'}",
+            ],
+        )
+        objective = checkpoint.build_objective(
+            config, AbsorbingProcess(DNA, LogLinear()), trust=None
+        )
         with pytest.raises(ValueError, match=which):
             clip_search.check_search(config["callbacks"], objective)
 
@@ -253,14 +332,30 @@ class Recorder(Callback):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_processes_choose_one_interval(strategy, tiny_fasta, train_args, tmp_path):
     (tmp_path / "recorder.py").write_text(RECORDER)
-    two = ["trainer.devices=2", f"trainer.strategy={strategy}", "+callbacks.recorder._target_=recorder.Recorder"]
+    two = [
+        "trainer.devices=2",
+        f"trainer.strategy={strategy}",
+        "+callbacks.recorder._target_=recorder.Recorder",
+    ]
     command = [sys.executable, "-m", "dnadiff.train", *train_args("caduceus", 8, *BLOCKS, *two)]
-    env = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env
+    )
     assert done.returncode == 0, done.stderr
-    first, second = ([json.loads(line) for line in (tmp_path / f"seen-{rank}").read_text().splitlines()] for rank in (0, 1))
+    first, second = (
+        [json.loads(line) for line in (tmp_path / f"seen-{rank}").read_text().splitlines()]
+        for rank in (0, 1)
+    )
     assert len(first) == len(second) == 2
     for (own, chosen, used), (other, *same) in zip(first, second):
         assert own != other and [chosen, used] == same and chosen == used
-        both = least_variance(torch.tensor(own, dtype=torch.float64) + torch.tensor(other, dtype=torch.float64), ClipSearch().candidates)
+        both = least_variance(
+            torch.tensor(own, dtype=torch.float64) + torch.tensor(other, dtype=torch.float64),
+            ClipSearch().candidates,
+        )
         assert list(interval(both)) == chosen

@@ -17,7 +17,9 @@ def test_objects_are_frozen_inside_and_ordinary_again_after_an_error():
     gc.unfreeze()  # the suite runs with frozen modules
     try:
         with pytest.raises(ValueError, match="stop"), frozen_objects():
-            assert gc.get_freeze_count() > 100_000 and not any(x is torch.nn.Module for x in gc.get_objects())
+            assert gc.get_freeze_count() > 100_000 and not any(
+                x is torch.nn.Module for x in gc.get_objects()
+            )
             raise ValueError("stop")
         assert gc.get_freeze_count() == 0 and any(x is torch.nn.Module for x in gc.get_objects())
     finally:

@@ -29,9 +29,26 @@ def training(tiny_fasta, tmp_path):
     """Runs a training with epochs of three batches, completed to four by steps of two: training("name", *more) -> its folder."""
 
     def start(name, *more):
-        args = ["data=fasta", f"data.path={tiny_fasta}", "data.length=64", "data.batch_size=4", "data.epoch_size=12"]
-        args += ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.accelerator=cpu"]
-        args += ["trainer.accumulate_grad_batches=2", "lr_scheduler=constant", "lr_scheduler.warmup_steps=1", "trainer.max_steps=100"]
+        args = [
+            "data=fasta",
+            f"data.path={tiny_fasta}",
+            "data.length=64",
+            "data.batch_size=4",
+            "data.epoch_size=12",
+        ]
+        args += [
+            "backbone=dit",
+            "backbone.d_model=16",
+            "backbone.n_layers=1",
+            "backbone.n_heads=2",
+            "trainer.accelerator=cpu",
+        ]
+        args += [
+            "trainer.accumulate_grad_batches=2",
+            "lr_scheduler=constant",
+            "lr_scheduler.warmup_steps=1",
+            "trainer.max_steps=100",
+        ]
         args += ["data.max_valid_windows=4", "trainer.val_check_interval=50", *more]
         run(compose("train", args), tmp_path / name, args)
         return tmp_path / name
@@ -40,7 +57,11 @@ def training(tiny_fasta, tmp_path):
 
 
 def validated(folder):
-    return [int(row["step"]) for row in csv.DictReader((folder / "metrics.csv").open()) if row["valid_nll"]]
+    return [
+        int(row["step"])
+        for row in csv.DictReader((folder / "metrics.csv").open())
+        if row["valid_nll"]
+    ]
 
 
 def content_of(folder):
@@ -48,20 +69,32 @@ def content_of(folder):
 
 
 def steps_of(folder):
-    return {name: checkpoint.read(folder / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
+    return {
+        name: checkpoint.read(folder / "checkpoints" / f"{name}.ckpt")["global_step"]
+        for name in ("last", "best")
+    }
 
 
 def test_a_run_that_max_epochs_ends_is_saved_and_resumed(training):
     part = training("part", "+trainer.max_epochs=1")
     assert steps_of(part) == {"last": 2, "best": 2} and validated(part) == [2]
     metrics = json.loads((part / "metrics.json").read_text())
-    assert metrics["finished"] and metrics["step"] == 2 and metrics["best_valid_nll"] == metrics["valid_nll"] > 0
+    assert (
+        metrics["finished"]
+        and metrics["step"] == 2
+        and metrics["best_valid_nll"] == metrics["valid_nll"] > 0
+    )
     training("part", "+trainer.max_epochs=2", "resume=true")
     whole = training("whole", "+trainer.max_epochs=2")
     assert steps_of(whole)["last"] == 4 and validated(part) == [2, 4] and validated(whole) == [4]
     ours, theirs = content_of(part), content_of(whole)
-    assert all(torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key]) for key in theirs["current_model_state"])
-    assert ours["TrainingData"] == theirs["TrainingData"] == {"train_loader": {"epoch": 2, "batch": 0}}
+    assert all(
+        torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key])
+        for key in theirs["current_model_state"]
+    )
+    assert (
+        ours["TrainingData"] == theirs["TrainingData"] == {"train_loader": {"epoch": 2, "batch": 0}}
+    )
 
 
 def test_its_last_validation_is_repeated_if_it_was_killed(training, monkeypatch):
@@ -73,7 +106,11 @@ def test_its_last_validation_is_repeated_if_it_was_killed(training, monkeypatch)
         with pytest.raises(Killed):
             training("part", "+trainer.max_epochs=1")
     part = training("part", "+trainer.max_epochs=1", "resume=true")
-    assert steps_of(part) == {"last": 2, "best": 2} and validated(part) == [2] and (part / "metrics.json").is_file()
+    assert (
+        steps_of(part) == {"last": 2, "best": 2}
+        and validated(part) == [2]
+        and (part / "metrics.json").is_file()
+    )
 
 
 def test_a_run_that_stops_in_the_middle_of_an_accumulation_repeats_its_step(training, monkeypatch):
@@ -85,31 +122,54 @@ def test_a_run_that_stops_in_the_middle_of_an_accumulation_repeats_its_step(trai
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(DiffusionModule, "training_step", training_step)
-    lengths = ("trainer.max_steps=5", "trainer.val_check_interval=2")  # validations at steps 2 and 4
+    lengths = (
+        "trainer.max_steps=5",
+        "trainer.val_check_interval=2",
+    )  # validations at steps 2 and 4
     part = training("part", *lengths)
-    assert [step for step, _ in seen] == [0, 0, 1, 1, 2, 2, 3] and steps_of(part)["last"] == 3 and validated(part) == [2, 3]
+    assert (
+        [step for step, _ in seen] == [0, 0, 1, 1, 2, 2, 3]
+        and steps_of(part)["last"] == 3
+        and validated(part) == [2, 3]
+    )
     training("part", *lengths, "resume=true")
     assert validated(part) == [2, 3, 4] and [step for step, _ in seen[7:]] == [3, 3, 4, 4]
     resumed = seen[:6] + seen[7:]
     seen[:] = [(-1, [])] * 7  # not stopped again
     whole = training("whole", *lengths)
-    assert resumed == seen[7:] and content_of(part)["tokens_seen"] == content_of(whole)["tokens_seen"] > 0
+    assert (
+        resumed == seen[7:]
+        and content_of(part)["tokens_seen"] == content_of(whole)["tokens_seen"] > 0
+    )
 
 
 def test_epochs_are_counted_by_the_position_in_the_data(training):
-    part = training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1")  # a validation at the end of the epoch
+    part = training(
+        "part", "trainer.val_check_interval=2", "+trainer.max_epochs=1"
+    )  # a validation at the end of the epoch
     whole = training("whole", "trainer.val_check_interval=2", "+trainer.max_epochs=2")
     (part / "metrics.json").unlink()  # as if it had been killed before it was written
     training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
-    assert steps_of(part)["last"] == 2 and validated(part) == [2] and (part / "metrics.json").is_file()
-    with pytest.raises(ValueError, match=r"has 1 complete epochs already; set trainer\.max_epochs above 1 to continue"):
+    assert (
+        steps_of(part)["last"] == 2 and validated(part) == [2] and (part / "metrics.json").is_file()
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"has 1 complete epochs already; set trainer\.max_epochs above 1 to continue",
+    ):
         training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
-    with pytest.raises(ValueError, match=r"has 2 complete epochs already; set trainer\.max_epochs above 2 to continue"):
+    with pytest.raises(
+        ValueError,
+        match=r"has 2 complete epochs already; set trainer\.max_epochs above 2 to continue",
+    ):
         training("whole", "trainer.val_check_interval=2", "+trainer.max_epochs=1", "resume=true")
     assert (part / "metrics.json").is_file() and (whole / "metrics.json").is_file()
     training("part", "trainer.val_check_interval=2", "+trainer.max_epochs=2", "resume=true")
     ours, theirs = content_of(part), content_of(whole)
-    assert ours["global_step"] == theirs["global_step"] == 4 and ours["TrainingData"] == theirs["TrainingData"]
+    assert (
+        ours["global_step"] == theirs["global_step"] == 4
+        and ours["TrainingData"] == theirs["TrainingData"]
+    )
     assert validated(part) == validated(whole) == [2, 4]
 
 
@@ -123,7 +183,9 @@ def test_an_epoch_in_which_training_stopped_is_completed(training, monkeypatch):
 
     monkeypatch.setattr(DiffusionModule, "training_step", training_step)
     part = training("part", "+trainer.max_epochs=1")
-    assert steps_of(part)["last"] == 1 and content_of(part)["TrainingData"] == {"train_loader": {"epoch": 0, "batch": 2}}
+    assert steps_of(part)["last"] == 1 and content_of(part)["TrainingData"] == {
+        "train_loader": {"epoch": 0, "batch": 2}
+    }
     training("part", "+trainer.max_epochs=1", "resume=true")
     assert seen == [0, 0, 1, 1] and steps_of(part)["last"] == 2 and validated(part) == [1, 2]
 
@@ -145,21 +207,34 @@ def interrupt(patch, how, owner, name, call):
 
 
 @pytest.mark.parametrize(
-    ("how", "owner", "name", "call"), [("kill", Checkpoints, "on_validation_end", 1), ("signal", DiffusionModule, "training_step", 4)]
+    ("how", "owner", "name", "call"),
+    [
+        ("kill", Checkpoints, "on_validation_end", 1),
+        ("signal", DiffusionModule, "training_step", 4),
+    ],
 )
-def test_the_last_validation_is_due_although_the_last_step_was_saved(how, owner, name, call, training, tmp_path, monkeypatch):
+def test_the_last_validation_is_due_although_the_last_step_was_saved(
+    how, owner, name, call, training, tmp_path, monkeypatch
+):
     args = ("+trainer.max_epochs=1", "callbacks.checkpoints.every_n_steps=1")
     with monkeypatch.context() as patch, pytest.raises(interrupt(patch, how, owner, name, call)):
         training("part", *args)
     assert content_of(tmp_path / "part")["callbacks"]["Checkpoints"]["validation_due"]
     part = training("part", *args, "resume=true")
-    assert steps_of(part) == {"last": 2, "best": 2} and validated(part) == [2] and (part / "metrics.json").is_file()
+    assert (
+        steps_of(part) == {"last": 2, "best": 2}
+        and validated(part) == [2]
+        and (part / "metrics.json").is_file()
+    )
 
 
 @pytest.mark.parametrize(
-    ("how", "owner", "name"), [("kill", Checkpoints, "on_validation_end"), ("signal", DiffusionModule, "validation_step")]
+    ("how", "owner", "name"),
+    [("kill", Checkpoints, "on_validation_end"), ("signal", DiffusionModule, "validation_step")],
 )
-def test_the_validation_at_the_end_of_max_time_is_repeated(how, owner, name, training, tmp_path, monkeypatch):
+def test_the_validation_at_the_end_of_max_time_is_repeated(
+    how, owner, name, training, tmp_path, monkeypatch
+):
     args = ("+trainer.max_time=00:01:00:00", "data.max_valid_windows=8")  # in two batches
     seen, original = [], DiffusionModule.training_step
 
@@ -168,13 +243,20 @@ def test_the_validation_at_the_end_of_max_time_is_repeated(how, owner, name, tra
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(DiffusionModule, "training_step", training_step)
-    monkeypatch.setattr(Timer, "time_elapsed", lambda self, stage="train": 7200.0 * (len(seen) >= 2))
+    monkeypatch.setattr(
+        Timer, "time_elapsed", lambda self, stage="train": 7200.0 * (len(seen) >= 2)
+    )
     with monkeypatch.context() as patch, pytest.raises(interrupt(patch, how, owner, name, 1)):
         training("part", *args)
     content = content_of(tmp_path / "part")
     assert content["global_step"] == 1 and content["callbacks"]["Checkpoints"]["validation_due"]
     part = training("part", *args, "resume=true")
-    assert steps_of(part) == {"last": 1, "best": 1} and validated(part) == [1] and seen == [0, 0] and (part / "metrics.json").is_file()
+    assert (
+        steps_of(part) == {"last": 1, "best": 1}
+        and validated(part) == [1]
+        and seen == [0, 0]
+        and (part / "metrics.json").is_file()
+    )
 
 
 @pytest.fixture
@@ -194,7 +276,13 @@ def streaming(tmp_path):
             "data.wrap=true",
             "trainer.accelerator=cpu",
         ]
-        args += ["backbone=dit", "backbone.d_model=16", "backbone.n_layers=1", "backbone.n_heads=2", "trainer.max_steps=6"]
+        args += [
+            "backbone=dit",
+            "backbone.d_model=16",
+            "backbone.n_layers=1",
+            "backbone.n_heads=2",
+            "trainer.max_steps=6",
+        ]
         args += ["callbacks.checkpoints.every_n_steps=4", "trainer.val_check_interval=6", *more]
         run(compose("train", args), tmp_path / name, args)
         return tmp_path / name
@@ -203,35 +291,66 @@ def streaming(tmp_path):
 
 
 def test_a_stream_resumed_at_the_end_of_an_epoch_has_its_position(streaming, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(interrupt(patch, "kill", DiffusionModule, "training_step", 5)):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(interrupt(patch, "kill", DiffusionModule, "training_step", 5)),
+    ):
         streaming("part")
     part, whole = streaming("part", "resume=true"), streaming("whole")
     ours, theirs = content_of(part), content_of(whole)
-    assert ours["TrainingData"] == theirs["TrainingData"] == {"train_loader": {"epoch": 1, "batch": 2, "document": 0, "token": 32}}
-    assert all(torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key]) for key in theirs["current_model_state"])
+    assert (
+        ours["TrainingData"]
+        == theirs["TrainingData"]
+        == {"train_loader": {"epoch": 1, "batch": 2, "document": 0, "token": 32}}
+    )
+    assert all(
+        torch.equal(ours["current_model_state"][key], theirs["current_model_state"][key])
+        for key in theirs["current_model_state"]
+    )
 
 
-def test_a_stream_that_is_too_short_for_an_optimizer_step_is_refused_before_anything_is_written(streaming, tmp_path):
-    with pytest.raises(ValueError, match="the stream ended before the first 10 windows of 8 tokens, which one optimizer step needs"):
+def test_a_stream_that_is_too_short_for_an_optimizer_step_is_refused_before_anything_is_written(
+    streaming, tmp_path
+):
+    with pytest.raises(
+        ValueError,
+        match="the stream ended before the first 10 windows of 8 tokens, which one optimizer step needs",
+    ):
         streaming("run", "trainer.accumulate_grad_batches=5")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("batch", "first"), [(0, 0), (2, 2), (3, 2)])  # older versions saved in the middle of a step
+@pytest.mark.parametrize(
+    ("batch", "first"), [(0, 0), (2, 2), (3, 2)]
+)  # older versions saved in the middle of a step
 def test_progress_is_that_of_the_loader(batch, first):
     counters = {"ready": 3, "completed": 2, "started": 3, "processed": 3}
-    loop = {name: {"current": dict(counters), "total": dict(counters)} for name in ("epoch_progress", "epoch_loop.batch_progress")}
+    loop = {
+        name: {"current": dict(counters), "total": dict(counters)}
+        for name in ("epoch_progress", "epoch_loop.batch_progress")
+    }
     loop["epoch_loop.batch_progress"]["is_last_batch"] = True
     content = {"global_step": 5, "loops": {"fit_loop": loop}}
     module = SimpleNamespace(trainer=SimpleNamespace(accumulate_grad_batches=2))
     DiffusionModule.on_load_checkpoint(module, content)  # of other data than ours
     assert loop["epoch_loop.batch_progress"]["current"] == counters
-    DiffusionModule.on_load_checkpoint(module, {**content, "GenomeDataModule": {"train_loader": {"epoch": 4, "batch": batch}}})
+    DiffusionModule.on_load_checkpoint(
+        module, {**content, "GenomeDataModule": {"train_loader": {"epoch": 4, "batch": batch}}}
+    )
     begun = 4 + (first > 0)
     assert loop["epoch_progress"]["current"] == loop["epoch_progress"]["total"]
-    assert loop["epoch_progress"]["current"] == {"ready": begun, "started": begun, "processed": 4, "completed": 4}
+    assert loop["epoch_progress"]["current"] == {
+        "ready": begun,
+        "started": begun,
+        "processed": 4,
+        "completed": 4,
+    }
     batches = loop["epoch_loop.batch_progress"]
-    assert set(batches["current"].values()) == {first} and set(batches["total"].values()) == {10} and not batches["is_last_batch"]
+    assert (
+        set(batches["current"].values()) == {first}
+        and set(batches["total"].values()) == {10}
+        and not batches["is_last_batch"]
+    )
 
 
 def test_another_number_of_validation_windows_starts_the_comparison_again(training, caplog):
@@ -246,7 +365,10 @@ def test_another_number_of_validation_windows_starts_the_comparison_again(traini
     assert steps_of(part) == {"last": 2, "best": 1}
     with caplog.at_level("INFO", "dnadiff"):
         training("part", *length, "resume=true", "trainer.max_steps=3", "data.max_valid_windows=2")
-    assert "the validation has 2 windows, 4 before: its loss is not compared with the lowest one so far" in caplog.text
+    assert (
+        "the validation has 2 windows, 4 before: its loss is not compared with the lowest one so far"
+        in caplog.text
+    )
     assert steps_of(part) == {"last": 3, "best": 3}
     assert json.loads((part / "metrics.json").read_text())["best_valid_nll"] > 0.5
 

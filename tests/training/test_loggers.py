@@ -17,11 +17,19 @@ def names(loggers):
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
-    [("csv", []), ("[csv,tensorboard]", ["TensorBoard"]), ("tensorboard", ["TensorBoard"]), ("[]", [])],
+    [
+        ("csv", []),
+        ("[csv,tensorboard]", ["TensorBoard"]),
+        ("tensorboard", ["TensorBoard"]),
+        ("[]", []),
+    ],
 )
 def test_every_run_has_the_metrics_file_first_and_once(tmp_path, choice, expected):
     config = compose("train", [f"logger={choice}"])
-    assert names(build_loggers(config.get("logger") or {}, tmp_path, False)) == ["MetricsFile", *expected]
+    assert names(build_loggers(config.get("logger") or {}, tmp_path, False)) == [
+        "MetricsFile",
+        *expected,
+    ]
     assert not any(tmp_path.iterdir())  # a run may still be refused
 
 
@@ -30,7 +38,11 @@ def test_configurations_of_other_shapes_are_understood(tmp_path):
     assert names(build_loggers(old, tmp_path, False)) == ["MetricsFile"]
     several = compose("train", ["logger=[csv,tensorboard]", "logger.tensorboard=null"])["logger"]
     assert names(build_loggers(several, tmp_path, False)) == ["MetricsFile"]
-    assert names(build_loggers(compose("train", ["logger=tensorboard"])["logger"], tmp_path, False, writes=False)) == ["MetricsFile"]
+    assert names(
+        build_loggers(
+            compose("train", ["logger=tensorboard"])["logger"], tmp_path, False, writes=False
+        )
+    ) == ["MetricsFile"]
 
 
 def test_any_logger_of_lightning_can_be_added(tmp_path):
@@ -40,7 +52,10 @@ def test_any_logger_of_lightning_can_be_added(tmp_path):
 
 
 def test_something_that_does_not_log_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"logger\.mine is a OrderedDict; name a class of lightning\.pytorch\.loggers"):
+    with pytest.raises(
+        ValueError,
+        match=r"logger\.mine is a OrderedDict; name a class of lightning\.pytorch\.loggers",
+    ):
         build_loggers({"mine": {"_target_": "collections.OrderedDict"}}, tmp_path, False)
 
 
@@ -50,12 +65,18 @@ def test_a_missing_package_is_named_with_its_extra(cli, train_args, tmp_path, mo
     from lightning.pytorch.loggers import mlflow
 
     monkeypatch.setitem(sys.modules, "wandb", None)
-    for module, flags in ((tensorboard, ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE")), (mlflow, ("_MLFLOW_AVAILABLE",))):
+    for module, flags in (
+        (tensorboard, ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE")),
+        (mlflow, ("_MLFLOW_AVAILABLE",)),
+    ):
         for flag in flags:
             monkeypatch.setattr(module, flag, False)
     status, _, err = cli("train", *train_args("caduceus", 2, f"logger={name}"))
     assert status == 1 and err.count("error:") == 1
-    assert f"logger={name} needs a package that is not installed" in err and f"pip install -e '.[{name}]'" in err
+    assert (
+        f"logger={name} needs a package that is not installed" in err
+        and f"pip install -e '.[{name}]'" in err
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -67,11 +88,17 @@ def test_tensorboard_shows_every_step_also_after_a_resume(cli, train_args, tmp_p
         events.Reload()
         return [event.step for event in events.Scalars(tag)]
 
-    settings = ("logger=[csv,tensorboard]", "trainer.log_every_n_steps=1", "trainer.val_check_interval=2")
+    settings = (
+        "logger=[csv,tensorboard]",
+        "trainer.log_every_n_steps=1",
+        "trainer.val_check_interval=2",
+    )
     for more, last in (((), 4), (("resume=true",), 6), (("overwrite=true",), 2)):
         status, _, err = cli("train", *train_args("caduceus", last, *settings, *more))
         assert status == 0, err
-        assert steps("train/nll") == list(range(last))  # without those of the run that was overwritten
+        assert steps("train/nll") == list(
+            range(last)
+        )  # without those of the run that was overwritten
     assert steps("valid/nll") == [1]
     assert "hparams.yaml" in [path.name for path in (tmp_path / "run" / "tensorboard").iterdir()]
 
@@ -83,9 +110,16 @@ def test_wandb_offline_continues_its_run(cli, train_args, tmp_path, monkeypatch)
 
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     status, _, err = cli("train", *train_args("caduceus", 2, "logger=wandb"))
-    assert status == 1 and "found no API key: run `wandb login`" in err and not (tmp_path / "run").exists()
+    assert (
+        status == 1
+        and "found no API key: run `wandb login`" in err
+        and not (tmp_path / "run").exists()
+    )
     for steps, more in ((2, ()), (4, ("resume=true",))):
-        status, _, err = cli("train", *train_args("caduceus", steps, "logger=wandb", "logger.wandb.offline=true", *more))
+        status, _, err = cli(
+            "train",
+            *train_args("caduceus", steps, "logger=wandb", "logger.wandb.offline=true", *more),
+        )
         assert status == 0, err
         assert len({path.stem for path in (tmp_path / "run" / "wandb").glob("*/run-*.wandb")}) == 1
     assert WandB.run_id(tmp_path / "run") is not None
@@ -96,11 +130,16 @@ def test_mlflow_continues_its_run(cli, train_args, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     for steps, more in ((2, ()), (4, ("resume=true",))):
-        status, _, err = cli("train", *train_args("caduceus", steps, "logger=mlflow", "trainer.log_every_n_steps=1", *more))
+        status, _, err = cli(
+            "train",
+            *train_args("caduceus", steps, "logger=mlflow", "trainer.log_every_n_steps=1", *more),
+        )
         assert status == 0, err
         client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}")
         (run,) = client.search_runs([client.get_experiment_by_name("dnadiff").experiment_id])
-        assert [point.step for point in client.get_metric_history(run.info.run_id, "train/nll")] == list(range(steps))
+        assert [
+            point.step for point in client.get_metric_history(run.info.run_id, "train/nll")
+        ] == list(range(steps))
 
 
 def test_a_folder_without_runs_has_no_previous_one(tmp_path):
@@ -120,7 +159,9 @@ def test_the_filter_for_a_folder_with_quotes_is_valid():
     asked = []
     client = SimpleNamespace(
         get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="1"),
-        search_runs=lambda ids, text, max_results: asked.append(text) or [SimpleNamespace(info=SimpleNamespace(run_id="r"))],
+        search_runs=lambda ids, text, max_results: (
+            asked.append(text) or [SimpleNamespace(info=SimpleNamespace(run_id="r"))]
+        ),
     )
     logger = SimpleNamespace(_mlflow_client=client, _experiment_name="dnadiff", TAG=MLflow.TAG)
     assert MLflow.tag_of(Path("/home/x/my run")) == "/home/x/my run"  # as in runs of older versions

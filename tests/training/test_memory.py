@@ -21,7 +21,10 @@ def test_peak_memory_grows_by_what_is_allocated():
     assert large - small == pytest.approx(MEGABYTES_200, rel=0.1)
 
 
-@pytest.mark.skipif("VmHWM" not in (memory.STATUS.read_text() if memory.STATUS.is_file() else ""), reason="this system has no VmHWM")
+@pytest.mark.skipif(
+    "VmHWM" not in (memory.STATUS.read_text() if memory.STATUS.is_file() else ""),
+    reason="this system has no VmHWM",
+)
 def test_the_peak_of_a_new_process_is_its_own():
     child = f"subprocess.run([sys.executable, '-c', {PRINT.format(1)!r}], check=True)"
     parent, own = run(PRINT.format(MEGABYTES_200) + child)

@@ -16,5 +16,9 @@ def test_only_matrices_are_decayed():
 def test_parameters_of_state_spaces_are_not_decayed_in_a_copy_either():
     network = copy.deepcopy(Direction(d_inner=4, d_state=3, d_conv=2, dt_rank=2, reverse=False))
     decayed, free = parameter_groups(network, 0.1)
-    assert {id(p) for p in free["params"]} == {id(p) for p in (network.A_log, network.D, network.dt_bias, network.conv_bias)}
-    assert {id(p) for p in decayed["params"]} == {id(p) for p in (network.conv_weight, network.x_proj.weight, network.dt_weight)}
+    assert {id(p) for p in free["params"]} == {
+        id(p) for p in (network.A_log, network.D, network.dt_bias, network.conv_bias)
+    }
+    assert {id(p) for p in decayed["params"]} == {
+        id(p) for p in (network.conv_weight, network.x_proj.weight, network.dt_weight)
+    }

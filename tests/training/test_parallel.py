@@ -37,8 +37,19 @@ class Recorder(Callback):
 """
 STEPS = 20
 RUN = [
-    *("backbone.d_model=16", "backbone.n_layers=2", "data.length=24", "data.epoch_size=104", "data.max_valid_windows=2"),
-    *(f"trainer.max_steps={STEPS}", "trainer.val_check_interval=1000", "trainer.log_every_n_steps=1", "trainer.accelerator=cpu"),
+    *(
+        "backbone.d_model=16",
+        "backbone.n_layers=2",
+        "data.length=24",
+        "data.epoch_size=104",
+        "data.max_valid_windows=2",
+    ),
+    *(
+        f"trainer.max_steps={STEPS}",
+        "trainer.val_check_interval=1000",
+        "trainer.log_every_n_steps=1",
+        "trainer.accelerator=cpu",
+    ),
     "+callbacks.recorder._target_=recorder.Recorder",
 ]
 DOUBLE = ["+callbacks.double._target_=recorder.Double", "callbacks.ema=null"]
@@ -48,17 +59,36 @@ def start(python, folder, name, processes, *options, windows=8, pieces=1):
     """Processes that train in `folder/name`, as torchrun would start them on one machine."""
     (folder / "recorder.py").write_text(CALLBACKS)
     size = windows * pieces // processes
-    command = ["-m", "dnadiff.train", *RUN, f"data.batch_size={size}", f"trainer.devices={processes}", f"context_parallel={pieces}"]
+    command = [
+        "-m",
+        "dnadiff.train",
+        *RUN,
+        f"data.batch_size={size}",
+        f"trainer.devices={processes}",
+        f"context_parallel={pieces}",
+    ]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     found = []
     for rank in range(processes):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "GROUP_RANK": 0,
+            "WORLD_SIZE": processes,
+            "LOCAL_WORLD_SIZE": processes,
+        }
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-        env = {**os.environ, **{key: str(value) for key, value in place.items()}, **address} if processes > 1 else os.environ
+        env = (
+            {**os.environ, **{key: str(value) for key, value in place.items()}, **address}
+            if processes > 1
+            else os.environ
+        )
         fork = "backbone.compile=true" not in options
-        found.append(python(*command, *options, f"hydra.run.dir={name}", cwd=folder, env=env, fork=fork))
+        found.append(
+            python(*command, *options, f"hydra.run.dir={name}", cwd=folder, env=env, fork=fork)
+        )
     return found
 
 
@@ -66,7 +96,9 @@ def train(python, folder, name, processes, *options, status=0, **more):
     """The content of the last checkpoint of a finished run."""
     started = start(python, folder, name, processes, *options, **more)
     found = [process.wait(600) for process in started]
-    assert found == [status] * processes, "\n".join(process.output + process.errors for process in started)
+    assert found == [status] * processes, "\n".join(
+        process.output + process.errors for process in started
+    )
     return read(folder / name / "checkpoints" / "last.ckpt")
 
 
@@ -100,7 +132,10 @@ WAYS = {
 @pytest.fixture(scope="module")
 def alone(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    return folder, {kind: train(python, folder, kind, 1, *options) for kind, options in (("float64", DOUBLE), ("float32", []))}
+    return folder, {
+        kind: train(python, folder, kind, 1, *options)
+        for kind, options in (("float64", DOUBLE), ("float32", []))
+    }
 
 
 @pytest.mark.slow
@@ -118,10 +153,16 @@ def test_several_processes_equal_one_in_float64(way, alone, python, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [["backbone=caduceus_ps"], ["backbone=mamba", "objective=ar"]], ids=["caduceus_ps", "mamba"])
+@pytest.mark.parametrize(
+    "network",
+    [["backbone=caduceus_ps"], ["backbone=mamba", "objective=ar"]],
+    ids=["caduceus_ps", "mamba"],
+)
 def test_pieces_of_other_networks_equal_whole_windows(network, python, tmp_path):
     short = [*network, *DOUBLE, "trainer.max_steps=3"]
-    alone, pieces = (train(python, tmp_path, f"run{n}", n, *short, pieces=n)["state_dict"] for n in (1, 2))
+    alone, pieces = (
+        train(python, tmp_path, f"run{n}", n, *short, pieces=n)["state_dict"] for n in (1, 2)
+    )
     for name, weight in alone.items():
         torch.testing.assert_close(pieces[name], weight, rtol=0, atol=1e-10, msg=name)
 
@@ -132,14 +173,25 @@ def test_several_processes_agree_with_one_in_float32(way, alone, python, tmp_pat
     processes, pieces, options = WAYS[way]
     found = train(python, tmp_path, "run", processes, *options, pieces=pieces)
     folder, expected = alone[0], alone[1]["float32"]
-    ours, theirs = (torch.load(f"{run}-gradients.pt") for run in (tmp_path / "run", folder / "float32"))
-    norm, error = (sum(float(x.norm()) ** 2 for x in each) ** 0.5 for each in (theirs.values(), [ours[n] - theirs[n] for n in theirs]))
+    ours, theirs = (
+        torch.load(f"{run}-gradients.pt") for run in (tmp_path / "run", folder / "float32")
+    )
+    norm, error = (
+        sum(float(x.norm()) ** 2 for x in each) ** 0.5
+        for each in (theirs.values(), [ours[n] - theirs[n] for n in theirs])
+    )
     assert error < 1e-5 * norm
     assert (losses(tmp_path, "run") - losses(folder, "float32")).abs().max() < 1e-3
-    for column in ("valid_nll", "valid_nll_live") if processes == pieces else ():  # other processes have other noise
-        assert (losses(tmp_path, "run", column) - losses(folder, "float32", column)).abs().max() < 1e-3
+    for column in (
+        ("valid_nll", "valid_nll_live") if processes == pieces else ()
+    ):  # other processes have other noise
+        assert (
+            losses(tmp_path, "run", column) - losses(folder, "float32", column)
+        ).abs().max() < 1e-3
     for name in ("state_dict", "current_model_state"):  # the average and the live weights
-        assert {key: value.shape for key, value in found[name].items()} == {key: value.shape for key, value in expected[name].items()}
+        assert {key: value.shape for key, value in found[name].items()} == {
+            key: value.shape for key, value in expected[name].items()
+        }
 
 
 @pytest.mark.slow
@@ -164,7 +216,11 @@ def test_a_run_continues_in_other_numbers_of_processes(alone, python, tmp_path):
 
 FEATURES = {
     "bf16, accumulation, recomputation": [
-        *("trainer.precision=bf16-mixed", "trainer.accumulate_grad_batches=2", "backbone.activation_checkpointing=true"),
+        *(
+            "trainer.precision=bf16-mixed",
+            "trainer.accumulate_grad_batches=2",
+            "backbone.activation_checkpointing=true",
+        ),
     ],
     "compiled": ["backbone.compile=true"],
 }
@@ -184,12 +240,22 @@ def test_settings_of_training_work_with_every_strategy(options, python, tmp_path
 
 @pytest.mark.slow
 def test_sharded_checkpoints_are_exported_and_sampled(python, tmp_path):
-    content = train(python, tmp_path, "run", 2, "trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    content = train(
+        python,
+        tmp_path,
+        "run",
+        2,
+        "trainer.strategy=fsdp2",
+        "trainer.max_steps=2",
+        "trainer.val_check_interval=2",
+    )
     assert (tmp_path / "run" / "checkpoints" / "best.shards").is_dir()
     loaded = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.ckpt")
     name, weight = next(iter(loaded.denoiser.state_dict().items()))
     assert torch.equal(weight, content["state_dict"][f"denoiser.{name}"])
-    process = python("-m", "dnadiff.export", "checkpoint=run", "output=shared", "license=cc0-1.0", cwd=tmp_path)
+    process = python(
+        "-m", "dnadiff.export", "checkpoint=run", "output=shared", "license=cc0-1.0", cwd=tmp_path
+    )
     assert process.wait() == 0, process.errors
     assert sorted(p.suffix for p in (tmp_path / "shared").iterdir()).count(".safetensors") == 1
     exported = checkpoint.load(tmp_path / "shared").denoiser.state_dict()
@@ -199,8 +265,16 @@ def test_sharded_checkpoints_are_exported_and_sampled(python, tmp_path):
 
 
 DEATHS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -9, "error: another process of this run ended at step 2"),
-    "an error": ("raise ValueError('no more data')", 1, "error: another process of this run ended at step 2"),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        -9,
+        "error: another process of this run ended at step 2",
+    ),
+    "an error": (
+        "raise ValueError('no more data')",
+        1,
+        "error: another process of this run ended at step 2",
+    ),
 }
 
 
@@ -218,7 +292,11 @@ def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tm
     first, second = start(python, tmp_path, "run", processes, *options, *dying, pieces=pieces)
     assert (second.wait(600), first.wait(600)) == (status, 1), first.errors
     lines = [line for line in first.errors.splitlines() if line.startswith("error")]
-    assert len(lines) == 1 and lines[0].startswith(message) and "resume=true hydra.run.dir=run" in lines[0]
+    assert (
+        len(lines) == 1
+        and lines[0].startswith(message)
+        and "resume=true hydra.run.dir=run" in lines[0]
+    )
     if status == 1:
         assert "error: no more data" in second.errors
     assert read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == 2
@@ -249,16 +327,40 @@ DIT = ["backbone=dit", "backbone.d_model=8", "backbone.n_layers=1", "backbone.n_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["trainer.strategy=fsdp"], "trainer.strategy fsdp is not supported: FSDP1 does not run on a CPU.*set trainer.strategy=fsdp2"),
-        (["trainer.strategy=deepspeed_stage_2"], "deepspeed_stage_2 is not supported: it replaces the optimizer"),
+        (
+            ["trainer.strategy=fsdp"],
+            "trainer.strategy fsdp is not supported: FSDP1 does not run on a CPU.*set trainer.strategy=fsdp2",
+        ),
+        (
+            ["trainer.strategy=deepspeed_stage_2"],
+            "deepspeed_stage_2 is not supported: it replaces the optimizer",
+        ),
         (["trainer.strategy=banana"], "trainer.strategy banana is not known; choose auto"),
-        (["trainer.strategy={banana: 1}"], "trainer.strategy {'banana': 1} must be a string or a Strategy"),
-        (["context_parallel=2", *DIT], "context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers"),
-        (["context_parallel=2", "objective=block_mdlm"], "context_parallel 2 does not fit objective block_mdlm"),
-        (["context_parallel=3", "data.length=32"], "data.length 32 is not a multiple of context_parallel 3.*data.length=33"),
-        (["context_parallel=2", "data.length=32"], "context_parallel 2 does not divide the 1 processes"),
+        (
+            ["trainer.strategy={banana: 1}"],
+            "trainer.strategy {'banana': 1} must be a string or a Strategy",
+        ),
+        (
+            ["context_parallel=2", *DIT],
+            "context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers",
+        ),
+        (
+            ["context_parallel=2", "objective=block_mdlm"],
+            "context_parallel 2 does not fit objective block_mdlm",
+        ),
+        (
+            ["context_parallel=3", "data.length=32"],
+            "data.length 32 is not a multiple of context_parallel 3.*data.length=33",
+        ),
+        (
+            ["context_parallel=2", "data.length=32"],
+            "context_parallel 2 does not divide the 1 processes",
+        ),
         (["context_parallel=0"], "context_parallel 0 .*1"),
-        (["trainer.num_nodes=2", "trainer.strategy=ddp"], "trainer.num_nodes 2, but this process was not started by torchrun or srun"),
+        (
+            ["trainer.num_nodes=2", "trainer.strategy=ddp"],
+            "trainer.num_nodes 2, but this process was not started by torchrun or srun",
+        ),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(options, message, cli, tmp_path):
@@ -273,7 +375,8 @@ def test_a_resumed_run_keeps_the_number_of_windows_in_a_batch(cli, train_args):
     assert cli("train", *train_args("caduceus", 2))[0] == 0
     status, _, err = cli("train", *train_args("caduceus", 4), "data.batch_size=3", "resume=true")
     assert status == 1 and re.search(
-        r"batches of 3 windows, and run/checkpoints/last.ckpt was trained with \d+; set data.batch_size=\d+", err
+        r"batches of 3 windows, and run/checkpoints/last.ckpt was trained with \d+; set data.batch_size=\d+",
+        err,
     )
 
 
@@ -285,6 +388,11 @@ def test_a_strategy_may_be_added_as_in_earlier_versions():
 
 
 def test_tensors_are_cut_as_parameters_are():
-    content = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0, 1]}]}
+    content = {
+        "state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(2)}},
+        "param_groups": [{"params": [0, 1]}],
+    }
     parameters = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))]
-    assert with_shards(content, torch.optim.SGD(parameters, lr=1)) == content  # not distributed: as they are
+    assert (
+        with_shards(content, torch.optim.SGD(parameters, lr=1)) == content
+    )  # not distributed: as they are

@@ -13,10 +13,16 @@ from dnadiff.training import resume
 
 def test_a_changed_genome_is_refused(cli, train_args, tiny_fasta, tmp_path):
     assert cli("train", *train_args("dit", 2))[0] == 0
-    tiny_fasta.write_text(tiny_fasta.read_text().replace("ACGTTGA", "ACCTTGA"))  # same names and lengths, so the same split
+    tiny_fasta.write_text(
+        tiny_fasta.read_text().replace("ACGTTGA", "ACCTTGA")
+    )  # same names and lengths, so the same split
     status, _, err = cli("train", *train_args("dit", 4, "resume=true"))
     last = err.strip().splitlines()[-1]
-    assert status == 1 and last.startswith("error: ") and "was trained on different sequences from those of tiny.fa now" in last
+    assert (
+        status == 1
+        and last.startswith("error: ")
+        and "was trained on different sequences from those of tiny.fa now" in last
+    )
     assert not (tmp_path / "run" / "metrics.json").read_text().count('"step": 4')
 
 
@@ -33,18 +39,33 @@ def test_a_run_of_an_older_version_is_resumed_with_a_warning(cli, train_args, tm
 def test_overwriting_a_run_removes_its_evaluation(cli, train_args, tmp_path):
     assert cli("train", *train_args("dit", 2))[0] == 0
     run = tmp_path / "run"
-    assert cli("evaluate", "checkpoint=run", "num_draws=2", "orders=[]", "output=run/evaluate.json")[0] == 0
+    assert (
+        cli("evaluate", "checkpoint=run", "num_draws=2", "orders=[]", "output=run/evaluate.json")[0]
+        == 0
+    )
     old = json.loads((run / "evaluate.json").read_text())
-    (run / "checkpoints" / "step_1.ckpt").write_bytes((run / "checkpoints" / "best.ckpt").read_bytes())
+    (run / "checkpoints" / "step_1.ckpt").write_bytes(
+        (run / "checkpoints" / "best.ckpt").read_bytes()
+    )
     assert cli("train", *train_args("dit", 2, "overwrite=true", "seed=2"))[0] == 0
-    assert {p.name for p in run.iterdir()} == {"config.yaml", "tokenizer.json", "metrics.csv", "metrics.json", "checkpoints"}
+    assert {p.name for p in run.iterdir()} == {
+        "config.yaml",
+        "tokenizer.json",
+        "metrics.csv",
+        "metrics.json",
+        "checkpoints",
+    }
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
-    (run / "evaluate.json").write_text(json.dumps(old))  # of the same step and name, and of other weights
+    (run / "evaluate.json").write_text(
+        json.dumps(old)
+    )  # of the same step and name, and of other weights
     assert dnadiff.load(run, "cpu").stored_curve.curve(64) is None
 
 
 @pytest.mark.parametrize("more", [("resume=true",), ("overwrite=true",), ()])
-def test_a_folder_in_which_another_process_trains_is_left_alone(cli, train_args, tmp_path, monkeypatch, more):
+def test_a_folder_in_which_another_process_trains_is_left_alone(
+    cli, train_args, tmp_path, monkeypatch, more
+):
     monkeypatch.setattr(resume, "WAIT", 0.1)
     run = tmp_path / "run"
     if more:
@@ -57,12 +78,18 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(cli, train_args,
     with resume.locked_run(run, resume.saved_files(run)):
         status, _, err = cli("train", *train_args("dit", 4, *more))
         assert (run / resume.LOCK).exists()
-    assert status == 1 and "another process is training in run; wait until it ends, or set another hydra.run.dir" in err
+    assert (
+        status == 1
+        and "another process is training in run; wait until it ends, or set another hydra.run.dir"
+        in err
+    )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert cli("train", *train_args("dit", 4, *more))[0] == 0
 
 
-def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(cli, train_args, tmp_path, monkeypatch):
+def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(
+    cli, train_args, tmp_path, monkeypatch
+):
     check = train.sanity_check
 
     def slow_check(module, data, device):
@@ -72,7 +99,10 @@ def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(cli,
 
     monkeypatch.setattr(train, "sanity_check", slow_check)
     status, _, err = cli("train", *train_args("dit", 2))
-    assert status == 1 and "another process has trained in run since this command started; start it again" in err
+    assert (
+        status == 1
+        and "another process has trained in run since this command started; start it again" in err
+    )
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {"checkpoints", "last.ckpt"}
 
 
@@ -94,25 +124,36 @@ def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained
 
     module = SimpleNamespace(denoiser=Denoiser(), configure_optimizers=lambda num_steps: None)
     window = {"ids": torch.full((8,), 7)}
-    train.sanity_check(module, SimpleNamespace(length=8, labels=(), test_windows=lambda part: [window]), torch.device("meta"))
+    train.sanity_check(
+        module,
+        SimpleNamespace(length=8, labels=(), test_windows=lambda part: [window]),
+        torch.device("meta"),
+    )
     assert places == ["meta", "nll", "cpu"]
 
 
 def test_both_validations_have_the_precision_of_the_training(cli, train_args, tmp_path):
     # With decay 0 the averaged weights are the live ones.
-    args = train_args("dit", 2, "callbacks.ema.decay=0", "trainer.precision=bf16-mixed", "trainer.accelerator=cpu")
+    args = train_args(
+        "dit", 2, "callbacks.ema.decay=0", "trainer.precision=bf16-mixed", "trainer.accelerator=cpu"
+    )
     status, _, err = cli("train", *args)
     assert status == 0, err
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["valid_nll"] == metrics["valid_nll_live"]
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "evaluate.json", "config.yaml", "tokenizer.json", "tensorboard/events"])
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", "evaluate.json", "config.yaml", "tokenizer.json", "tensorboard/events"]
+)
 def test_a_folder_of_other_files_is_left_alone(name, tmp_path):
     path = tmp_path / "other" / name
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    with pytest.raises(FileExistsError, match=rf"other is not the folder of a training run, and has {name.partition('/')[0]}, which a run"):
+    with pytest.raises(
+        FileExistsError,
+        match=rf"other is not the folder of a training run, and has {name.partition('/')[0]}, which a run",
+    ):
         resume.check_new(tmp_path / "other")
     (tmp_path / "other" / "config.yaml").write_text("backbone: {}\nobjective: {}\ntrainer: {}\n")
     resume.check_new(tmp_path / "other")  # a run that was killed before it saved a checkpoint
@@ -127,7 +168,9 @@ def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
         "optimizer": {"lr": 0.1, "weight_decay": 0.5},
     }
     assert resume.differences(new, old, ()) == []
-    assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == ["optimizer.lr"]
+    assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == [
+        "optimizer.lr"
+    ]
 
 
 def test_a_new_signature_is_the_same_file():
@@ -135,13 +178,23 @@ def test_a_new_signature_is_the_same_file():
         return {"data": {"fasta": [f"https://server/{path}?sig={signature}"]}}
 
     assert resume.differences(signed("x.fa", "new"), signed("x.fa", "expired"), ()) == []
-    assert resume.differences(signed("y.fa", "new"), signed("x.fa", "expired"), ()) == ["data.fasta"]
+    assert resume.differences(signed("y.fa", "new"), signed("x.fa", "expired"), ()) == [
+        "data.fasta"
+    ]
 
 
 def test_the_folder_that_lightning_names_to_the_processes_it_starts_is_not_the_users():
     own, of_lightning = (
         "hydra.run.dir=mine",
-        ['hydra.run.dir="runs/train/x"', "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"],
+        [
+            'hydra.run.dir="runs/train/x"',
+            "hydra.job.name=train_ddp_process_1",
+            "hydra.output_subdir=null",
+        ],
     )
-    assert resume.names_run_dir(["train.py", own]) and resume.names_run_dir(["train.py", own, "seed=1", *of_lightning])
-    assert not resume.names_run_dir(["train.py", "seed=1"]) and not resume.names_run_dir(["train.py", *of_lightning])
+    assert resume.names_run_dir(["train.py", own]) and resume.names_run_dir(
+        ["train.py", own, "seed=1", *of_lightning]
+    )
+    assert not resume.names_run_dir(["train.py", "seed=1"]) and not resume.names_run_dir(
+        ["train.py", *of_lightning]
+    )

@@ -33,9 +33,20 @@ def eight_steps(folder, *more):
     from dnadiff.train import run
 
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
-    args = ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=64", "data.batch_size=4", "data.max_valid_windows=8"]
+    args = [
+        "data=fasta",
+        f"data.path={folder / 'tiny.fa'}",
+        "data.length=64",
+        "data.batch_size=4",
+        "data.max_valid_windows=8",
+    ]
     args += ["backbone.d_model=16", "backbone.n_layers=1", "trainer.accelerator=cpu", *more]
-    args += ["trainer.max_steps=8", "trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=3", "data.epoch_size=12"]
+    args += [
+        "trainer.max_steps=8",
+        "trainer.val_check_interval=4",
+        "callbacks.checkpoints.every_n_steps=3",
+        "data.epoch_size=12",
+    ]
     args += ["trainer.log_every_n_steps=1"]
     run(compose("train", args), folder / "run", args)
     return folder / "run", args
@@ -50,13 +61,23 @@ def undisturbed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def searching(tmp_path_factory):
     """A run of block diffusion whose validations choose the mask rates of the following steps."""
-    blocks = ["objective=block_mdlm", "objective/masking=clipped", "objective.weighting=nelbo", "objective.block_size=4"]
-    return eight_steps(tmp_path_factory.mktemp("searching"), *blocks, "callbacks=clip_search", "optimizer.lr=2e-2")
+    blocks = [
+        "objective=block_mdlm",
+        "objective/masking=clipped",
+        "objective.weighting=nelbo",
+        "objective.block_size=4",
+    ]
+    return eight_steps(
+        tmp_path_factory.mktemp("searching"), *blocks, "callbacks=clip_search", "optimizer.lr=2e-2"
+    )
 
 
 def rows(folder):
     """metrics.csv without the time."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader((folder / "metrics.csv").open())]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for row in csv.DictReader((folder / "metrics.csv").open())
+    ]
 
 
 def assert_same(folder, whole):
@@ -64,12 +85,24 @@ def assert_same(folder, whole):
     for name in ("last.ckpt", "best.ckpt"):
         ours, theirs = (checkpoint.read(f / "checkpoints" / name) for f in (folder, whole))
         for part in ("state_dict", "current_model_state", "averaging_state"):
-            assert all(torch.equal(ours[part][key], theirs[part][key]) for key in theirs[part]), (name, part)
+            assert all(torch.equal(ours[part][key], theirs[part][key]) for key in theirs[part]), (
+                name,
+                part,
+            )
         state, other = (c["optimizer_states"][0]["state"] for c in (ours, theirs))
         assert all(torch.equal(state[i]["exp_avg_sq"], other[i]["exp_avg_sq"]) for i in other)
-        keys = ("global_step", "lr_schedulers", "tokens_seen", "SequenceDataModule", "GenomeDataModule")
+        keys = (
+            "global_step",
+            "lr_schedulers",
+            "tokens_seen",
+            "SequenceDataModule",
+            "GenomeDataModule",
+        )
         assert all(ours.get(key) == theirs.get(key) for key in keys), name
-        assert all(ours["callbacks"].get(key) == theirs["callbacks"].get(key) for key in ("Checkpoints", "ClipSearch")), name
+        assert all(
+            ours["callbacks"].get(key) == theirs["callbacks"].get(key)
+            for key in ("Checkpoints", "ClipSearch")
+        ), name
     assert rows(folder) == rows(whole)
     ours, theirs = (json.loads((f / "metrics.json").read_text()) for f in (folder, whole))
     assert {k: ours[k] for k in ("finished", "step", "tokens", "valid_nll", "best_valid_nll")} == {
@@ -91,13 +124,23 @@ def killed_at(module, name, number):
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        pytest.param(DiffusionModule, "validation_step", 2, marks=SLOW),  # in the middle of the first validation
-        pytest.param(DiffusionModule, "validation_step", 3, marks=SLOW),  # at the beginning of the last one
-        (Checkpoints, "on_validation_end", 2),  # its row is in metrics.csv, best.ckpt is not written
+        pytest.param(
+            DiffusionModule, "validation_step", 2, marks=SLOW
+        ),  # in the middle of the first validation
+        pytest.param(
+            DiffusionModule, "validation_step", 3, marks=SLOW
+        ),  # at the beginning of the last one
+        (
+            Checkpoints,
+            "on_validation_end",
+            2,
+        ),  # its row is in metrics.csv, best.ckpt is not written
         (MetricsFile, "rows", 1),  # everything but metrics.json
     ],
 )
-def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undisturbed, cli, tmp_path, monkeypatch):
+def test_a_second_start_finishes_a_run_that_was_killed(
+    where, name, number, undisturbed, cli, tmp_path, monkeypatch
+):
     whole, args = undisturbed
     with monkeypatch.context() as patch:
         patch.setattr(where, name, killed_at(where, name, number))
@@ -115,13 +158,21 @@ def test_a_second_start_finishes_a_run_that_was_killed(where, name, number, undi
 @pytest.mark.parametrize(
     ("where", "name", "number"),
     [
-        pytest.param(DiffusionModule, "training_step", 8, marks=SLOW),  # the last checkpoint is of step 6 and has the interval of step 4
-        pytest.param(DiffusionModule, "training_step", 5, marks=SLOW),  # of step 4, saved after its validation
-        pytest.param(ClipSearch, "on_validation_epoch_end", 2, marks=SLOW),  # before the last interval is chosen
+        pytest.param(
+            DiffusionModule, "training_step", 8, marks=SLOW
+        ),  # the last checkpoint is of step 6 and has the interval of step 4
+        pytest.param(
+            DiffusionModule, "training_step", 5, marks=SLOW
+        ),  # of step 4, saved after its validation
+        pytest.param(
+            ClipSearch, "on_validation_epoch_end", 2, marks=SLOW
+        ),  # before the last interval is chosen
         (Checkpoints, "on_validation_end", 1),  # an interval was chosen, and no checkpoint has it
     ],
 )
-def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(where, name, number, searching, cli, tmp_path, monkeypatch):
+def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(
+    where, name, number, searching, cli, tmp_path, monkeypatch
+):
     whole, args = searching
     chosen = [(row["clip_low"], row["clip_high"]) for row in rows(whole) if row["valid_nll"]]
     assert len(chosen) == 2 and ("0", "1") not in chosen
@@ -142,7 +193,9 @@ def test_a_killed_run_with_a_search_of_mask_rates_ends_the_same(where, name, num
         pytest.param(signal.SIGTERM, DiffusionModule, "validation_step", 1, marks=SLOW),
     ],
 )
-def test_a_signal_ends_the_run_with_a_checkpoint_that_is_resumed(number, where, name, call, undisturbed, cli, tmp_path, monkeypatch):
+def test_a_signal_ends_the_run_with_a_checkpoint_that_is_resumed(
+    number, where, name, call, undisturbed, cli, tmp_path, monkeypatch
+):
     whole, args = undisturbed
     original, calls = getattr(where, name), []
 
@@ -178,7 +231,9 @@ def test_the_second_signal_ends_the_process_at_once():
 
 
 @SLOW
-def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(undisturbed, cli, tmp_path, monkeypatch):
+def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(
+    undisturbed, cli, tmp_path, monkeypatch
+):
     whole, args = undisturbed
     workers = [*args, "hydra.run.dir=run", "data.num_workers=1"]
     original, calls = DiffusionModule.training_step, []
@@ -199,7 +254,9 @@ def test_a_killed_process_that_loads_data_is_named_and_the_run_is_resumed(undist
         status, _, err = cli("train", *workers)
     last = err.strip().splitlines()[-1]
     # When the loss is noticed, and by what, depends on the time that the process had.
-    assert status == 1 and re.match(r"error: a process that loads data ended at step [45]: .*DataLoader worker", last), err
+    assert status == 1 and re.match(
+        r"error: a process that loads data ended at step [45]: .*DataLoader worker", last
+    ), err
     assert "add resume=true hydra.run.dir=run" in last
     assert cli("train", *workers, "resume=true")[0] == 0
     assert_same(tmp_path / "run", whole)
@@ -210,7 +267,10 @@ def test_the_hashes_of_the_checkpoints_are_recorded(undisturbed):
 
     run, _ = undisturbed
     recorded = json.loads((run / "metrics.json").read_text())["sha256"]
-    assert recorded == {name: hashlib.sha256((run / "checkpoints" / name).read_bytes()).hexdigest() for name in ("best.ckpt", "last.ckpt")}
+    assert recorded == {
+        name: hashlib.sha256((run / "checkpoints" / name).read_bytes()).hexdigest()
+        for name in ("best.ckpt", "last.ckpt")
+    }
 
 
 @pytest.mark.parametrize("how", ["resume", "init_from"])
@@ -222,12 +282,24 @@ def test_a_damaged_checkpoint_is_not_trained_on(how, undisturbed, cli, tmp_path)
     data = bytearray(last.read_bytes())
     data[len(data) // 2] ^= 1
     last.write_bytes(data)
-    more = ["hydra.run.dir=run", "resume=true", "trainer.max_steps=9"] if how == "resume" else [f"init_from={last}"]
-    status, _, err = cli("train", *[a for a in args if how == "resume" or "backbone" not in a], *more)
-    assert status == 1 and "last.ckpt is damaged or truncated (the checksum of" in err and "use another copy" in err
+    more = (
+        ["hydra.run.dir=run", "resume=true", "trainer.max_steps=9"]
+        if how == "resume"
+        else [f"init_from={last}"]
+    )
+    status, _, err = cli(
+        "train", *[a for a in args if how == "resume" or "backbone" not in a], *more
+    )
+    assert (
+        status == 1
+        and "last.ckpt is damaged or truncated (the checksum of" in err
+        and "use another copy" in err
+    )
 
 
-def test_a_run_that_is_continued_is_not_finished_until_it_ends(undisturbed, cli, tmp_path, monkeypatch):
+def test_a_run_that_is_continued_is_not_finished_until_it_ends(
+    undisturbed, cli, tmp_path, monkeypatch
+):
     import shutil
 
     whole, args = undisturbed
@@ -247,7 +319,11 @@ def test_a_run_that_is_continued_is_not_finished_until_it_ends(undisturbed, cli,
             1,
             "DataLoader worker (pid 7) is killed by signal: Killed",
         ),
-        (ConnectionResetError(104, "Connection reset by peer"), 1, "the connection to a DataLoader worker failed"),
+        (
+            ConnectionResetError(104, "Connection reset by peer"),
+            1,
+            "the connection to a DataLoader worker failed",
+        ),
         (EOFError(), 2, "the connection to a DataLoader worker failed (EOFError)"),
         (ConnectionResetError(104, "Connection reset by peer"), 0, None),
         (RuntimeError("shape mismatch"), 1, None),
@@ -260,16 +336,25 @@ def test_the_loss_of_a_worker_is_recognized(error, num_workers, reason):
     assert found is None if reason is None else found.startswith(reason)
 
 
-def test_no_row_is_lost_if_a_run_is_killed_right_after_a_checkpoint(undisturbed, cli, tmp_path, monkeypatch):
+def test_no_row_is_lost_if_a_run_is_killed_right_after_a_checkpoint(
+    undisturbed, cli, tmp_path, monkeypatch
+):
     whole, args = undisturbed
     original = MetricsFile.log_metrics
 
     def log_metrics(self, *args, **kwargs):
-        return die() if (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() else original(self, *args, **kwargs)
+        return (
+            die()
+            if (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
+            else original(self, *args, **kwargs)
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(MetricsFile, "log_metrics", log_metrics)
         with pytest.raises(Killed):
             cli("train", *args, "hydra.run.dir=run")
-    assert len(rows(tmp_path / "run")) == 3 and cli("train", *args, "hydra.run.dir=run", "resume=true")[0] == 0
+    assert (
+        len(rows(tmp_path / "run")) == 3
+        and cli("train", *args, "hydra.run.dir=run", "resume=true")[0] == 0
+    )
     assert rows(tmp_path / "run") == rows(whole)

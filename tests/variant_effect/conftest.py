@@ -66,14 +66,23 @@ def methods():
     """The methods without random numbers."""
     from dnadiff.variant_effect.masked import Masked
 
-    return {"masked": Masked(), "block": AllOrders(block=2 * LENGTH), "small block": AllOrders(block=2), "window": AllMasks()}
+    return {
+        "masked": Masked(),
+        "block": AllOrders(block=2 * LENGTH),
+        "small block": AllOrders(block=2),
+        "window": AllMasks(),
+    }
 
 
 @pytest.fixture
 def oracle(make_oracle):
     """The exact conditionals of a random joint distribution of windows of five bases."""
     sequences = torch.tensor(list(itertools.product(range(7, 11), repeat=LENGTH)))
-    weights = torch.rand(len(sequences), generator=torch.Generator().manual_seed(3), dtype=torch.float64) ** 3 + 1e-3
+    weights = (
+        torch.rand(len(sequences), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        ** 3
+        + 1e-3
+    )
     return make_oracle(sequences, weights / weights.sum(), VOCAB)
 
 
@@ -83,7 +92,12 @@ def make_network():
 
     def make(denoiser, letters, **settings):
         records = {"one": letters} if isinstance(letters, str) else letters
-        return Network(denoiser, AbsorbingProcess(VOCAB, LogLinear()), Sequences(records), **{"window": LENGTH, **settings})
+        return Network(
+            denoiser,
+            AbsorbingProcess(VOCAB, LogLinear()),
+            Sequences(records),
+            **{"window": LENGTH, **settings},
+        )
 
     return make
 

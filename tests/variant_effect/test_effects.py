@@ -28,7 +28,12 @@ def make_scorer(inconsistent, make_network, letters):
 
     def make(sites_per_window=8, local=True):
         network = make_network(
-            inconsistent(WINDOW, local=local), letters, window=WINDOW, sites_per_window=sites_per_window, stranded=True, batch_size=4
+            inconsistent(WINDOW, local=local),
+            letters,
+            window=WINDOW,
+            sites_per_window=sites_per_window,
+            stranded=True,
+            batch_size=4,
         )
         return Scorer(network, default_method(), Alleles(network.reference, WINDOW))
 
@@ -40,7 +45,12 @@ def saturated(scorer, start=200, size=512):
 
 
 def ratios(chunks):
-    return [(row.pos, alt, effect.LLR) for chunk in chunks for row, results in chunk for alt, effect in zip(row.alts, results)]
+    return [
+        (row.pos, alt, effect.LLR)
+        for chunk in chunks
+        for row, results in chunk
+        for alt, effect in zip(row.alts, results)
+    ]
 
 
 def test_saturation_needs_a_call_for_as_many_sites_as_share_a_window(make_scorer, monkeypatch):
@@ -48,16 +58,23 @@ def test_saturation_needs_a_call_for_as_many_sites_as_share_a_window(make_scorer
     one, several = make_scorer(1), make_scorer(8)
     alone, together = (ratios(scorer.chunks(saturated(scorer))) for scorer in (one, several))
     assert [each[:2] for each in together] == [each[:2] for each in alone] and len(alone) == 3 * 512
-    np.testing.assert_allclose([each[2] for each in together], [each[2] for each in alone], atol=1e-9)
+    np.testing.assert_allclose(
+        [each[2] for each in together], [each[2] for each in alone], atol=1e-9
+    )
     compared = 16  # calls of four windows for the 64 sites that are predicted alone as well
-    assert several.network.denoiser.calls - compared <= 512 / 8 / 4 * 1.2 and one.network.denoiser.calls >= 512 / 4
+    assert (
+        several.network.denoiser.calls - compared <= 512 / 8 / 4 * 1.2
+        and one.network.denoiser.calls >= 512 / 4
+    )
     assert several.audit.sites == 64 and several.audit.shared == 512 and several.audit.rms < 1e-9
 
 
 def snvs(reference, *positions):
     """An SNV at each position, counted from 1."""
     bases = ["ACGT"[reference.window("one", pos - 1, pos)[0] - 7] for pos in positions]
-    return Rows([("one", pos, base, "A" if base != "A" else "C") for pos, base in zip(positions, bases)])
+    return Rows(
+        [("one", pos, base, "A" if base != "A" else "C") for pos, base in zip(positions, bases)]
+    )
 
 
 def test_the_error_is_that_of_sites_that_shared_a_window(make_scorer):
@@ -74,14 +91,21 @@ def test_the_error_is_that_of_sites_that_shared_a_window(make_scorer):
 
 
 @pytest.mark.parametrize("sites_per_window", [1, 8])
-def test_a_part_that_is_done_is_left_out_and_the_rest_is_the_same(sites_per_window, make_scorer, monkeypatch):
+def test_a_part_that_is_done_is_left_out_and_the_rest_is_the_same(
+    sites_per_window, make_scorer, monkeypatch
+):
     monkeypatch.setattr(effects, "CHUNK", 30)
     monkeypatch.setattr(effects, "LOOK_AHEAD", 6)  # blocks of 128 sites
-    whole, rest = make_scorer(sites_per_window, local=False), make_scorer(sites_per_window, local=False)
+    whole, rest = (
+        make_scorer(sites_per_window, local=False),
+        make_scorer(sites_per_window, local=False),
+    )
     expected = ratios(whole.chunks(saturated(whole, size=150)))
     for done in (10, 130, 150):
         rest.num_scored = 0
-        assert ratios(rest.chunks(saturated(rest, size=150), done)) == expected[3 * done :]  # to the last bit
+        assert (
+            ratios(rest.chunks(saturated(rest, size=150), done)) == expected[3 * done :]
+        )  # to the last bit
         assert rest.num_scored == len(expected) - 3 * done
 
 
@@ -93,7 +117,9 @@ def test_rows_are_held_up_to_a_number_of_characters(make_scorer, monkeypatch):
 
 
 def test_the_memory_of_a_block_does_not_grow_with_its_network_calls(inconsistent, make_network):
-    network = make_network(inconsistent(local=True), "ACGTTGCA" * 250, window=1200, stranded=True, batch_size=4)
+    network = make_network(
+        inconsistent(local=True), "ACGTTGCA" * 250, window=1200, stranded=True, batch_size=4
+    )
     edit = Edit("one", 500, "", "ACGTA" * 20)
     tracemalloc.start()
     Block(block=4, num_orders=2).llr(network, [edit], np.zeros((1, 1, 4)))

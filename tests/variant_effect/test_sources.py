@@ -7,11 +7,27 @@ import pytest
 from dnadiff.data.genome.regions import Region
 from dnadiff.design.bgzip import _END, compressed
 from dnadiff.variant_effect.saturation import Saturation
-from dnadiff.variant_effect.sources import BcfSource, Rows, SomeRows, TableSource, VcfSource, open_source
+from dnadiff.variant_effect.sources import (
+    BcfSource,
+    Rows,
+    SomeRows,
+    TableSource,
+    VcfSource,
+    open_source,
+)
 from dnadiff.variant_effect.variant import Sequences
 
-HEADER = ["##fileformat=VCFv4.2", "##contig=<ID=chr1,length=10>", "##contig=<ID=chr2>", "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"]
-ROWS = ["chr1\t2\trs1\tC\tT,<DEL>\t.\tPASS\tAF=0.1", "chr1\t2\t.\tC\tG\t.\t.\t.", "chr2\t1\t.\tA\tC\t.\t.\t."]
+HEADER = [
+    "##fileformat=VCFv4.2",
+    "##contig=<ID=chr1,length=10>",
+    "##contig=<ID=chr2>",
+    "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
+]
+ROWS = [
+    "chr1\t2\trs1\tC\tT,<DEL>\t.\tPASS\tAF=0.1",
+    "chr1\t2\t.\tC\tG\t.\t.\t.",
+    "chr2\t1\t.\tA\tC\t.\t.\t.",
+]
 
 
 def vcf(path, header=HEADER, rows=ROWS):
@@ -28,7 +44,9 @@ def test_a_vcf_file_is_read_in_its_order(tmp_path):
     for path in (vcf(tmp_path / "x.vcf"), tmp_path / "x.vcf.gz", tmp_path / "y.vcf.gz"):
         if path.suffix == ".gz":
             text = (tmp_path / "x.vcf").read_bytes()
-            path.write_bytes(gzip.compress(text) if path.name[0] == "x" else compressed(text) + _END)
+            path.write_bytes(
+                gzip.compress(text) if path.name[0] == "x" else compressed(text) + _END
+            )
         source = open_source(path)
         assert isinstance(source, VcfSource)
         for _ in range(2):  # as often as needed
@@ -43,7 +61,11 @@ def test_a_vcf_file_is_read_in_its_order(tmp_path):
         (HEADER[:1] + HEADER[3:], ROWS, "has no ##contig lines.*bcftools reheader"),
         (HEADER, ["chr9\t5\t.\tA\tC\t.\t.\t."], "line 5: the header has no ##contig line of chr9"),
         (HEADER, ["chr1\t5\t.\tA"], "line 5 has 4 columns, the header has 8"),
-        (HEADER, ["chr1\t-1\t.\tA\tC\t.\t.\t."], "line 5: the position '-1' is not an integer of at least 1"),
+        (
+            HEADER,
+            ["chr1\t-1\t.\tA\tC\t.\t.\t."],
+            "line 5: the position '-1' is not an integer of at least 1",
+        ),
         (HEADER[:3], [], "ends without the line #CHROM"),
         (HEADER[:3], ROWS, "ends without the line #CHROM"),
         (HEADER[1:], ROWS, "does not begin with ##fileformat=VCF"),
@@ -64,8 +86,14 @@ def test_a_truncated_bgzip_file_is_refused(tmp_path):
 
 def test_contigs_of_another_length_are_found_under_either_name(tmp_path):
     source = open_source(vcf(tmp_path / "x.vcf"))
-    assert source.other_lengths({"1": 10, "2": 3}) == source.other_lengths({"3": 9}) == {}  # chr2 has no length
-    assert source.other_lengths({"1": 11, "2": 3}) == SomeRows(source, 2, 3).other_lengths({"1": 11}) == {"chr1": (10, 11)}
+    assert (
+        source.other_lengths({"1": 10, "2": 3}) == source.other_lengths({"3": 9}) == {}
+    )  # chr2 has no length
+    assert (
+        source.other_lengths({"1": 11, "2": 3})
+        == SomeRows(source, 2, 3).other_lengths({"1": 11})
+        == {"chr1": (10, 11)}
+    )
     assert TableSource(table(tmp_path / "x.tsv")).other_lengths({"1": 11}) == {}
 
 
@@ -93,7 +121,13 @@ def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
     rows = [ROWS[0].replace("AF=0.1", "AF=0.5,0.25"), *ROWS[1:]]
     from pysam import bcftools
 
-    bcftools.view("-Ob", "-o", str(tmp_path / "x.bcf"), str(vcf(tmp_path / "x.vcf", header, rows)), catch_stdout=False)
+    bcftools.view(
+        "-Ob",
+        "-o",
+        str(tmp_path / "x.bcf"),
+        str(vcf(tmp_path / "x.vcf", header, rows)),
+        catch_stdout=False,
+    )
     source = open_source(tmp_path / "x.bcf")
     assert isinstance(source, BcfSource) and [r.text for r in source] == rows
     content = (tmp_path / "x.bcf").read_bytes()
@@ -104,7 +138,9 @@ def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
 
 def test_saturation_has_every_snv_and_every_deletion():
     genome = Sequences({"a": "ACNG"})
-    found = [(r.pos, r.ref, r.alts) for r in Saturation([Region("a", 0, 4)], genome, deletions=True)]
+    found = [
+        (r.pos, r.ref, r.alts) for r in Saturation([Region("a", 0, 4)], genome, deletions=True)
+    ]
     assert found == [
         (1, "AC", ("C",)),
         (1, "A", ("C", "G", "T")),
@@ -125,11 +161,17 @@ def test_rows_in_memory():
         Rows([("chr1", "x", "A", "C")])
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT], ids=repr)
+@pytest.mark.parametrize(
+    "missing", [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT], ids=repr
+)
 @pytest.mark.parametrize("column", ["chrom", "pos", "ref", "alt"])
 def test_a_missing_value_in_memory_is_no_allele(column, missing):
     variant = {"chrom": "chr1", "pos": 3, "ref": "A", "alt": "C"} | {column: missing}
-    for rows in ([variant], [tuple(variant.values())], pandas.DataFrame([variant], dtype=object).to_dict("records")):
+    for rows in (
+        [variant],
+        [tuple(variant.values())],
+        pandas.DataFrame([variant], dtype=object).to_dict("records"),
+    ):
         with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
             Rows(rows)
 

@@ -15,13 +15,21 @@ COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
 
 
 def summary_of(source) -> InputSummary:
-    return summarize(source, Alleles(GENOME, 8), None, TrainingPart({}, {}, ""), mismatch_is_error=True)
+    return summarize(
+        source, Alleles(GENOME, 8), None, TrainingPart({}, {}, ""), mismatch_is_error=True
+    )
 
 
 @pytest.fixture
 def b37(tmp_path):
     """A VCF file with another MT than the genome, and a row on it."""
-    header = ["##fileformat=VCFv4.2", "##contig=<ID=1,length=10>", "##contig=<ID=MT,length=3>", "##contig=<ID=9,length=7>", COLUMNS]
+    header = [
+        "##fileformat=VCFv4.2",
+        "##contig=<ID=1,length=10>",
+        "##contig=<ID=MT,length=3>",
+        "##contig=<ID=9,length=7>",
+        COLUMNS,
+    ]
     rows = ["1\t2\t.\tC\tT\t.\t.\t.", "1\t3\t.\tG\tT\t.\t.\t.", "MT\t1\t.\tA\tC\t.\t.\t."]
     (tmp_path / "x.vcf").write_text("\n".join([*header, *rows]) + "\n")
     return open_source(tmp_path / "x.vcf")
@@ -31,18 +39,29 @@ def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, 
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     for source in (b37, SomeRows(b37, 2, 3)):
         with pytest.raises(
-            ValueError, match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a different assembly"
+            ValueError,
+            match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a different assembly",
         ):
             summary_of(source)
     assert not caplog.messages
     assert summary_of(SomeRows(b37, 0, 2)).rows == 2
     (message,) = caplog.messages
-    assert "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT (3 bases, in the genome 4)" in message
+    assert (
+        "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT (3 bases, in the genome 4)"
+        in message
+    )
 
 
 def test_contigs_have_the_names_that_the_rows_use():
-    found = summary_of(Rows([("MT", 1, "A", "C"), ("1", 2, "C", "T"), ("chr1", 3, "G", "T"), ("1", 4, "T", "G")]))
-    assert list(found.contigs(GENOME.lengths).items()) == [("1", 10), ("chr1", 10), ("MT", 4), ("chr2", 2)]
+    found = summary_of(
+        Rows([("MT", 1, "A", "C"), ("1", 2, "C", "T"), ("chr1", 3, "G", "T"), ("1", 4, "T", "G")])
+    )
+    assert list(found.contigs(GENOME.lengths).items()) == [
+        ("1", 10),
+        ("chr1", 10),
+        ("MT", 4),
+        ("chr2", 2),
+    ]
 
 
 def test_pictures_of_another_page_of_that_name_are_kept(tmp_path):

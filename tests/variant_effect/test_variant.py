@@ -36,20 +36,37 @@ def test_alleles_without_an_effect_are_skipped_with_a_reason():
     alts = ("*", ".", "<DEL>", "G[chr2:5[", "G.", ".G", "N", "C", "A")
     found, _ = Alleles(GENOME, 8).edits(row(alts=alts))
     reasons = [each.reason for each in found[:-1]]
-    assert [reason.split()[0] for reason in reasons] == ["*", "no", "a", "a", "a", "a", "an", "ALT"] and isinstance(found[-1], Edit)
+    assert [reason.split()[0] for reason in reasons] == [
+        "*",
+        "no",
+        "a",
+        "a",
+        "a",
+        "a",
+        "an",
+        "ALT",
+    ] and isinstance(found[-1], Edit)
 
 
 @pytest.mark.parametrize("pos", [0, 11])
 def test_breakends_and_symbolic_alleles_may_be_at_a_telomere(pos):
-    found, mismatch = Alleles(GENOME, 8).edits(row(pos=pos, ref="N", alts=(".[chr2:5[", "<DEL>", ".A")))
-    assert found == [Skipped("a breakend"), Skipped("a symbolic allele"), Skipped("a breakend")] and mismatch is None
+    found, mismatch = Alleles(GENOME, 8).edits(
+        row(pos=pos, ref="N", alts=(".[chr2:5[", "<DEL>", ".A"))
+    )
+    assert (
+        found == [Skipped("a breakend"), Skipped("a symbolic allele"), Skipped("a breakend")]
+        and mismatch is None
+    )
 
 
 @pytest.mark.parametrize("ref", ["", "C", "CG", "CGTT"])
 @pytest.mark.parametrize("alt", ["A", "", "AA", "ACCA"])
 def test_windows_are_shorter_where_an_allele_has_too_few_bases(ref, alt):
     genome = Sequences({"chr1": "ACGTTACGTA"})
-    lengths = [(edit.window_length(10, window), len(pair(genome, edit, window).ref)) for edit, window in edits_and_windows(ref, alt)]
+    lengths = [
+        (edit.window_length(10, window), len(pair(genome, edit, window).ref))
+        for edit, window in edits_and_windows(ref, alt)
+    ]
     assert all(found == expected for found, expected in lengths)
     assert {found for found, _ in lengths} >= {6, min(10, 10 - len(ref) + len(alt))}
 
@@ -88,7 +105,11 @@ def test_another_ref_is_a_mismatch_that_can_be_skipped_or_kept():
 @pytest.mark.parametrize("skip_mismatches", [False, True])
 def test_n_in_the_genome_is_no_mismatch_and_has_no_value(pos, ref, alt, expected, skip_mismatches):
     found, mismatch = Alleles(GENOME, 8, skip_mismatches).edits(row(pos=pos, ref=ref, alts=(alt,)))
-    if (pos, ref, alt) == (5, "AA", "A"):  # the base on the right is removed first, so that the N is replaced
+    if (pos, ref, alt) == (
+        5,
+        "AA",
+        "A",
+    ):  # the base on the right is removed first, so that the N is replaced
         expected = Skipped("N in the genome at REF")
     assert found == [expected] and mismatch is None
 
@@ -97,13 +118,21 @@ def test_n_in_the_genome_is_no_mismatch_and_has_no_value(pos, ref, alt, expected
 def test_indels_without_windows_of_equal_length_are_skipped(size):
     genome = Sequences({"chr1": "ACGTAC"})
     for pos in range(1, 7 - size):
-        (deletion,), _ = Alleles(genome, 8).edits(row(pos=pos, ref="ACGTAC"[pos - 1 : pos + size], alts=("ACGTAC"[pos - 1],)))
+        (deletion,), _ = Alleles(genome, 8).edits(
+            row(pos=pos, ref="ACGTAC"[pos - 1 : pos + size], alts=("ACGTAC"[pos - 1],))
+        )
         (insertion,), _ = Alleles(genome, 8).edits(
-            row(pos=pos, ref="ACGTAC"[pos - 1], alts=("ACGTAC"[pos - 1] + "ACGTAC"[pos - 1] * size,))
+            row(
+                pos=pos, ref="ACGTAC"[pos - 1], alts=("ACGTAC"[pos - 1] + "ACGTAC"[pos - 1] * size,)
+            )
         )
         for edit, removed in ((deletion, size), (insertion, 0)):
             fits = size <= max(pos, 6 - pos - removed)
-            assert isinstance(edit, Edit) if fits else edit == Skipped("the record is too short for windows of equal length")
+            assert (
+                isinstance(edit, Edit)
+                if fits
+                else edit == Skipped("the record is too short for windows of equal length")
+            )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +141,10 @@ def test_indels_without_windows_of_equal_length_are_skipped(size):
         ({"chrom": "chr7"}, "x.vcf: line 9: the genome lacks a contig: no record is called chr7"),
         ({"pos": 11, "ref": "A"}, r"position 11 is not inside chr1 \(1-10\)"),
         ({"pos": 9, "ref": "TAC"}, "not inside chr1"),
-        ({"pos": 0}, r"REF C at position 0 is not inside chr1 \(1-10\); positions are counted from 1"),
+        (
+            {"pos": 0},
+            r"REF C at position 0 is not inside chr1 \(1-10\); positions are counted from 1",
+        ),
         ({"pos": 0, "alts": ("<DEL>", "T")}, "position 0 is not inside chr1"),
         ({"pos": 12, "ref": "N", "alts": ("<DEL>",)}, "position 12 is not inside chr1"),
         ({"ref": "X"}, "REF 'X' is not an allele of nucleotides"),

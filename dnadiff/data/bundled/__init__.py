@@ -3,7 +3,9 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LICENSES = {"ecoli_K12_MG1655.fa.gz": "INSDC record U00096.3, which may be used and redistributed without restriction"}  # of sequences
+LICENSES = {
+    "ecoli_K12_MG1655.fa.gz": "INSDC record U00096.3, which may be used and redistributed without restriction"
+}  # of sequences
 
 
 def path(name: str) -> Path:
@@ -15,5 +17,7 @@ def path(name: str) -> Path:
     found = FOLDER / name
     known = sorted(p.name for p in FOLDER.iterdir() if p.suffix in (".gz", ".bed"))
     if name not in known:
-        raise FileNotFoundError(f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}")
+        raise FileNotFoundError(
+            f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}"
+        )
     return found

@@ -40,10 +40,20 @@ class BlockSplit(Split):
         guard: Natural = 2048,
     ) -> None:
         if block < 1 or guard < 0 or 2 * guard >= block:
-            raise ValueError(f"data.split.block is {block} and data.split.guard {guard}; a block must be longer than two guards")
+            raise ValueError(
+                f"data.split.block is {block} and data.split.guard {guard}; a block must be longer than two guards"
+            )
         if not (0 <= test < period and 0 <= valid < period) or test == valid:
-            raise ValueError(f"data.split.test is {test} and data.split.valid {valid}; expected two different blocks of 0..{period - 1}")
-        self.block, self.period, self.test, self.valid, self.guard = block, period, test, valid, guard
+            raise ValueError(
+                f"data.split.test is {test} and data.split.valid {valid}; expected two different blocks of 0..{period - 1}"
+            )
+        self.block, self.period, self.test, self.valid, self.guard = (
+            block,
+            period,
+            test,
+            valid,
+            guard,
+        )
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
@@ -100,11 +110,16 @@ class CaduceusSplit(Split):
         train = Tiling([i for i in extended["train"] if i.end - i.start >= length], length)
         record, start, _ = train.at(np.arange(len(train)))
         as_evaluated, as_written = (
-            int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum()) for parts in (extended, written)
+            int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum())
+            for parts in (extended, written)
         )
         shares = [round(count / max(len(train), 1), 4) for count in (as_evaluated, as_written)]
         return Leak(
-            windows=len(train), as_evaluated=as_evaluated, as_written=as_written, share_as_evaluated=shares[0], share_as_written=shares[1]
+            windows=len(train),
+            as_evaluated=as_evaluated,
+            as_written=as_written,
+            share_as_evaluated=shares[0],
+            share_as_written=shares[1],
         )
 
     @override
@@ -118,12 +133,18 @@ class CaduceusSplit(Split):
         written: Parts = {}
         for part, regions in read_parts(self.bed, dict(zip(names, lengths))).items():
             written[part] = sorted(Interval(number_of[r.chrom], r.start, r.end) for r in regions)
-            extended[part] = sorted(i._replace(end=min(i.start + self.stretch, lengths[i.record])) for i in written[part])
+            extended[part] = sorted(
+                i._replace(end=min(i.start + self.stretch, lengths[i.record]))
+                for i in written[part]
+            )
         return extended, written
 
 
 def overlapping(
-    record: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], intervals: Sequence[Interval]
+    record: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    intervals: Sequence[Interval],
 ) -> NDArray[np.bool_]:
     """Which of the windows `[start, end)` share a base with some interval: `(B,)` bool."""
     found = np.zeros(len(record), dtype=bool)
@@ -131,8 +152,13 @@ def overlapping(
     for interval in sorted(intervals):
         by_record.setdefault(interval.record, []).append(interval)
     for number, many in by_record.items():
-        starts, ends = np.array([i.start for i in many]), np.maximum.accumulate([i.end for i in many])
+        starts, ends = (
+            np.array([i.start for i in many]),
+            np.maximum.accumulate([i.end for i in many]),
+        )
         rows = np.flatnonzero(record == number)
-        place = np.searchsorted(starts, end[rows], "left")  # the intervals before it begin before the window ends
+        place = np.searchsorted(
+            starts, end[rows], "left"
+        )  # the intervals before it begin before the window ends
         found[rows] = (place > 0) & (ends[place - 1] > start[rows])
     return found

@@ -58,7 +58,9 @@ class DNADataModule(SequenceDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stranded = checks.boolean("data.stranded", self.stranded)
-        self.augment_rc = checks.boolean("data.augment_rc", not self.stranded if self.augment_rc is None else self.augment_rc)
+        self.augment_rc = checks.boolean(
+            "data.augment_rc", not self.stranded if self.augment_rc is None else self.augment_rc
+        )
         self.label_dropout = checks.fraction("data.label_dropout", self.label_dropout)
         refuses_ambiguous(self.iupac)
         self._labels: Labels | None = None
@@ -119,11 +121,15 @@ class GenomeDataModule(DNADataModule):
         self._fetches = self.path is None
         if self.path is None:
             if self.download is None:
-                raise ValueError("data.path names no file; set it to a FASTA file, a folder, or to a list of them")
+                raise ValueError(
+                    "data.path names no file; set it to a FASTA file, a folder, or to a list of them"
+                )
             self.path = self.download.name
         super().__post_init__()
         if self.windows not in WINDOWS:
-            raise ValueError(f"data.windows {self.windows!r} is not known; choose {' or '.join(WINDOWS)}")
+            raise ValueError(
+                f"data.windows {self.windows!r} is not known; choose {' or '.join(WINDOWS)}"
+            )
         self._windows = WINDOWS[self.windows]
         self.max_n = checks.fraction("data.max_n", self.max_n)
         self.soft_weight = checks.fraction("data.soft_weight", self.soft_weight)
@@ -159,7 +165,9 @@ class GenomeDataModule(DNADataModule):
             raise ValueError(
                 "the manifest has weights, and data.windows=intervals uses each window once; set data.windows=uniform, or leave them out"
             )
-        self._labels = Labels.from_names([[] if label is None else [label] for label in self._genome.labels], self.label_dropout)
+        self._labels = Labels.from_names(
+            [[] if label is None else [label] for label in self._genome.labels], self.label_dropout
+        )
         return self._genome.names, self._genome.records, self._genome.tokenizer
 
     @override
@@ -193,10 +201,24 @@ class GenomeDataModule(DNADataModule):
 
     @override
     def train_windows(self) -> RandomWindows:
-        size = self.epoch_size or (None if self._windows is IntervalWindows else self._windows_to_cover("train"))
-        where = self.records, self._part("train"), self.length, size, self.vocab, self.seed, bool(self.augment_rc)
+        size = self.epoch_size or (
+            None if self._windows is IntervalWindows else self._windows_to_cover("train")
+        )
+        where = (
+            self.records,
+            self._part("train"),
+            self.length,
+            size,
+            self.vocab,
+            self.seed,
+            bool(self.augment_rc),
+        )
         how = self._n_runs(), self.max_n, self.soft_weight, self._labels
-        return self._windows(*where, *how) if self._weights is None else WeightedWindows(self._weights, *where, *how)
+        return (
+            self._windows(*where, *how)
+            if self._weights is None
+            else WeightedWindows(self._weights, *where, *how)
+        )
 
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None
@@ -204,14 +226,29 @@ class GenomeDataModule(DNADataModule):
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         length = self.length if length is None else length
-        return TiledWindows(self.records, self._part(split), length, self.vocab, self._n_runs(), self.max_n, self._labels)
+        return TiledWindows(
+            self.records,
+            self._part(split),
+            length,
+            self.vocab,
+            self._n_runs(),
+            self.max_n,
+            self._labels,
+        )
 
     @override
     def describe(self) -> dict[str, Json]:
         about = super().describe()
-        about |= {"max_n": self.max_n, "keep": self.keep, "soft_weight": self.soft_weight, "iupac": self.iupac}
+        about |= {
+            "max_n": self.max_n,
+            "keep": self.keep,
+            "soft_weight": self.soft_weight,
+            "iupac": self.iupac,
+        }
         if self.max_n < 1:
-            about["tiles_left_out_for_n"] = {part: self._left_out(part) for part in ("valid", "test")}
+            about["tiles_left_out_for_n"] = {
+                part: self._left_out(part) for part in ("valid", "test")
+            }
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
         about |= {"labels": self.labels} if self._labels is not None else {}
         about |= {"weights": "of the manifest"} if self._weights is not None else {}

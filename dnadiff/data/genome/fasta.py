@@ -16,7 +16,10 @@ from dnadiff.data.nucleotides import ID_OF_LETTER, NOT_A_NUCLEOTIDE, not_a_nucle
 
 LINE_WIDTH = 60
 LINES_PER_PIECE = 1 << 16
-_LETTERS = bytes(letter if ID_OF_LETTER[letter] != NOT_A_NUCLEOTIDE else NOT_A_NUCLEOTIDE for letter in range(256))
+_LETTERS = bytes(
+    letter if ID_OF_LETTER[letter] != NOT_A_NUCLEOTIDE else NOT_A_NUCLEOTIDE
+    for letter in range(256)
+)
 
 
 class Record(NamedTuple):
@@ -66,7 +69,9 @@ def iter_events(path: str | Path) -> Iterator[Header | bytes]:
                 if empty:
                     raise ValueError(f"{where} has no sequence; remove it or complete the file")
                 if header.name in names:
-                    raise ValueError(f"{where} has the name of an earlier record; rename one, names must be unique")
+                    raise ValueError(
+                        f"{where} has the name of an earlier record; rename one, names must be unique"
+                    )
                 names.add(header.name)
             header, empty = event, True
             if event is not None:
@@ -87,10 +92,18 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
         for record in records:
             name, description, sequence = record
             if name.split() != [name] or name in names:
-                raise ValueError(f"{path}: record name {name!r} is empty, repeated or contains white space; give each record its own")
+                raise ValueError(
+                    f"{path}: record name {name!r} is empty, repeated or contains white space; give each record its own"
+                )
             if "\n" in description or "\r" in description:
-                raise ValueError(f"{path}: record {name}: the description contains a line break; remove it")
-            if problem := not_a_nucleotide(sequence) if sequence else "no sequence; leave the record out":
+                raise ValueError(
+                    f"{path}: record {name}: the description contains a line break; remove it"
+                )
+            if (
+                problem := not_a_nucleotide(sequence)
+                if sequence
+                else "no sequence; leave the record out"
+            ):
                 raise ValueError(f"{path}: record {name}: {problem}")
             names.add(name)
             handle.writelines(wrapped(record))
@@ -109,9 +122,16 @@ def wrapped(record: Record) -> Iterator[bytes]:
     yield f">{record.name} {record.description}".rstrip().encode() + b"\n"
     for start in range(0, len(record.sequence), LINES_PER_PIECE * LINE_WIDTH):
         end = min(start + LINES_PER_PIECE * LINE_WIDTH, len(record.sequence))
-        yield b"".join(record.sequence[i : min(i + LINE_WIDTH, end)] + b"\n" for i in range(start, end, LINE_WIDTH))
+        yield b"".join(
+            record.sequence[i : min(i + LINE_WIDTH, end)] + b"\n"
+            for i in range(start, end, LINE_WIDTH)
+        )
 
 
 def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
     """A generated sequence whose header marks it as synthetic and names the settings: `>{name} synthetic sampler=... calls=... seed=...`."""
-    return Record(name, " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]), sequence.encode("ascii"))
+    return Record(
+        name,
+        " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]),
+        sequence.encode("ascii"),
+    )

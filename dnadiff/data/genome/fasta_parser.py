@@ -11,7 +11,9 @@ from dnadiff.data.nucleotides import IUPAC, NOT_A_NUCLEOTIDE
 
 BLANK = b"\n\r \t"
 MAX_HEADER = 1 << 20  # bytes
-MAX_BLANK = 1 << 28  # bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of them
+MAX_BLANK = (
+    1 << 28
+)  # bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of them
 
 
 class Header(NamedTuple):
@@ -42,12 +44,20 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
                 end = chunk.find(b"\n", position)
                 header += chunk[position : end if end >= 0 else len(chunk)]
                 if len(header) > MAX_HEADER:
-                    raise ValueError(f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; shorten it")
+                    raise ValueError(
+                        f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; shorten it"
+                    )
                 if end < 0:
                     break
                 event = _header(path, header, line)
                 yield event
-                name, header, at_line_start, position, line = event.name, None, True, end + 1, line + 1
+                name, header, at_line_start, position, line = (
+                    event.name,
+                    None,
+                    True,
+                    end + 1,
+                    line + 1,
+                )
                 continue
             end = chunk.find(b">", position)
             piece = chunk[position : end if end >= 0 else len(chunk)]
@@ -61,7 +71,9 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
             if end < 0:
                 break
             if not at_line_start:
-                raise ValueError(f"{path}: line {line}: '>' in the middle of a sequence line; begin the header of a record on a new line")
+                raise ValueError(
+                    f"{path}: line {line}: '>' in the middle of a sequence line; begin the header of a record on a new line"
+                )
             header, position = b"", end + 1
     if header is not None:
         yield _header(path, header, line)
@@ -93,13 +105,17 @@ def _header(path: str, header: bytes, line: int) -> Header:
     return Header(words[0], words[1] if len(words) > 1 else "", line)
 
 
-def _check(path: str, piece: bytes, letters: bytes, line: int, name: str | None, blank: int, table: bytes) -> None:
+def _check(
+    path: str, piece: bytes, letters: bytes, line: int, name: str | None, blank: int, table: bytes
+) -> None:
     if name is None and letters:
         raise ValueError(_no_header(path, piece, line))
     if NOT_A_NUCLEOTIDE in letters:
         raise ValueError(wrong_letter(path, piece, line, name, table))
     if blank > MAX_BLANK:
-        raise ValueError(f"{path}: line {line}: more than {MAX_BLANK:,} bytes of blank lines; remove them")
+        raise ValueError(
+            f"{path}: line {line}: more than {MAX_BLANK:,} bytes of blank lines; remove them"
+        )
 
 
 def _no_header(path: str, piece: bytes, line: int) -> str:
@@ -109,16 +125,16 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
                 shown = text.strip()[:30].decode("utf-8", "strict" if len(text) <= 30 else "ignore")
             except UnicodeDecodeError as error:
                 return f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
-            return (
-                f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read as genomes)"
-            )
+            return f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read as genomes)"
     return f"{path} is not FASTA"
 
 
 def wrong_letter(path: str, piece: bytes, line: int, name: str | None, table: bytes) -> str:
     """The message for the first letter of `piece` that `table` refuses; `piece` begins on `line`."""
     letters = np.frombuffer(piece, np.uint8)
-    wrong = (np.frombuffer(table, np.uint8)[letters] == NOT_A_NUCLEOTIDE) & ~np.isin(letters, list(BLANK))
+    wrong = (np.frombuffer(table, np.uint8)[letters] == NOT_A_NUCLEOTIDE) & ~np.isin(
+        letters, list(BLANK)
+    )
     place = int(np.flatnonzero(wrong)[0])
     number = line + piece.count(b"\n", 0, place)
     column = place - piece.rfind(b"\n", 0, place)

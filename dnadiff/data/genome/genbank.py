@@ -15,7 +15,11 @@ from dnadiff.data.files import ByteReader
 from dnadiff.data.genome.fasta_parser import BLANK, Header, wrong_letter
 from dnadiff.data.nucleotides import NOT_A_NUCLEOTIDE
 
-_NO_ID = ("", ".", "<unknown id>")  # in ACCESSION and VERSION of files that programs such as SnapGene and Benchling write
+_NO_ID = (
+    "",
+    ".",
+    "<unknown id>",
+)  # in ACCESSION and VERSION of files that programs such as SnapGene and Benchling write
 _LOCUS = re.compile(r"LOCUS\s+\S.*?\s(\d+)\s+(?:bp|aa|rc)\b")
 
 
@@ -47,7 +51,9 @@ class _CheckedLines(io.TextIOWrapper):
         elif line.strip() and line.strip() != "//":
             locus = _LOCUS.match(line)
             if locus is None:
-                raise _CutShortError(f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a length in bp")
+                raise _CutShortError(
+                    f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a length in bp"
+                )
             self.lengths.append(int(locus[1]))
             self._inside, self._num_bases = True, None
         return line
@@ -59,7 +65,9 @@ class _CheckedLines(io.TextIOWrapper):
             return
         number, *letters = line.split()
         if number != str(self._num_bases + 1):
-            raise _CutShortError(f"a line of sequence begins with {number[:20]!r}, expected the position {self._num_bases + 1}")
+            raise _CutShortError(
+                f"a line of sequence begins with {number[:20]!r}, expected the position {self._num_bases + 1}"
+            )
         self._num_bases += sum(map(len, letters))
 
     def check_end(self) -> None:
@@ -78,17 +86,27 @@ def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header
         for record in _records(handle):
             sequence, name = record.seq, _name_of(record)
             if sequence is None or (len(sequence) and not sequence.defined):
-                raise ValueError(f"record {name} has no sequence (only its length is given); fetch the full GenBank record")
+                raise ValueError(
+                    f"record {name} has no sequence (only its length is given); fetch the full GenBank record"
+                )
             yield Header(name, record.description, 0)
             letters = bytes(sequence)
             codes = letters.translate(table, BLANK)
             if NOT_A_NUCLEOTIDE in codes:
-                raise ValueError(wrong_letter("", letters, 1, name, table).partition(": record ")[2])
+                raise ValueError(
+                    wrong_letter("", letters, 1, name, table).partition(": record ")[2]
+                )
             if codes:
                 yield codes
     except (ValueError, BiopythonParserWarning) as error:
-        cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(error).startswith("Premature end")
-        problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again" if cut_short else f": {error}"
+        cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(
+            error
+        ).startswith("Premature end")
+        problem = (
+            f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again"
+            if cut_short
+            else f": {error}"
+        )
         raise ValueError(f"{path}{problem}; this is read as GenBank") from None
 
 
@@ -109,13 +127,17 @@ def _records(handle: ByteReader) -> Iterator[SeqRecord]:
                 try:
                     record = next(records, None)
                 except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:
-                    raise _CutShortError(f"Biopython cannot read it: {type(error).__name__} {error}".rstrip()) from error
+                    raise _CutShortError(
+                        f"Biopython cannot read it: {type(error).__name__} {error}".rstrip()
+                    ) from error
             if record is None:
                 lines.check_end()
                 return
             length = lines.lengths[-1]
             if record.seq is not None and len(record.seq) != length:
-                raise _CutShortError(f"record {_name_of(record)} has {len(record.seq)} bases, LOCUS says {length}")
+                raise _CutShortError(
+                    f"record {_name_of(record)} has {len(record.seq)} bases, LOCUS says {length}"
+                )
             yield record
     finally:
         lines.detach()

@@ -46,13 +46,23 @@ class Genome:
         place: NDArray[np.int64],
         records: GenomeRecords,
     ) -> None:
-        self.files, self.names, self.number, self.place, self.records = files, names, number, place, records
+        self.files, self.names, self.number, self.place, self.records = (
+            files,
+            names,
+            number,
+            place,
+            records,
+        )
         self.tokenizer = DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
 
     @classmethod
     def open(
-        cls, path: SequencePath | None, keep: str | Sequence[str] | None = None, iupac: str = "unknown", num_workers: int = 0
+        cls,
+        path: SequencePath | None,
+        keep: str | Sequence[str] | None = None,
+        iupac: str = "unknown",
+        num_workers: int = 0,
     ) -> Genome:
         """Open sequence files, which are packed into the cache when they are used for the first time.
 
@@ -70,23 +80,46 @@ class Genome:
         refuse, keep, sources = refuses_ambiguous(iupac), _names_to_keep(keep), expand(path)
         files: list[tuple[Source, PackedFile]] = []
         names: list[str] = []
-        columns: list[tuple[NDArray, ...]] = []  # number, place, offset, length and soft of the records of each file
-        for source, file in zip(sources, pack_all([source.path for source in sources], num_workers)):
+        columns: list[
+            tuple[NDArray, ...]
+        ] = []  # number, place, offset, length and soft of the records of each file
+        for source, file in zip(
+            sources, pack_all([source.path for source in sources], num_workers)
+        ):
             if refuse:
                 _refuse_ambiguous(source, file)
             table = file.records
             names += names_in(source, table)
             place = np.arange(len(table))
-            columns.append((np.full_like(place, len(files)), place, file.offsets[:-1], table.length, table.soft > 0))
+            columns.append(
+                (
+                    np.full_like(place, len(files)),
+                    place,
+                    file.offsets[:-1],
+                    table.length,
+                    table.soft > 0,
+                )
+            )
             files.append((source, file))
         if not files:
-            raise ValueError("data.path names no file; set it to a FASTA file or to a list of files")
+            raise ValueError(
+                "data.path names no file; set it to a FASTA file or to a list of files"
+            )
         number, place, *about = (np.concatenate(each) for each in zip(*columns))
         names = unique_names(names, [source for source, _ in files], number)
         if keep is not None:
             kept = _kept(names, keep)
-            names, number, place, *about = [names[each] for each in kept], *(each[kept] for each in (number, place, *about))
-        return cls(files, names, number, place, GenomeRecords([file.stored for _, file in files], number, *about))
+            names, number, place, *about = (
+                [names[each] for each in kept],
+                *(each[kept] for each in (number, place, *about)),
+            )
+        return cls(
+            files,
+            names,
+            number,
+            place,
+            GenomeRecords([file.stored for _, file in files], number, *about),
+        )
 
     @property
     def rows(self) -> GenomeRows:
@@ -119,7 +152,11 @@ class Genome:
         """SHA-256 of the hashes of the files and of the numbers of the records: changes with any base, and with the weights."""
         digest = hashlib.sha256()
         for each, rows in by_file(self.number):
-            digest.update("".join(f"{self.files[each][1].digest} {place}\n" for place in self.place[rows].tolist()).encode())
+            digest.update(
+                "".join(
+                    f"{self.files[each][1].digest} {place}\n" for place in self.place[rows].tolist()
+                ).encode()
+            )
         if (weights := self.weights) is not None:
             digest.update(weights.tobytes())
         return digest.hexdigest()
@@ -146,7 +183,9 @@ class Genome:
         ids = self._cut(record, start, end) & TOKEN
         return self._complement[ids[::-1]] if _is_reverse(strand) else ids
 
-    def soft_masked(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.bool_]:
+    def soft_masked(
+        self, record: str, start: int, end: int, strand: str = "+"
+    ) -> NDArray[np.bool_]:
         """Whether each base of `[start, end)` was lower case, in the order of `window`: `(end - start,)`.
 
         Raises:
@@ -163,7 +202,9 @@ class Genome:
         check_names([record], self._number_of, "window")
         packed = self.records.packed(self._number_of[record])
         if not 0 <= start < end <= len(packed):
-            raise ValueError(f"window {record}:{start}-{end} is not inside the record, 0-{len(packed)}")
+            raise ValueError(
+                f"window {record}:{start}-{end} is not inside the record, 0-{len(packed)}"
+            )
         return packed[start:end]
 
 
@@ -174,7 +215,9 @@ def refuses_ambiguous(iupac: str) -> bool:
         ValueError: if there is no such policy.
     """
     if iupac not in REFUSES_AMBIGUOUS:
-        raise ValueError(f"data.iupac {iupac!r} is not known; choose {' or '.join(REFUSES_AMBIGUOUS)}")
+        raise ValueError(
+            f"data.iupac {iupac!r} is not known; choose {' or '.join(REFUSES_AMBIGUOUS)}"
+        )
     return REFUSES_AMBIGUOUS[iupac]
 
 
@@ -191,11 +234,15 @@ def _refuse_ambiguous(source: Source, file: PackedFile) -> None:
 def _names_to_keep(keep: str | Sequence[str] | None) -> str | list[str] | None:
     if keep is None or isinstance(keep, str):
         return keep
-    if not isinstance(keep, (list, tuple)) or any(isinstance(name, bool) or not isinstance(name, (str, int)) for name in keep):
+    if not isinstance(keep, (list, tuple)) or any(
+        isinstance(name, bool) or not isinstance(name, (str, int)) for name in keep
+    ):
         raise ValueError(
             f"data.keep is {keep!r}; expected a list of names such as [chr1,chr2], a regular expression, or null for all records"
         )
-    return [str(name) for name in keep]  # YAML reads [3] as a number, and Ensembl's chromosomes have such names
+    return [
+        str(name) for name in keep
+    ]  # YAML reads [3] as a number, and Ensembl's chromosomes have such names
 
 
 def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
@@ -205,7 +252,9 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
         try:
             pattern = re.compile(keep)
         except re.error as error:
-            raise ValueError(f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a list of names") from None
+            raise ValueError(
+                f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a list of names"
+            ) from None
         kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
     else:
         check_names(keep, names, "data.keep")

@@ -111,12 +111,16 @@ class GenomeInput(SequenceInput):
 
     def __init__(self, genome: Genome, regions: Sequence[Region]) -> None:
         self.genome, self.regions, self.names = genome, list(regions), names_of(regions)
-        self.digest = hashlib.sha256("\n".join([genome.digest, *map(str, self.regions)]).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            "\n".join([genome.digest, *map(str, self.regions)]).encode()
+        ).hexdigest()
 
     @property
     @override
     def region_names(self) -> list[str] | None:
-        found = ["" if region.name == "." else region.name for region in self.regions]  # "." is a column without a value
+        found = [
+            "" if region.name == "." else region.name for region in self.regions
+        ]  # "." is a column without a value
         return found if any(found) else None
 
     @override
@@ -131,8 +135,16 @@ class GenomeInput(SequenceInput):
         wanted: dict[str, list[tuple[int, int]]] = {}
         for region in self.regions:
             wanted.setdefault(region.chrom, []).append((region.start, region.end))
-        whole = [Region(name, 0, length, name) for name, length in self.genome.lengths.items() if name in wanted]
-        merged = [Piece(number, *place) for number, record in enumerate(whole) for place in _union(wanted[record.chrom])]
+        whole = [
+            Region(name, 0, length, name)
+            for name, length in self.genome.lengths.items()
+            if name in wanted
+        ]
+        merged = [
+            Piece(number, *place)
+            for number, record in enumerate(whole)
+            for place in _union(wanted[record.chrom])
+        ]
         return GenomeInput(self.genome, whole), merged
 
 
@@ -141,8 +153,12 @@ class ArrayInput(SequenceInput):
 
     def __init__(self, sequences: Sequence[NDArray[np.uint8]]) -> None:
         self.sequences, self.names = list(sequences), [str(i) for i in range(len(sequences))]
-        self.regions = [Region(name, 0, len(ids), name) for name, ids in zip(self.names, self.sequences)]
-        self.digest = hashlib.sha256(b"\xff".join(ids.tobytes() for ids in self.sequences)).hexdigest()
+        self.regions = [
+            Region(name, 0, len(ids), name) for name, ids in zip(self.names, self.sequences)
+        ]
+        self.digest = hashlib.sha256(
+            b"\xff".join(ids.tobytes() for ids in self.sequences)
+        ).hexdigest()
 
     @override
     def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
@@ -151,7 +167,11 @@ class ArrayInput(SequenceInput):
 
 
 def open_input(
-    fasta: str | None, genome: str | None, regions: str | Sequence[str] | None, feature: str | None, key: str = "regions"
+    fasta: str | None,
+    genome: str | None,
+    regions: str | Sequence[str] | None,
+    feature: str | None,
+    key: str = "regions",
 ) -> SequenceInput:
     """The sequences that the keys of a command describe: a FASTA file, or regions (see `read_regions`) of a genome.
 
@@ -165,11 +185,17 @@ def open_input(
         if regions is not None:
             raise ValueError(f"{key} {regions!r} needs genome=g.fa, the genome of these regions")
         if feature is not None:
-            raise ValueError(f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and genome=")
+            raise ValueError(
+                f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and genome="
+            )
         if fasta is None:
-            raise ValueError(f"input is missing: give input=... (FASTA), or {key}= with genome=g.fa")
+            raise ValueError(
+                f"input is missing: give input=... (FASTA), or {key}= with genome=g.fa"
+            )
         if file_name(fasta).lower().removesuffix(".gz").endswith(_REGION_FILES):
-            raise ValueError(f"input {fasta} is a file of regions, not FASTA; give the genome of these regions as well: genome=g.fa")
+            raise ValueError(
+                f"input {fasta} is a file of regions, not FASTA; give the genome of these regions as well: genome=g.fa"
+            )
         return FastaInput(fasta)
     if regions is None:
         raise ValueError(

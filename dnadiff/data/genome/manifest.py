@@ -47,10 +47,16 @@ def read_manifest(path: str) -> list[ManifestRow]:
         lines = ((number, line.rstrip("\n")) for number, line in enumerate(handle, 1))
         columns = _columns(name, next(lines, (1, ""))[1])
         for number, row in _rows(name, columns, lines):
-            row = row._replace(path=_located(name, number, row.path, is_stored=path.startswith(CACHED)))
-            where = row.path if is_remote(row.path.removeprefix(CACHED)) else os.path.realpath(row.path)
+            row = row._replace(
+                path=_located(name, number, row.path, is_stored=path.startswith(CACHED))
+            )
+            where = (
+                row.path if is_remote(row.path.removeprefix(CACHED)) else os.path.realpath(row.path)
+            )
             if where in seen:
-                raise ValueError(f"{name}: line {number}: {row.path} is also in line {seen[where]}; name each file once")
+                raise ValueError(
+                    f"{name}: line {number}: {row.path} is also in line {seen[where]}; name each file once"
+                )
             seen[where] = number
             rows.append(row)
     if not rows:
@@ -64,26 +70,44 @@ def _columns(name: str, header: str) -> list[str]:
     columns = header.removeprefix("#").split("\t")
     for column in columns:
         if column not in COLUMNS:
-            close = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.5))
-            raise ValueError(f"{name}: line 1: column {column!r} is not known{close}; known: {', '.join(COLUMNS)}, separated by tabs")
+            close = "".join(
+                f"; did you mean {match}?"
+                for match in difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.5)
+            )
+            raise ValueError(
+                f"{name}: line 1: column {column!r} is not known{close}; known: {', '.join(COLUMNS)}, separated by tabs"
+            )
         if columns.count(column) > 1:
             raise ValueError(f"{name}: line 1: column {column} occurs twice; remove one")
     if "path" not in columns:
-        raise ValueError(f"{name}: line 1: the column path is missing; the header has {', '.join(columns)}")
+        raise ValueError(
+            f"{name}: line 1: the column path is missing; the header has {', '.join(columns)}"
+        )
     return columns
 
 
-def _rows(name: str, columns: list[str], lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, ManifestRow]]:
+def _rows(
+    name: str, columns: list[str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, ManifestRow]]:
     for number, line in lines:
         if not line.strip():
             continue
         cells = line.split("\t")
         if len(cells) != len(columns):
-            raise ValueError(f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; correct the line or remove it")
+            raise ValueError(
+                f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; correct the line or remove it"
+            )
         found = dict(zip(columns, cells))
         if not found["path"].strip():
             raise ValueError(f"{name}: line {number}: path is empty; name a file")
-        yield number, ManifestRow(found["path"], found.get("label") or None, _weight(name, number, found.get("weight", "1")))
+        yield (
+            number,
+            ManifestRow(
+                found["path"],
+                found.get("label") or None,
+                _weight(name, number, found.get("weight", "1")),
+            ),
+        )
 
 
 def _weight(name: str, number: int, text: str) -> float:
@@ -92,7 +116,9 @@ def _weight(name: str, number: int, text: str) -> float:
     except ValueError:
         weight = math.nan
     if not (math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"{name}: line {number}: weight is {text[:40]!r}; expected a number of at least 0")
+        raise ValueError(
+            f"{name}: line {number}: weight is {text[:40]!r}; expected a number of at least 0"
+        )
     return weight
 
 
@@ -112,7 +138,11 @@ def _located(name: str, number: int, path: str, is_stored: bool) -> str:
         address = parse(name)
         inside = address._replace(text=address.folder).inside(path).text
         return f"{CACHED}{inside}" if is_stored else inside
-    local = path if path.startswith("bundled:") else os.fspath(expand_user(name).parent / expand_user(path))
+    local = (
+        path
+        if path.startswith("bundled:")
+        else os.fspath(expand_user(name).parent / expand_user(path))
+    )
     try:
         resolve(local)
     except (FileNotFoundError, ValueError) as error:

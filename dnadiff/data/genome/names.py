@@ -45,11 +45,15 @@ def names_in(source: Source, records: RecordTable) -> list[str]:
     """
     names = records.names() if source.names is None else list(source.names)
     if len(names) != len(records):
-        raise ValueError(f"{source.path} holds {len(records)} records, this pyfaidx.Fasta shows {len(names)}; open it without a filter")
+        raise ValueError(
+            f"{source.path} holds {len(records)} records, this pyfaidx.Fasta shows {len(names)}; open it without a filter"
+        )
     return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
 
-def unique_names(names: list[str], sources: Sequence[Source], number: NDArray[np.int64]) -> list[str]:
+def unique_names(
+    names: list[str], sources: Sequence[Source], number: NDArray[np.int64]
+) -> list[str]:
     """The names, where names of a pattern or a manifest that occur more than once are preceded by that of their file.
 
     Args:
@@ -63,12 +67,17 @@ def unique_names(names: list[str], sources: Sequence[Source], number: NDArray[np
         return names
     if repeated := _repeated(names):
         stems = [_stem(source.path) if source.is_one_of_many else None for source in sources]
-        names = [f"{stems[file]}:{name}" if name in repeated and stems[file] else name for name, file in zip(names, number.tolist())]
+        names = [
+            f"{stems[file]}:{name}" if name in repeated and stems[file] else name
+            for name, file in zip(names, number.tolist())
+        ]
     if again := _repeated(names) if repeated else set():
         name = next(name for name in names if name in again)
         first, second = [each for each, other in enumerate(names) if other == name][:2]
         files = [sources[number[each]].path for each in (first, second)]
-        raise ValueError(f"{files[1]}: record {name} is also in {files[0]}; rename one, names must be unique")
+        raise ValueError(
+            f"{files[1]}: record {name} is also in {files[0]}; rename one, names must be unique"
+        )
     return names
 
 

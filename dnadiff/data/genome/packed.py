@@ -45,7 +45,9 @@ class PackedBases(NamedTuple):
 
 @functools.lru_cache(maxsize=MAX_MAPPED)
 def _mapped(path: str, size: int, version: tuple[int, int]) -> NDArray[np.uint8]:
-    return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)  # slicing a memmap takes five times as long
+    return np.memmap(path, dtype=np.uint8, mode="r").view(
+        np.ndarray
+    )  # slicing a memmap takes five times as long
 
 
 @functools.lru_cache(maxsize=MAX_MAPPED)
@@ -54,7 +56,9 @@ def _opened(bases: PackedBases, index_version: tuple[int, int]) -> tuple[str, Re
     folder = Path(bases.path).parent
     index = read_index(folder, FORMAT)
     rows = index["records"]
-    return index["source"]["sha256"], RecordTable.read(folder, bases.size) if rows is None else RecordTable.from_rows(rows)
+    return index["source"]["sha256"], RecordTable.read(
+        folder, bases.size
+    ) if rows is None else RecordTable.from_rows(rows)
 
 
 class PackedFile:
@@ -66,7 +70,9 @@ class PackedFile:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         bases = (self.folder / "bases").stat()
-        self.stored = PackedBases(str(self.folder / "bases"), bases.st_size, (bases.st_ino, bases.st_mtime_ns))
+        self.stored = PackedBases(
+            str(self.folder / "bases"), bases.st_size, (bases.st_ino, bases.st_mtime_ns)
+        )
         index = (self.folder / "index.json").stat()
         self._index = index.st_ino, index.st_mtime_ns
         self.digest, _ = _opened(self.stored, self._index)
@@ -111,9 +117,14 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
     """
     source = resolve(path)
     check_content(path, source)
-    before = _state_of(source)  # a file that is replaced while it is hashed has another one at the end
+    before = _state_of(
+        source
+    )  # a file that is replaced while it is hashed has another one at the end
     digest = content_hash(source)
-    need, fill = f"{path} needs about a byte a base", partial(_fill, str(path), source, before, digest)
+    need, fill = (
+        f"{path} needs about a byte a base",
+        partial(_fill, str(path), source, before, digest),
+    )
     ensure_folder(_folder(digest), FORMAT, fill, source.name, need, sample=sample)
     return PackedFile(_folder(digest))
 
@@ -124,7 +135,11 @@ def find_packed(path: str, sample: bool = True) -> Path | None:
         return None
     source = resolve(path)
     digest = known_hash(source) if source.stat().st_size else None
-    return _folder(digest) if digest is not None and is_sound(_folder(digest), FORMAT, sample) else None
+    return (
+        _folder(digest)
+        if digest is not None and is_sound(_folder(digest), FORMAT, sample)
+        else None
+    )
 
 
 def _folder(digest: str) -> Path:
@@ -144,7 +159,9 @@ def _state_of(source: Path) -> _FileState:
     return _FileState(about.st_ino, about.st_size, about.st_mtime_ns)
 
 
-def _fill(path: str, source: Path, before: _FileState, digest: str, part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
+def _fill(
+    path: str, source: Path, before: _FileState, digest: str, part: Path
+) -> tuple[dict[str, Json], dict[str, Checksum]]:
     """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files.
 
     Args:
@@ -156,7 +173,9 @@ def _fill(path: str, source: Path, before: _FileState, digest: str, part: Path) 
             for event in read_codes(path, raw):
                 packer.take(event)
                 here = raw.tell()
-                progress(max(0, here - position), bases=f"{bases.tell():,}")  # a small file may expand to many
+                progress(
+                    max(0, here - position), bases=f"{bases.tell():,}"
+                )  # a small file may expand to many
                 position = max(position, here)
         packer.finish()
         bases.flush()
@@ -169,7 +188,10 @@ def _fill(path: str, source: Path, before: _FileState, digest: str, part: Path) 
     few = len(table) <= MAX_LISTED
     files = {"runs.npy": content.getvalue(), **({} if few else table.files())}
     checksums = {name: _write(part / name, data) for name, data in files.items()}
-    index = {"source": {"name": source.name, "sha256": digest}, "records": list(table) if few else None}
+    index = {
+        "source": {"name": source.name, "sha256": digest},
+        "records": list(table) if few else None,
+    }
     return index, {"bases": packer.checksum, **checksums}
 
 

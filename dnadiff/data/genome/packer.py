@@ -32,8 +32,13 @@ class Packer:
         self._size = self._written = 0  # of the bases that are pending, and of those that are not
         self._starts: list[int] = []  # where records begin in the pending bases
         self._counts: list[NDArray[np.int64]] = []  # (6, records) of records that are complete
-        self._open: NDArray[np.int64] | None = None  # of the last record, as far as it is counted, (6, 1)
-        self._edges: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = ([], [])  # starts and ends of the runs of N
+        self._open: NDArray[np.int64] | None = (
+            None  # of the last record, as far as it is counted, (6, 1)
+        )
+        self._edges: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = (
+            [],
+            [],
+        )  # starts and ends of the runs of N
         self._in_run = False
 
     def take(self, event: Header | bytes) -> None:
@@ -65,7 +70,10 @@ class Packer:
     def records(self) -> RecordTable:
         """What is known of all records."""
         last = [] if self._open is None else [self._open]
-        numbers = [np.concatenate([*self._counts, *last], axis=1), np.array([self._header_ends], np.int64)]
+        numbers = [
+            np.concatenate([*self._counts, *last], axis=1),
+            np.array([self._header_ends], np.int64),
+        ]
         return RecordTable(np.concatenate(numbers), np.frombuffer(bytes(self._headers), np.uint8))
 
     def runs(self) -> NDArray[np.int64]:
@@ -84,7 +92,10 @@ class Packer:
         """Count the pending bases and write them."""
         codes, size = b"".join(self._pending), self._size
         begins = [start for start in self._starts if start < size]
-        left, self._starts = len(self._starts) > len(begins), []  # the last record may have no base yet
+        left, self._starts = (
+            len(self._starts) > len(begins),
+            [],
+        )  # the last record may have no base yet
         self._pending, self._size = [], 0
         if left:
             self._starts.append(0)
@@ -99,7 +110,8 @@ class Packer:
         unknown = low == UNKNOWN
         counts[0] = np.diff(borders, append=size)
         counts[1], counts[2], counts[3] = (
-            _sums(each, borders) for each in (unknown, (low - np.uint8(8)) < 2, values >= SOFT_MASKED)
+            _sums(each, borders)
+            for each in (unknown, (low - np.uint8(8)) < 2, values >= SOFT_MASKED)
         )  # C is 8 and G is 9
         if self._in_run or counts[1].any():
             self._find_runs(unknown, np.array(begins, dtype=np.int64))
@@ -112,7 +124,9 @@ class Packer:
         """Counts of consecutive records, of which the first may continue the last one so far."""
         if self._open is not None and continues:
             first, before = counts[:, :1], self._open
-            first[5] = before[5] if before[4, 0] else np.where(first[4] > 0, first[5] + before[0], 0)
+            first[5] = (
+                before[5] if before[4, 0] else np.where(first[4] > 0, first[5] + before[0], 0)
+            )
             first[:5] += before[:5]
         elif self._open is not None:
             self._counts.append(self._open)
@@ -125,13 +139,17 @@ class Packer:
         before = np.concatenate([[self._in_run], unknown[:-1]])
         border = np.zeros(len(unknown), bool)
         border[begins] = True
-        for edges, here in zip(self._edges, (unknown & (~before | border), before & (~unknown | border))):
+        for edges, here in zip(
+            self._edges, (unknown & (~before | border), before & (~unknown | border))
+        ):
             edges.append(np.flatnonzero(here) + self._written)
         self._in_run = bool(unknown[-1])
 
     def _end_of_record(self) -> None:
         if self._names and not self._length:
-            raise ValueError(f"{self._where(self._line)} record {self._name} has no sequence; remove it or complete the file")
+            raise ValueError(
+                f"{self._where(self._line)} record {self._name} has no sequence; remove it or complete the file"
+            )
 
     def _where(self, line: int) -> str:
         return f"{self.path}: line {line}:" if line else f"{self.path}:"
@@ -143,7 +161,9 @@ def _without_ambiguous(
     """Codes with N for ambiguity codes, and of each record their number and the position of the first one."""
     values, places = values.copy(), np.flatnonzero((values & TOKEN) == AMBIGUOUS)
     values[places] -= AMBIGUOUS - UNKNOWN
-    record, first, count = np.unique(np.searchsorted(borders, places, "right") - 1, return_index=True, return_counts=True)
+    record, first, count = np.unique(
+        np.searchsorted(borders, places, "right") - 1, return_index=True, return_counts=True
+    )
     number, position = np.zeros((2, len(borders)), np.int64)
     number[record], position[record] = count, places[first] - borders[record]
     return values, number, position

@@ -72,7 +72,9 @@ def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
 
 def _start() -> Worker:
     """A process that packs the files that are named on its standard input, one a line. It ends when this process does, after the file in progress."""
-    path = os.pathsep.join([str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     code = f"from {__name__} import serve; serve()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
@@ -100,7 +102,9 @@ def _ask(worker: Worker, path: str) -> Path:
         )
     found = json.loads(reply)
     if "error" in found:
-        raise next((kind for kind in _ERRORS if kind.__name__ == found["error"]), ValueError)(found["message"])
+        raise next((kind for kind in _ERRORS if kind.__name__ == found["error"]), ValueError)(
+            found["message"]
+        )
     return Path(found["folder"])
 
 

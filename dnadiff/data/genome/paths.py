@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from pyfaidx import Fasta
 
 SequencePath: TypeAlias = "str | Path | Fasta | Mapping[str, SequencePath] | Iterable[SequencePath]"
-SUFFIXES = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa", ".2bit", ".gb", ".gbk", ".gbff", ".genbank")
+SUFFIXES = (
+    ".fa",
+    ".fasta",
+    ".fna",
+    ".fas",
+    ".ffn",
+    ".fsa",
+    ".2bit",
+    ".gb",
+    ".gbk",
+    ".gbff",
+    ".genbank",
+)
 _PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}"
 
 
@@ -26,9 +38,15 @@ class Source(NamedTuple):
 
     path: str  # as the user wrote it
     label: str | None = None  # the species or class of all its records
-    names: tuple[str, ...] | None = None  # names to use instead of those in the file, in the order of the file
-    weight: float = 1.0  # how often its bases are drawn in training, relative to those of other files
-    is_one_of_many: bool = False  # of a pattern or a manifest, whose files may have records of the same name
+    names: tuple[str, ...] | None = (
+        None  # names to use instead of those in the file, in the order of the file
+    )
+    weight: float = (
+        1.0  # how often its bases are drawn in training, relative to those of other files
+    )
+    is_one_of_many: bool = (
+        False  # of a pattern or a manifest, whose files may have records of the same name
+    )
 
 
 def expand(path: SequencePath | None) -> list[Source]:
@@ -38,7 +56,11 @@ def expand(path: SequencePath | None) -> list[Source]:
         FileNotFoundError, ValueError: if a file does not exist, a folder contains no sequence files, or a manifest is malformed.
     """
     if isinstance(path, Mapping):
-        return [source._replace(label=str(label)) for label, one in path.items() for source in expand(one)]
+        return [
+            source._replace(label=str(label))
+            for label, one in path.items()
+            for source in expand(one)
+        ]
     if _is_pyfaidx(path):
         return [Source(str(path.filename), names=tuple(path.keys()))]
     if not isinstance(path, (str, Path)):
@@ -47,7 +69,10 @@ def expand(path: SequencePath | None) -> list[Source]:
     if not text.strip():
         raise ValueError(f"data.path is {path!r}; {_PATHS}")
     if is_manifest(text):
-        return [Source(row.path, row.label, weight=row.weight, is_one_of_many=True) for row in read_manifest(text)]
+        return [
+            Source(row.path, row.label, weight=row.weight, is_one_of_many=True)
+            for row in read_manifest(text)
+        ]
     if (files := matches(text)) is not None:
         return [Source(file, is_one_of_many=True) for file in files]
     if is_remote(text) or text.startswith(CACHED):
@@ -58,7 +83,9 @@ def expand(path: SequencePath | None) -> list[Source]:
         return [Source(text)]
     found = sorted(p for p in folder.iterdir() if p.is_file() and _is_sequence_file(p))
     if not found:
-        raise ValueError(f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); name a file in it")
+        raise ValueError(
+            f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); name a file in it"
+        )
     return [Source(str(p)) for p in found]
 
 
@@ -72,7 +99,11 @@ def paths_of(path: SequencePath | None) -> list[str]:
         return [f"{label}={one}" for label, many in path.items() for one in paths_of(many)]
     if _is_pyfaidx(path):
         return [str(path.filename)]
-    return [str(path).removeprefix(CACHED)] if isinstance(path, (str, Path)) else [one for each in _several(path) for one in paths_of(each)]
+    return (
+        [str(path).removeprefix(CACHED)]
+        if isinstance(path, (str, Path))
+        else [one for each in _several(path) for one in paths_of(each)]
+    )
 
 
 def _several(path: SequencePath | None) -> Iterable[SequencePath]:
@@ -82,7 +113,9 @@ def _several(path: SequencePath | None) -> Iterable[SequencePath]:
 
 
 def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
-    module = sys.modules.get("pyfaidx")  # optional; an open file cannot exist unless the module is imported
+    module = sys.modules.get(
+        "pyfaidx"
+    )  # optional; an open file cannot exist unless the module is imported
     return module is not None and isinstance(path, module.Fasta)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 log = logging.getLogger("dnadiff")
 
 
-def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False) -> None:
+def check_names(
+    wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False
+) -> None:
     """Refuse names that no record has; the message lists both sets and points out `chr1` next to `1`.
 
     With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor may `chr1` next to `1`.
@@ -17,7 +19,10 @@ def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
     """
     wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
-    found, unknown = [name for name in wanted if name in among], [name for name in wanted if name not in among]
+    found, unknown = (
+        [name for name in wanted if name in among],
+        [name for name in wanted if name not in among],
+    )
     if not unknown:
         return
     known = list(known)
@@ -35,4 +40,6 @@ def check_names(wanted: Iterable[str], known: Collection[str], where: str, skip_
 
 def listing(names: list[str], maximum: int = 8) -> str:
     """The first of some names, and how many more there are."""
-    return ", ".join(names[:maximum]) + (f" and {len(names) - maximum} more" if len(names) > maximum else "")
+    return ", ".join(names[:maximum]) + (
+        f" and {len(names) - maximum} more" if len(names) > maximum else ""
+    )

@@ -89,7 +89,11 @@ class StoredRecords(Sequence[TokenArray]):
     def __getitem__(self, number: slice) -> Sequence[TokenArray]: ...
     @override
     def __getitem__(self, number: int | slice) -> TokenArray | Sequence[TokenArray]:
-        return [self.record(n) for n in range(*number.indices(len(self)))] if isinstance(number, slice) else self.record(number)
+        return (
+            [self.record(n) for n in range(*number.indices(len(self)))]
+            if isinstance(number, slice)
+            else self.record(number)
+        )
 
     @abstractmethod
     def layout(self) -> RecordLayout:
@@ -114,7 +118,13 @@ class GenomeRecords(StoredRecords):
         length: NDArray[np.int64],
         soft: NDArray[np.bool_],
     ) -> None:
-        self._bases, self._number, self._offset, self._length, self._soft = bases, number, offset, length, soft
+        self._bases, self._number, self._offset, self._length, self._soft = (
+            bases,
+            number,
+            offset,
+            length,
+            soft,
+        )
 
     def packed(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a record, a view."""
@@ -162,4 +172,8 @@ def by_file(number: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
 
 def lengths_of(records: Records) -> list[int]:
     """The number of tokens of each record."""
-    return records.lengths if isinstance(records, StoredRecords) else [len(record) for record in records]
+    return (
+        records.lengths
+        if isinstance(records, StoredRecords)
+        else [len(record) for record in records]
+    )

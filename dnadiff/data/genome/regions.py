@@ -37,7 +37,9 @@ class Region(NamedTuple):
     strand: str = "."  # "+", "-" or "." (not given)
 
 
-def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False) -> list[Region]:
+def read_bed(
+    path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False
+) -> list[Region]:
     """Read a BED file with three or more columns, plain or gzip, in the order of the file.
 
     Args:
@@ -52,7 +54,9 @@ def read_bed(path: str | Path, lengths: Mapping[str, int] | None = None, skip_un
     return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
 
 
-def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None) -> list[Region]:
+def read_gtf(
+    path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None
+) -> list[Region]:
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8). The strand "?" becomes ".".
 
     Records are read as linear. Features that cross the end of a record that a row before them declares circular (`Is_circular=true`) are
@@ -80,7 +84,10 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
         name = (match.group(1) or match.group(2) or "") if match else ""
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
         found = Region(columns[0], *zero_based(first, last), name, strand)
-        if found.chrom in circular and 0 <= found.start < known.get(found.chrom, found.end) < found.end:
+        if (
+            found.chrom in circular
+            and 0 <= found.start < known.get(found.chrom, found.end) < found.end
+        ):
             skipped.append(found)
             return None
         return found
@@ -90,7 +97,9 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
     except _NoRegionError as error:
         if not others or skipped:
             raise
-        raise ValueError(f"{path} has no row with the feature {feature!r} in its third column; it has {listing(list(others))}") from error
+        raise ValueError(
+            f"{path} has no row with the feature {feature!r} in its third column; it has {listing(list(others))}"
+        ) from error
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(
@@ -100,7 +109,9 @@ def read_gtf(path: str | Path, feature: str | None = None, lengths: Mapping[str,
     return regions
 
 
-def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None) -> list[Region]:
+def read_regions(
+    what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None
+) -> list[Region]:
     """Regions from a BED, GTF or GFF file, a string such as `chr1:1001-2000`, the name of a record, or a list of these.
 
     Strings are 1-based and inclusive, as in genome browsers and samtools; `chr1:1001-2000:-` is the reverse strand.
@@ -115,7 +126,9 @@ def read_regions(what: str | Path | Sequence[str], lengths: Mapping[str, int], f
     members = list(_members(what))
     if feature is not None and members and not any(map(_is_gff, members)):
         kind = "BED" if _is_bed(members[0]) else "not a file"
-        raise ValueError(f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; leave feature out")
+        raise ValueError(
+            f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; leave feature out"
+        )
     return [region for member in members for region in _regions_of(member, lengths, feature)]
 
 
@@ -129,7 +142,9 @@ def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
     elif isinstance(what, str | Path):
         yield str(what)
     else:
-        raise ValueError(f"{what!r} is no region; give a file, chrom:first-last or a record's name, or a list of these")
+        raise ValueError(
+            f"{what!r} is no region; give a file, chrom:first-last or a record's name, or a list of these"
+        )
 
 
 def _is_gff(text: str) -> bool:
@@ -156,9 +171,15 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
         return Region(text, 0, lengths[text])
     match = _PLACE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000")
+        raise ValueError(
+            f"{text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000"
+        )
     chrom, *numbers, strand, bracketed = match.groups()
-    region = Region(chrom, *zero_based(*(int(n.replace(",", "")) for n in numbers)), strand=strand or bracketed or ".")
+    region = Region(
+        chrom,
+        *zero_based(*(int(n.replace(",", "")) for n in numbers)),
+        strand=strand or bracketed or ".",
+    )
     check_names([chrom], lengths, repr(text))
     try:
         _check(region, lengths, first=1)
@@ -172,7 +193,9 @@ def names_of(regions: Iterable[Region]) -> list[str]:
     seen: Counter[str] = Counter()
     names = []
     for region in regions:
-        name = f"{region.chrom}:{region.start + 1}-{region.end}" + (f"({region.strand})" if region.strand != "." else "")
+        name = f"{region.chrom}:{region.start + 1}-{region.end}" + (
+            f"({region.strand})" if region.strand != "." else ""
+        )
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     return names
@@ -184,16 +207,26 @@ def zero_based(first: int, last: int) -> tuple[int, int]:
 
 
 def _integers(columns: list[str]) -> list[int]:
-    if not all(_INTEGER.fullmatch(c.strip()) for c in columns):  # int() also reads +1, 1_000 and digits of other scripts
+    if not all(
+        _INTEGER.fullmatch(c.strip()) for c in columns
+    ):  # int() also reads +1, 1_000 and digits of other scripts
         raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers")
     return [int(c) for c in columns]
 
 
 def _bed_region(columns: list[str]) -> Region:
     if len(columns) < 3:
-        raise ValueError(f"has {len(columns)} columns; BED needs chrom, start and end, separated by tabs")
+        raise ValueError(
+            f"has {len(columns)} columns; BED needs chrom, start and end, separated by tabs"
+        )
     start, end = _integers(columns[1:3])
-    return Region(columns[0], start, end, columns[3] if len(columns) > 3 else "", columns[5] if len(columns) > 5 else ".")
+    return Region(
+        columns[0],
+        start,
+        end,
+        columns[3] if len(columns) > 3 else "",
+        columns[5] if len(columns) > 5 else ".",
+    )
 
 
 class _TooManyBlankError(ValueError):
@@ -214,15 +247,22 @@ def _rows(handle: Iterable[str]) -> Rows:
         if not line.strip():
             num_blank += 1
             if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
-                raise _TooManyBlankError(f"has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them")
+                raise _TooManyBlankError(
+                    f"has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them"
+                )
         elif not line.startswith("#"):
             yield number, line.split("\t") if "\t" in line else line.split()
 
 
 def _bed_rows(handle: Iterable[str]) -> Rows:
     for number, columns in _rows(handle):
-        is_header = columns[0].split()[:1] in (["track"], ["browser"])  # for genome browsers, unless a contig has this name
-        if not is_header or (len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])):
+        is_header = columns[0].split()[:1] in (
+            ["track"],
+            ["browser"],
+        )  # for genome browsers, unless a contig has this name
+        if not is_header or (
+            len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])
+        ):
             yield number, columns
 
 
@@ -249,12 +289,16 @@ def _read(
                     region = parse(columns)
                     num_columns = num_columns or len(columns)
                     if len(columns) < num_columns:
-                        raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
+                        raise ValueError(
+                            f"has {len(columns)} columns, the first row has {num_columns}"
+                        )
                     if region is None:
                         continue
                     _check(region, lengths, first)
                 except ValueError as error:
-                    raise ValueError(f"{path}: line {number} {error}; correct the line or remove it") from None
+                    raise ValueError(
+                        f"{path}: line {number} {error}; correct the line or remove it"
+                    ) from None
                 line_of_chrom.setdefault(region.chrom, number)
                 regions.append(region)
     except _TooManyBlankError as error:
@@ -265,7 +309,11 @@ def _read(
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
         check_names(line_of_chrom, lengths, where, skip_unknown)
-    return [r for r in regions if r.chrom in lengths] if skip_unknown and lengths is not None else regions
+    return (
+        [r for r in regions if r.chrom in lengths]
+        if skip_unknown and lengths is not None
+        else regions
+    )
 
 
 def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:
@@ -278,4 +326,6 @@ def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) ->
     if region.strand not in ("+", "-", "."):
         raise ValueError(f"has the strand {region.strand!r}; '+', '-' and '.' are allowed")
     if region.end > (length := (lengths or {}).get(region.chrom, region.end)):
-        raise ValueError(f"has the region {place}, which ends beyond {region.chrom} ({length} bases); records are read as linear")
+        raise ValueError(
+            f"has the region {place}, which ends beyond {region.chrom} ({length} bases); records are read as linear"
+        )

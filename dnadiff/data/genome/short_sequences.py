@@ -37,21 +37,37 @@ class PaddedCutter:
     """Complete records as rows of one length, padded on the right."""
 
     def __init__(self, records: Records, length: int, vocab: Vocab) -> None:
-        self.records, self.length, self.pad_id, self.tokens = records, length, vocab.pad_id, TokenTable(vocab)
+        self.records, self.length, self.pad_id, self.tokens = (
+            records,
+            length,
+            vocab.pad_id,
+            TokenTable(vocab),
+        )
 
-    def rows(self, record: Sequence[int], reverse: Sequence[bool], length: int) -> NDArray[np.uint8]:
+    def rows(
+        self, record: Sequence[int], reverse: Sequence[bool], length: int
+    ) -> NDArray[np.uint8]:
         """Ids `(B, length)`, reverse-complemented where `reverse` is True."""
         ids = np.full((len(record), length), self.pad_id, dtype=np.uint8)
         for row, number, is_reverse in zip(ids, record, reverse):
             sequence = np.asarray(self.records[number][:], dtype=np.uint8)
-            row[: len(sequence)] = self.tokens.reverse_complement(sequence[None])[0] if is_reverse else sequence
+            row[: len(sequence)] = (
+                self.tokens.reverse_complement(sequence[None])[0] if is_reverse else sequence
+            )
         return ids
 
     def __call__(
-        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None = None
+        self,
+        record: NDArray[np.int64],
+        start: NDArray[np.int64],
+        reverse: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray, NDArray]:
         """Ids and weights `(B, L)`, as of `Cutter`; a record is complete, so that every start is 0."""
-        ids = self.rows(record.tolist(), [False] * len(record) if reverse is None else reverse.tolist(), self.length)
+        ids = self.rows(
+            record.tolist(),
+            [False] * len(record) if reverse is None else reverse.tolist(),
+            self.length,
+        )
         return ids, self.tokens.is_emitted(ids)
 
 
@@ -78,7 +94,12 @@ class ShortSequences:
         augment_rc: bool,
         labels: Labels | None,
     ) -> None:
-        self.chosen, self.together, self.seed, self.vocab = np.asarray(chosen, dtype=np.int64), together, seed, vocab
+        self.chosen, self.together, self.seed, self.vocab = (
+            np.asarray(chosen, dtype=np.int64),
+            together,
+            seed,
+            vocab,
+        )
         self.augment_rc, self.labels = augment_rc, labels
         self._cut = PaddedCutter(records, max_length, vocab)
         lengths = np.array(lengths_of(records))[self.chosen]
@@ -95,10 +116,21 @@ class ShortSequences:
             batches, repeated = [], []
             for bucket in np.split(shuffled, np.flatnonzero(np.diff(self.padded[shuffled])) + 1):
                 fill = -len(bucket) % self.together
-                batches.append(np.concatenate([bucket, np.resize(bucket, fill)]).reshape(-1, self.together))
-                repeated.append(np.concatenate([np.zeros(len(bucket), bool), np.ones(fill, bool)]).reshape(-1, self.together))
-            turn = np.argsort(bits(hash64(self.seed, "batches", epoch), np.arange(sum(map(len, batches)))))
-            self._order = np.concatenate(batches)[turn].reshape(-1), np.concatenate(repeated)[turn].reshape(-1)
+                batches.append(
+                    np.concatenate([bucket, np.resize(bucket, fill)]).reshape(-1, self.together)
+                )
+                repeated.append(
+                    np.concatenate([np.zeros(len(bucket), bool), np.ones(fill, bool)]).reshape(
+                        -1, self.together
+                    )
+                )
+            turn = np.argsort(
+                bits(hash64(self.seed, "batches", epoch), np.arange(sum(map(len, batches))))
+            )
+            self._order = (
+                np.concatenate(batches)[turn].reshape(-1),
+                np.concatenate(repeated)[turn].reshape(-1),
+            )
             self._epoch = epoch
         return self._order
 
@@ -109,12 +141,20 @@ class ShortSequences:
         order, repeated = self.order(epoch)
         index = np.arange(first, first + count * step, step)
         rows = order[index]
-        reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1 if self.augment_rc else np.zeros(count, bool)
-        ids = self._cut.rows(self.chosen[rows].tolist(), reverse.tolist(), int(self.padded[rows].max()))
+        reverse = (
+            bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1
+            if self.augment_rc
+            else np.zeros(count, bool)
+        )
+        ids = self._cut.rows(
+            self.chosen[rows].tolist(), reverse.tolist(), int(self.padded[rows].max())
+        )
         weight = self._cut.tokens.is_emitted(ids) * ~repeated[index][:, None]
         arrays = {"ids": ids, "weight": weight, "valid": ids != self.vocab.pad_id, "index": index}
         if self.labels is not None:
-            arrays["cond"] = self.labels.with_dropout(hash64(self.seed, "label", epoch), self.chosen[rows], index)
+            arrays["cond"] = self.labels.with_dropout(
+                hash64(self.seed, "label", epoch), self.chosen[rows], index
+            )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -123,7 +163,14 @@ class ShortSequenceTiles(TiledWindows):
 
     _pad_id = DNATokenizer().vocab.pad_id
 
-    def __init__(self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, labels: Labels | None = None) -> None:
+    def __init__(
+        self,
+        records: Records,
+        intervals: Sequence[Interval],
+        length: int,
+        vocab: Vocab,
+        labels: Labels | None = None,
+    ) -> None:
         super().__init__(records, padded(intervals, length), length, vocab, labels=labels)
         self._cut = PaddedCutter(records, length, vocab)
 
@@ -173,7 +220,9 @@ class ShortSequenceDataModule(DNADataModule):
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         genome = self.open()
         if genome.weights is not None:
-            raise ValueError("the manifest has weights, and data=sequences uses each sequence once per epoch; leave the weights out")
+            raise ValueError(
+                "the manifest has weights, and data=sequences uses each sequence once per epoch; leave the weights out"
+            )
         lengths = genome.records.lengths
         if max(lengths) > self.length:
             longest = genome.rows[lengths.index(max(lengths))]
@@ -181,7 +230,9 @@ class ShortSequenceDataModule(DNADataModule):
                 f"record {longest['name']} has {longest['length']} bases, more than length {self.length}; set data.length={longest['length']}, "
                 f"or use data=fasta, which cuts windows"
             )
-        self._labels = Labels.from_names([self._labels_of(row) for row in genome.rows], self.label_dropout)
+        self._labels = Labels.from_names(
+            [self._labels_of(row) for row in genome.rows], self.label_dropout
+        )
         self._digest = genome.digest
         return genome.names, genome.records, genome.tokenizer
 
@@ -189,7 +240,15 @@ class ShortSequenceDataModule(DNADataModule):
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:
         if self._given_split is not None:
             parts = self._given_split(names, lengths)
-            if cut := next((i for many in parts.values() for i in many if i.end - i.start != lengths[i.record]), None):
+            if cut := next(
+                (
+                    i
+                    for many in parts.values()
+                    for i in many
+                    if i.end - i.start != lengths[i.record]
+                ),
+                None,
+            ):
                 raise ValueError(
                     f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out complete records"
                 )
@@ -205,19 +264,37 @@ class ShortSequenceDataModule(DNADataModule):
         chosen = Intervals.of(self._part("train")).record.tolist()
         together = self.batch_size * self.process.world_size
         return ShortSequences(
-            self.records, chosen, together, self.vocab, self.seed, self.bucket, self.length, bool(self.augment_rc), self._labels
+            self.records,
+            chosen,
+            together,
+            self.vocab,
+            self.seed,
+            self.bucket,
+            self.length,
+            bool(self.augment_rc),
+            self._labels,
         )
 
     @override
     def train_windows(self) -> RandomWindows:
         """Random training sequences, padded to the length of the module; an epoch of training is `train_batches`."""
-        where = self.records, padded(self._part("train"), self.length), self.length, None, self.vocab, self.seed, bool(self.augment_rc)
+        where = (
+            self.records,
+            padded(self._part("train"), self.length),
+            self.length,
+            None,
+            self.vocab,
+            self.seed,
+            bool(self.augment_rc),
+        )
         return UniformWindows(*where, cut=PaddedCutter(self.records, self.length, self.vocab))
 
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All sequences of a part, padded to the length of the module; `length` is ignored."""
-        return ShortSequenceTiles(self.records, self._part(split), self.length, self.vocab, labels=self._labels)
+        return ShortSequenceTiles(
+            self.records, self._part(split), self.length, self.vocab, labels=self._labels
+        )
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -225,8 +302,14 @@ class ShortSequenceDataModule(DNADataModule):
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
         # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions. No sequence is too short for a window.
-        of_split = split_hash({part: padded(intervals, self.length) for part, intervals in self.intervals.items()}, self.names)
-        return about | {"split_hash": of_split, "too_short_tokens": dict.fromkeys(self.intervals, 0)}
+        of_split = split_hash(
+            {part: padded(intervals, self.length) for part, intervals in self.intervals.items()},
+            self.names,
+        )
+        return about | {
+            "split_hash": of_split,
+            "too_short_tokens": dict.fromkeys(self.intervals, 0),
+        }
 
     def _labels_of(self, row: RecordInfo) -> list[str]:
         found = [] if row["label"] is None else [row["label"]]

@@ -36,7 +36,10 @@ def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
         first = handle.read(4)
         if first in SIGNATURES:
             handle.seek(0)
-            yield from (Header(*event, 0) if isinstance(event, tuple) else event for event in read_twobit(path, handle))
+            yield from (
+                Header(*event, 0) if isinstance(event, tuple) else event
+                for event in read_twobit(path, handle)
+            )
             return
         first += handle.read(_CHUNK)
         if first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t"):

@@ -30,9 +30,13 @@ def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]
     try:
         yield from _Reader(raw).events()
     except (struct.error, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is a damaged or cut short 2bit file ({error}); fetch it again") from None
+        raise ValueError(
+            f"{path} is a damaged or cut short 2bit file ({error}); fetch it again"
+        ) from None
     except _OtherVersionError as error:
-        raise ValueError(f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to FASTA") from None
+        raise ValueError(
+            f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to FASTA"
+        ) from None
 
 
 class _OtherVersionError(Exception):
@@ -50,7 +54,9 @@ class _Reader:
 
     def exactly(self, size: int) -> bytes:
         blocks = []
-        while size and (block := self.raw.read(min(size, _CHUNK))):  # memory for what is there, not for what a number says
+        while size and (
+            block := self.raw.read(min(size, _CHUNK))
+        ):  # memory for what is there, not for what a number says
             blocks.append(block)
             size -= len(block)
         if size:
@@ -68,8 +74,14 @@ class _Reader:
         (count,) = self.integers(1)
         starts = self.array(count)
         ends = starts + self.array(count)
-        if (starts >= ends).any() or (starts[1:] < ends[:-1]).any() or (len(ends) and ends[-1] > length):
-            raise EOFError(f"blocks of N or lower case overlap or exceed the {length:,} bases of a record")
+        if (
+            (starts >= ends).any()
+            or (starts[1:] < ends[:-1]).any()
+            or (len(ends) and ends[-1] > length)
+        ):
+            raise EOFError(
+                f"blocks of N or lower case overlap or exceed the {length:,} bases of a record"
+            )
         return starts, ends
 
     def events(self) -> Iterator[tuple[str, str] | bytes]:
@@ -87,7 +99,9 @@ class _Reader:
             self.integers(1)
             for start in range(0, length, 4 * _CHUNK):
                 size = min(4 * _CHUNK, length - start)
-                codes = _FOUR[np.frombuffer(self.exactly(-(-size // 4)), np.uint8)].reshape(-1)[:size]
+                codes = _FOUR[np.frombuffer(self.exactly(-(-size // 4)), np.uint8)].reshape(-1)[
+                    :size
+                ]
                 for low, high in _inside(unknown, start, start + size):
                     codes[low:high] = _N
                 for low, high in _inside(masked, start, start + size):
@@ -102,7 +116,9 @@ class _Reader:
             raise EOFError("bytes follow the last record")
 
 
-def _inside(blocks: tuple[NDArray[np.int64], NDArray[np.int64]], start: int, end: int) -> Iterator[tuple[int, int]]:
+def _inside(
+    blocks: tuple[NDArray[np.int64], NDArray[np.int64]], start: int, end: int
+) -> Iterator[tuple[int, int]]:
     """The parts of sorted blocks that are inside [start, end), relative to `start`."""
     starts, ends = blocks
     first, last = np.searchsorted(ends, start, "right"), np.searchsorted(starts, end, "left")

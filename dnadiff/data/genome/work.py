@@ -30,6 +30,11 @@ class PackWork(Work):
         for source in self.sources[start + skip :]:
             file = pack(source.path)
             bases = int(file.offsets[-1])
-            about = {"file": source.path, "sha256": file.digest, "records": len(file.records), "bases": bases}
+            about = {
+                "file": source.path,
+                "sha256": file.digest,
+                "records": len(file.records),
+                "bases": bases,
+            }
             self.report(1, bases)
             yield Result(1, json.dumps(about).encode())

@@ -12,7 +12,10 @@ from dnadiff.config import CACHED, Json, is_remote
 
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
-_USER, _QUERY = re.compile(r"(https?:/+)[^/?#@\s]*@", re.IGNORECASE), re.compile(r"(https?:/[^?]*)\?.*", re.DOTALL | re.IGNORECASE)
+_USER, _QUERY = (
+    re.compile(r"(https?:/+)[^/?#@\s]*@", re.IGNORECASE),
+    re.compile(r"(https?:/[^?]*)\?.*", re.DOTALL | re.IGNORECASE),
+)
 
 
 class Address(NamedTuple):
@@ -29,7 +32,11 @@ class Address(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the file: the last part of the path, without a query."""
-        path = urlsplit(self.text).path if self.is_http else self.text.partition("://")[2].partition("/")[2]
+        path = (
+            urlsplit(self.text).path
+            if self.is_http
+            else self.text.partition("://")[2].partition("/")[2]
+        )
         return PurePosixPath(unquote(path) if self.is_http else path).name
 
     @property
@@ -65,13 +72,17 @@ def parse(path: object) -> Address:
     if address.is_http and " " in text:
         raise ValueError(f"{shown(text)!r} contains a space; write %20 for a space in an address")
     if not text.isprintable():
-        raise ValueError(f"{shown(text)!r} contains a control character, or a space of another kind; remove it")
+        raise ValueError(
+            f"{shown(text)!r} contains a control character, or a space of another kind; remove it"
+        )
     if address.is_http and "@" in urlsplit(address.text).netloc:
         raise ValueError(
             f"{shown(text)} contains a user name, which is not sent to the server; give an address without it, or a local file"
         )
     if not address.name or address.name in (".", ".."):
-        raise ValueError(f"{shown(text)} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE")
+        raise ValueError(
+            f"{shown(text)} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE"
+        )
     return address
 
 

@@ -39,7 +39,9 @@ def local_copy(path: str | Path) -> Path:
         OSError, ValueError: if it cannot be fetched, in one line that names the address.
     """
     text = str(path)
-    return stored(parse(text.removeprefix(CACHED))) if text.startswith(CACHED) else fetch(parse(text))
+    return (
+        stored(parse(text.removeprefix(CACHED))) if text.startswith(CACHED) else fetch(parse(text))
+    )
 
 
 def fetch(address: Address) -> Path:
@@ -47,7 +49,10 @@ def fetch(address: Address) -> Path:
     target = target_of(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
-    with locked(target.with_name(f".{target.name}.lock"), f"{address.shown}: another process is fetching it; waiting") as alone:
+    with locked(
+        target.with_name(f".{target.name}.lock"),
+        f"{address.shown}: another process is fetching it; waiting",
+    ) as alone:
         note = _note_of(target, address)
         if note is None or _has_changed(address, note):
             _fetch(address, target, bool(alone))
@@ -114,7 +119,11 @@ def _note_of(target: Path, address: Address) -> dict[str, Json] | None:
     """What is known of a complete copy; None if there is none, or it was changed."""
     with suppress(OSError, ValueError):
         note = read_json(_note(target), _FIELDS)
-        if _names(note, address) and target.stat().st_size == note["size"] and content_hash(target) == note["sha256"]:
+        if (
+            _names(note, address)
+            and target.stat().st_size == note["size"]
+            and content_hash(target) == note["sha256"]
+        ):
             return note
     return None
 
@@ -156,7 +165,13 @@ def _fetch(address: Address, target: Path, alone: bool) -> None:
         if not alone:
             part.unlink(missing_ok=True)
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    known = {"address": address.shown, "address_sha256": _digest(address.text), "size": size, "version": version, "sha256": digest}
+    known = {
+        "address": address.shown,
+        "address_sha256": _digest(address.text),
+        "size": size,
+        "version": version,
+        "sha256": digest,
+    }
     write_json(_note(target), {**known, "fetched": when})
     log.info(f"{address.shown}: fetched {size:,} bytes, sha256 {digest}")
 

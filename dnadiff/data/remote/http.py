@@ -62,7 +62,9 @@ class HttpStore(Store):
         header = "If-None-Match" if version.startswith(('"', WEAK)) else "If-Modified-Since"
         try:
             with closing(_ask(address, {header: version})) as reply:
-                return _version(reply) != version  # a server that ignores the condition sends the file
+                return (
+                    _version(reply) != version
+                )  # a server that ignores the condition sends the file
         except urllib.error.HTTPError as error:
             return False if error.code == _UNCHANGED else _explain(address, error)
 
@@ -72,7 +74,9 @@ class HttpStore(Store):
 
     @override
     def matches(self, address: Address) -> list[str]:
-        raise ValueError(f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column path")
+        raise ValueError(
+            f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column path"
+        )
 
     @override
     def upload(self, file: Path, address: Address) -> None:
@@ -86,34 +90,53 @@ def _read_only(address: Address) -> ValueError:
 def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:
     """The reply to a GET; HEAD is not asked, because signed addresses are for one method."""
     try:
-        return urllib.request.urlopen(urllib.request.Request(address.text, headers=headers), timeout=TIMEOUT)
+        return urllib.request.urlopen(
+            urllib.request.Request(address.text, headers=headers), timeout=TIMEOUT
+        )
     except urllib.error.HTTPError:
         raise
     except (ValueError, http.client.InvalidURL) as error:
-        raise ValueError(f"{address.shown} is not an address that HTTP can read ({error}); check it") from error
+        raise ValueError(
+            f"{address.shown} is not an address that HTTP can read ({error}); check it"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, socket.gaierror) and reason.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            raise LostError(f"{address.shown} could not be fetched (there is no server of that name, or no network: {reason})") from error
-        raise LostError(f"{address.shown} could not be fetched ({reason or type(reason).__name__})") from error
+        if isinstance(reason, socket.gaierror) and reason.errno in (
+            socket.EAI_NONAME,
+            socket.EAI_NODATA,
+        ):
+            raise LostError(
+                f"{address.shown} could not be fetched (there is no server of that name, or no network: {reason})"
+            ) from error
+        raise LostError(
+            f"{address.shown} could not be fetched ({reason or type(reason).__name__})"
+        ) from error
 
 
 def _explain(address: Address, error: urllib.error.HTTPError) -> NoReturn:
     error.close()
     status = f"HTTP {error.code} {error.reason}"
     if error.code in _GONE:
-        raise FileNotFoundError(f"{address.shown} does not exist ({status}); check the address") from error
+        raise FileNotFoundError(
+            f"{address.shown} does not exist ({status}); check the address"
+        ) from error
     if error.code in _REFUSED:
         raise PermissionError(
             f"{address.shown} could not be fetched: the server refuses it ({status}); check the address and your access to it"
         )
-    raise (LostError if error.code in _PASSING else OSError)(f"{address.shown} could not be fetched ({status})") from error
+    raise (LostError if error.code in _PASSING else OSError)(
+        f"{address.shown} could not be fetched ({status})"
+    ) from error
 
 
 def _version(reply: http.client.HTTPResponse) -> str | None:
     """The strong entity tag, or else the time of the last change, or else the weak tag, by which a transfer is not resumed (`is_strong`)."""
     tag = reply.headers.get("ETag", "")
-    return tag if tag.startswith('"') else reply.headers.get("Last-Modified") or (tag if tag.startswith(WEAK) else None)
+    return (
+        tag
+        if tag.startswith('"')
+        else reply.headers.get("Last-Modified") or (tag if tag.startswith(WEAK) else None)
+    )
 
 
 def _length(text: str | None) -> int | None:
@@ -125,4 +148,6 @@ def _blocks(address: Address, reply: http.client.HTTPResponse) -> Iterator[bytes
         while block := reply.read(BLOCK):
             yield block
     except (OSError, http.client.HTTPException) as error:
-        raise LostError(f"{address.shown}: the connection was lost ({error or type(error).__name__})") from error
+        raise LostError(
+            f"{address.shown}: the connection was lost ({error or type(error).__name__})"
+        ) from error

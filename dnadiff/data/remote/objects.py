@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 23
 _EXTRA = {"s3": "remote", "gs": "remote", "hf": "hub"}
-_MARKS = ("ETag", "etag", "blob_id", "generation", "LastModified", "mtime", "created")  # of s3fs, gcsfs, huggingface_hub and others
+_MARKS = (
+    "ETag",
+    "etag",
+    "blob_id",
+    "generation",
+    "LastModified",
+    "mtime",
+    "created",
+)  # of s3fs, gcsfs, huggingface_hub and others
 
 
 class ObjectStore(Store):
@@ -48,13 +56,17 @@ class ObjectStore(Store):
         start = start if start <= total and version in (None, now) else 0
         yield Reply(start, total, now, self._blocks(address, start, total, now))
 
-    def _blocks(self, address: Address, start: int, total: int, version: str | None) -> Iterator[bytes]:
+    def _blocks(
+        self, address: Address, start: int, total: int, version: str | None
+    ) -> Iterator[bytes]:
         for first in range(start, total, BLOCK):
             try:
                 yield self._files.cat_file(address.text, start=first, end=min(first + BLOCK, total))
             except Exception as error:
                 raise _explained(address, error) from error
-        if version is not None and self.has_changed(address, version):  # the ranges may be of two versions
+        if version is not None and self.has_changed(
+            address, version
+        ):  # the ranges may be of two versions
             raise LostError(f"{address.text} changed while it was read")
 
     @override
@@ -64,7 +76,9 @@ class ObjectStore(Store):
     @override
     def exists(self, address: Address) -> bool:
         try:
-            return bool(self._found(address))  # also if it is a folder, such as that of an exported model
+            return bool(
+                self._found(address)
+            )  # also if it is a folder, such as that of an exported model
         except FileNotFoundError:
             return False
 
@@ -84,7 +98,9 @@ class ObjectStore(Store):
         except Exception as error:
             raise _explained(address, error) from error
         if (size := int(self._about(address)["size"])) != file.stat().st_size:
-            raise LostError(f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}")
+            raise LostError(
+                f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}"
+            )
 
     def _found(self, address: Address) -> dict[str, Json]:
         try:
@@ -108,11 +124,15 @@ def _explained(address: Address, error: Exception) -> Exception:
     """The error with a message for users. The packages raise many kinds; what is not known to be final may pass."""
     if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
         return error
-    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]  # some packages name a signed address
+    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[
+        :200
+    ]  # some packages name a signed address
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{address.text} does not exist; check the address")
     if isinstance(error, PermissionError) or "credential" in reason.lower():
-        return PermissionError(f"{address.text} could not be read or written: access is refused ({reason}); check your credentials for it")
+        return PermissionError(
+            f"{address.text} could not be read or written: access is refused ({reason}); check your credentials for it"
+        )
     if isinstance(error, (TypeError, ValueError, ImportError, NotImplementedError)):
         return OSError(f"{address.text} could not be read or written ({reason})")
     return LostError(f"{address.text} could not be read or written ({reason})")

@@ -26,8 +26,17 @@ from dnadiff.data.structured import read_json
 if TYPE_CHECKING:
     from dnadiff.config import Config, Json
 
-_FETCHED = ".fetched.json"  # names and SHA-256 of the files in a folder that are copies of what is there
-KEYS = ("output", "per_base", "track", "dependency", "windows", "report")  # keys of commands that name a file to write
+_FETCHED = (
+    ".fetched.json"  # names and SHA-256 of the files in a folder that are copies of what is there
+)
+KEYS = (
+    "output",
+    "per_base",
+    "track",
+    "dependency",
+    "windows",
+    "report",
+)  # keys of commands that name a file to write
 log = logging.getLogger("dnadiff")
 
 
@@ -53,13 +62,19 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
         raise ValueError(
             f"hydra.run.dir {parse(run_dir).shown} is on another machine, and a run folder is on this one; give output=... instead"
         )
-    remote = {key: parse(config[key]) for key in KEYS if isinstance(config.get(key), str) and is_remote(config[key])}
+    remote = {
+        key: parse(config[key])
+        for key in KEYS
+        if isinstance(config.get(key), str) and is_remote(config[key])
+    }
     places = {key: _place(address, config) for key, address in remote.items()}
     try:
         yield {**config, **{key: str(place) for key, place in places.items()}}
         for key, address in remote.items():
             _upload_all(places[key], address)
-        for place in places.values():  # only now: if an upload fails, a command that resumes finds all files
+        for place in (
+            places.values()
+        ):  # only now: if an upload fails, a command that resumes finds all files
             shutil.rmtree(place.parent, ignore_errors=True)
     except FileExistsError as error:  # of a command that resumes: it names the copy
         text = str(error)
@@ -85,14 +100,18 @@ def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
 def _place(address: Address, config: Mapping[str, object]) -> Path:
     """Where an output is written on this disk: the same place each time, so that `resume=true` finds what is there."""
     if address.is_http:
-        raise ValueError(f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file")
+        raise ValueError(
+            f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file"
+        )
     folder = cache_dir("outputs") / hashlib.sha256(address.text.encode()).hexdigest()[:32]
     resumed = config.get("resume") is True
     if resumed and _written(folder):
         return folder / address.name
     exists = (resumed or config.get("overwrite") is not True) and store_of(address).exists(address)
     if exists and not resumed:
-        raise FileExistsError(f"{address.shown} exists; set overwrite=true to replace it, or choose another name")
+        raise FileExistsError(
+            f"{address.shown} exists; set overwrite=true to replace it, or choose another name"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     if exists:
         _fetch(address, folder)
@@ -102,7 +121,10 @@ def _place(address: Address, config: Mapping[str, object]) -> Path:
 
 def _fetch(address: Address, folder: Path) -> None:
     """Copy an output, and the JSON file next to it if there is one, into a folder that is there only when it is complete."""
-    staging, about = folder.with_name(f"{folder.name}.fetching"), address._replace(text=f"{address.text}.json")
+    staging, about = (
+        folder.with_name(f"{folder.name}.fetching"),
+        address._replace(text=f"{address.text}.json"),
+    )
     shutil.rmtree(staging, ignore_errors=True)  # of a killed process
     staging.mkdir()
     try:
@@ -121,7 +143,13 @@ def _written(folder: Path) -> list[Path]:
     with suppress(OSError, ValueError):
         digests = read_json(folder / _FETCHED)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != _FETCHED]
-    return [path for path in files if path.parent != folder or path.name not in digests or digests[path.name] != hash_file(path)]
+    return [
+        path
+        for path in files
+        if path.parent != folder
+        or path.name not in digests
+        or digests[path.name] != hash_file(path)
+    ]
 
 
 def _upload_all(place: Path, address: Address) -> None:
@@ -131,7 +159,11 @@ def _upload_all(place: Path, address: Address) -> None:
         log.info(f"{address.shown} is complete already; it is not uploaded again")
     for path in sorted(files, key=lambda path: path == place):
         name = path.relative_to(place.parent).as_posix()
-        _upload(path, address if path == place else address._replace(text=f"{address.folder}/{name}"), place)
+        _upload(
+            path,
+            address if path == place else address._replace(text=f"{address.folder}/{name}"),
+            place,
+        )
 
 
 def _upload(path: Path, address: Address, place: Path) -> None:
@@ -142,5 +174,7 @@ def _upload(path: Path, address: Address, place: Path) -> None:
             return
         except (OSError, ValueError) as error:
             if not isinstance(error, LostError) or number == len(transfer.WAITS):
-                raise OSError(f"{address.shown} could not be uploaded: {error}; the result is kept in {place.parent}") from error
+                raise OSError(
+                    f"{address.shown} could not be uploaded: {error}; the result is kept in {place.parent}"
+                ) from error
             time.sleep(transfer.WAITS[number])

@@ -39,7 +39,9 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def open(self, address: Address, start: int = 0, version: str | None = None) -> AbstractContextManager[Reply]:
+    def open(
+        self, address: Address, start: int = 0, version: str | None = None
+    ) -> AbstractContextManager[Reply]:
         """The bytes from `start`, if the file still has this version; otherwise all of it."""
 
     @abstractmethod

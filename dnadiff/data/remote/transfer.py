@@ -14,7 +14,12 @@ from dnadiff.data.remote.address import Address
 from dnadiff.data.remote.store import LostError, Store, is_strong
 from dnadiff.data.structured import read_json
 
-WAITS = (0.5, 1.0, 2.0, 4.0)  # seconds before each further try; a try that brings something starts again with the first
+WAITS = (
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+)  # seconds before each further try; a try that brings something starts again with the first
 log = logging.getLogger("dnadiff")
 
 
@@ -45,7 +50,11 @@ def transfer(store: Store, address: Address, part: Path) -> str | None:
             furthest = max(furthest, position.done)
             if failures > len(WAITS):
                 is_kept = position.done and is_strong(position.version)
-                kept = f"; {position.done:,} bytes are kept, and the next call resumes" if is_kept else ""
+                kept = (
+                    f"; {position.done:,} bytes are kept, and the next call resumes"
+                    if is_kept
+                    else ""
+                )
                 raise LostError(f"{error} after {failures} tries{kept}") from error
             time.sleep(WAITS[failures - 1])
 
@@ -59,9 +68,14 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
             part.unlink(missing_ok=True)
             raise LostError(f"{address.shown} changed while it was read")
         if not done:
-            part.unlink(missing_ok=True)  # before the note: bytes of one version never have the note of another
+            part.unlink(
+                missing_ok=True
+            )  # before the note: bytes of one version never have the note of another
         write_json(_note(part), {"version": reply.version, "total": reply.total})
-        with part.open("r+b" if part.exists() else "w+b", buffering=0) as file, megabytes(reply.total or 0, label, reply.start) as progress:
+        with (
+            part.open("r+b" if part.exists() else "w+b", buffering=0) as file,
+            megabytes(reply.total or 0, label, reply.start) as progress,
+        ):
             file.truncate(done)
             file.seek(done)
             for block in reply.blocks:
@@ -74,7 +88,9 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
                 done += len(block)
                 progress(len(block))
     if reply.total is not None and done < reply.total:
-        raise LostError(f"{address.shown}: the connection was lost after {done:,} of {reply.total:,} bytes")
+        raise LostError(
+            f"{address.shown}: the connection was lost after {done:,} of {reply.total:,} bytes"
+        )
     return _Position(done, reply.version, done)
 
 

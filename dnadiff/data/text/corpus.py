@@ -47,21 +47,31 @@ class Corpus:
         streaming: bool,
     ) -> None:
         if path is None and hub is None:
-            raise ValueError("path names no file; set data.path to a text file, or to {train: ..., valid: ...}")
+            raise ValueError(
+                "path names no file; set data.path to a text file, or to {train: ..., valid: ...}"
+            )
         if isinstance(path, Mapping) and (not path or set(path) - set(PARTS)):
-            raise ValueError(f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of {', '.join(PARTS)}")
+            raise ValueError(
+                f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of {', '.join(PARTS)}"
+            )
         if path_is not in CHOICES:
-            raise ValueError(f"path_is is {path_is!r}; choose {' or '.join(CHOICES)} for data.path_is")
+            raise ValueError(
+                f"path_is is {path_is!r}; choose {' or '.join(CHOICES)} for data.path_is"
+            )
         self.valid_documents = optional_integer("data.valid_documents", valid_documents)
         self.num_documents = optional_integer("data.num_documents", num_documents)
         self.name, self.documents, self.column, self.streaming = name, documents, column, streaming
         self.hub = hub if path is None else None
-        self._paths: Mapping[str, Paths | None] = {} if path is None else path if isinstance(path, Mapping) else {path_is: path}
+        self._paths: Mapping[str, Paths | None] = (
+            {} if path is None else path if isinstance(path, Mapping) else {path_is: path}
+        )
         given = self._paths if self.hub is None else self.hub.splits
         self.sources = [source for source in ("all", *PARTS) if given.get(source) is not None]
         self.is_divided = "all" in self.sources
         if streaming and self.is_divided:
-            raise ValueError("streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or data.path_is=train")
+            raise ValueError(
+                "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or data.path_is=train"
+            )
         if valid_documents is not None and self.is_divided:
             raise ValueError(
                 f"valid_documents is {valid_documents}, but a single path with all of the data is divided by data.split; set data.path_is=train, "
@@ -75,12 +85,20 @@ class Corpus:
     @property
     def splits_off_validation(self) -> bool:
         """Whether the last documents of the training part are used for validation."""
-        return self.valid_documents is not None and "train" in self.sources and "valid" not in self.sources
+        return (
+            self.valid_documents is not None
+            and "train" in self.sources
+            and "valid" not in self.sources
+        )
 
     @property
     def parts(self) -> list[str]:
         """The available parts among train, valid and test."""
-        available = {*self.sources, *(PARTS if self.is_divided else ()), *(["valid"] if self.splits_off_validation else ())}
+        available = {
+            *self.sources,
+            *(PARTS if self.is_divided else ()),
+            *(["valid"] if self.splits_off_validation else ()),
+        }
         return [part for part in PARTS if part in available]
 
     def source_of(self, part: str) -> str:
@@ -89,14 +107,20 @@ class Corpus:
             raise ValueError(f"split is {part!r}; expected one of {', '.join(PARTS)}")
         if part not in self.parts:
             remedy = "".join(f"part={other}, or " for other in self.parts)
-            raise ValueError(f"{self.name} has no {part} part; set {remedy}data.path={{{part}: FILE}}")
+            raise ValueError(
+                f"{self.name} has no {part} part; set {remedy}data.path={{{part}: FILE}}"
+            )
         return "all" if self.is_divided else part if part in self.sources else "train"
 
     def check_trainable(self) -> None:
         """Raise ValueError if there is no training or validation part."""
         missing = [part for part in PARTS[:2] if part not in self.parts]
         if missing:
-            cut = ", or data.valid_documents=N for the last N documents of train" if missing == ["valid"] else ""
+            cut = (
+                ", or data.valid_documents=N for the last N documents of train"
+                if missing == ["valid"]
+                else ""
+            )
             raise ValueError(
                 f"training needs a train and a valid part, but {self.name} has only {', '.join(self.parts)}; "
                 f"set data.path={{train: FILE, valid: FILE}}{cut}"
@@ -142,7 +166,9 @@ class DocumentRange(Documents):
             found += 1
             yield text
         if found < wanted:
-            raise ValueError(f"the training part has fewer than {self.last:,} documents; set data.num_documents to their number")
+            raise ValueError(
+                f"the training part has fewer than {self.last:,} documents; set data.num_documents to their number"
+            )
 
     @override
     def __iter__(self) -> Iterator[str]:

@@ -18,7 +18,14 @@ from dnadiff.data.text.corpus import Corpus
 from dnadiff.data.text.detokenizer import detokenizer as named_rules
 from dnadiff.data.text.documents import Paths
 from dnadiff.data.text.hub import Hub
-from dnadiff.data.text.packing import BlockCutter, Ends, PaddedDocuments, PaddedDocumentTiles, TiledBlocks, TokenStream
+from dnadiff.data.text.packing import (
+    BlockCutter,
+    Ends,
+    PaddedDocuments,
+    PaddedDocumentTiles,
+    TiledBlocks,
+    TokenStream,
+)
 from dnadiff.data.text.parts import TRAIN, VALID, TokenizedParts, named
 from dnadiff.data.text.pretrained import Characters, TokenizerSource
 from dnadiff.data.text.special_tokens import SpecialTokens
@@ -89,18 +96,46 @@ class TextDataModule(SequenceDataModule):
         shown = f"Hugging Face Hub: {hub.id if hub else None}" if path is None else path
         split = split or FractionSplit()
         super().__init__(
-            shown, length, batch_size, split, seed, num_workers, epoch_size, max_valid_windows, False, name or "", start_method
+            shown,
+            length,
+            batch_size,
+            split,
+            seed,
+            num_workers,
+            epoch_size,
+            max_valid_windows,
+            False,
+            name or "",
+            start_method,
         )  # the base class replaces an empty name
         self.path, self.streaming = path, boolean("data.streaming", streaming)
-        self.corpus = Corpus(self.name, path, hub, documents, column, path_is, valid_documents, num_documents, streaming)
+        self.corpus = Corpus(
+            self.name,
+            path,
+            hub,
+            documents,
+            column,
+            path_is,
+            valid_documents,
+            num_documents,
+            streaming,
+        )
         if windows not in WINDOWS:
-            raise ValueError(f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows")
+            raise ValueError(
+                f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows"
+            )
         self.num_proc = optional_integer("data.num_proc", num_proc)
-        self.special_tokens = SpecialTokens(wrap, insert_eos, insert_valid_eos, insert_special_tokens)
+        self.special_tokens = SpecialTokens(
+            wrap, insert_eos, insert_valid_eos, insert_special_tokens
+        )
         if streaming and not wrap:
-            raise ValueError("streaming=true wraps documents; set data.wrap=true, or data.streaming=false")
+            raise ValueError(
+                "streaming=true wraps documents; set data.wrap=true, or data.streaming=false"
+            )
         if streaming and epoch_size is not None:
-            raise ValueError(f"an epoch of streaming=true is the whole corpus, but epoch_size is {epoch_size}; set data.epoch_size=null")
+            raise ValueError(
+                f"an epoch of streaming=true is the whole corpus, but epoch_size is {epoch_size}; set data.epoch_size=null"
+            )
         self.detokenizer, self.wrap = detokenizer, wrap
         self._rules = named_rules(detokenizer)
         self._windows, self._given = WINDOWS[windows], tokenizer
@@ -118,9 +153,18 @@ class TextDataModule(SequenceDataModule):
         for source in self.corpus.sources:
             self.corpus.documents_in(source)  # missing files are reported
         given = Characters() if self._given is None else self._given
-        self._tokenizer = given.load(self._all_texts) if isinstance(given, TokenizerSource) else given
+        self._tokenizer = (
+            given.load(self._all_texts) if isinstance(given, TokenizerSource) else given
+        )
         self.special_tokens.check(self._tokenizer)
-        self._parts = TokenizedParts(self.corpus, self.split, self._tokenizer, self.special_tokens, self.detokenizer, self.num_proc)
+        self._parts = TokenizedParts(
+            self.corpus,
+            self.split,
+            self._tokenizer,
+            self.special_tokens,
+            self.detokenizer,
+            self.num_proc,
+        )
         self._names = self.corpus.sources
         if self.corpus.is_divided:
             self._check_windows(PARTS)
@@ -134,7 +178,11 @@ class TextDataModule(SequenceDataModule):
     @override
     def check_step(self, world_size: int, accumulated: int) -> None:
         if self.streaming:
-            next(iter(self._stream_loader(ProcessRank(world_size=world_size, accumulated=accumulated))))
+            next(
+                iter(
+                    self._stream_loader(ProcessRank(world_size=world_size, accumulated=accumulated))
+                )
+            )
 
     def _check_windows(self, parts: Sequence[str]) -> None:
         try:
@@ -204,7 +252,9 @@ class TextDataModule(SequenceDataModule):
             return self._padded(TRAIN, self.length, self.epoch_size)
         records, intervals = TokenStream(self.tokenized.tokens(TRAIN)), self._part(TRAIN)
         length = self._text_length(self.length)
-        size = self.epoch_size or (None if self._windows is IntervalWindows else max(1, num_tokens(intervals) // length))
+        size = self.epoch_size or (
+            None if self._windows is IntervalWindows else max(1, num_tokens(intervals) // length)
+        )
         cut = BlockCutter(records, self.length, self.vocab, self.ends)
         return self._windows(records, intervals, length, size, self.vocab, self.seed, cut=cut)
 
@@ -216,7 +266,13 @@ class TextDataModule(SequenceDataModule):
         self._text_length(length)
         if not self.wrap:
             return PaddedDocumentTiles(self._padded(split, length))
-        return TiledBlocks(TokenStream(self.tokenized.tokens(split)), self._part(split), length, self.vocab, self.ends)
+        return TiledBlocks(
+            TokenStream(self.tokenized.tokens(split)),
+            self._part(split),
+            length,
+            self.vocab,
+            self.ends,
+        )
 
     @override
     def train_dataloader(self) -> TrainLoader | StreamLoader:  # type: ignore[override]  # has the same state_dict methods
@@ -230,24 +286,44 @@ class TextDataModule(SequenceDataModule):
 
     def _stream_loader(self, process: ProcessRank) -> StreamLoader:
         *_, documents = self.tokenized.documents(TRAIN)
-        encode = partial(encode_documents, self.tokenized.tokenizer, self.detokenizer, self.tokenized.eos_of(TRAIN))
-        return StreamLoader(documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *process)
+        encode = partial(
+            encode_documents,
+            self.tokenized.tokenizer,
+            self.detokenizer,
+            self.tokenized.eos_of(TRAIN),
+        )
+        return StreamLoader(
+            documents.since, encode, self.length, self.batch_size, self.vocab, self.ends, *process
+        )
 
     def _padded(self, part: str, length: int, size: int | None = None) -> PaddedDocuments:
         numbers = [np.arange(i.start, i.end) for i in self.tokenized.documents_of(part) or ()]
         chosen = np.concatenate(numbers) if numbers else np.empty(0, np.int64)
-        return PaddedDocuments(self.tokenized.tokens(part), chosen, length, self.vocab, self.ends, self.seed, size)
+        return PaddedDocuments(
+            self.tokenized.tokens(part), chosen, length, self.vocab, self.ends, self.seed, size
+        )
 
     def _text_length(self, length: int) -> int:
         if length <= self.ends.size:
-            raise ValueError(f"length {length} leaves no room between the tokens at the ends of a window; increase data.length")
+            raise ValueError(
+                f"length {length} leaves no room between the tokens at the ends of a window; increase data.length"
+            )
         return length - self.ends.size
 
     @override
     def describe(self) -> dict[str, Json]:
         # Only what has been read is counted.
-        opened, once = [part for part in self.parts if self.tokenized.is_opened(part)], self.tokenized.counted_once()
-        cut = {} if self.wrap else {"cut_documents": {part: self._padded(part, self.length).num_cut for part in opened}}
+        opened, once = (
+            [part for part in self.parts if self.tokenized.is_opened(part)],
+            self.tokenized.counted_once(),
+        )
+        cut = (
+            {}
+            if self.wrap
+            else {
+                "cut_documents": {part: self._padded(part, self.length).num_cut for part in opened}
+            }
+        )
         return {
             "name": self.name,
             "path": ", ".join(self.paths),
@@ -266,4 +342,6 @@ class TextDataModule(SequenceDataModule):
 
     def layout(self, length: int | None = None) -> str:
         """How documents become windows of `length` tokens (None: the module's length). Numbers of different layouts are not comparable."""
-        return self.special_tokens.layout(self.tokenized.tokenizer, self.length if length is None else length, self.parts)
+        return self.special_tokens.layout(
+            self.tokenized.tokenizer, self.length if length is None else length, self.parts
+        )

@@ -20,12 +20,17 @@ def _before(marks: str) -> list[Rule]:
 
 def _inside(opening: str, closing: str, content: str) -> Rule:
     """Remove the spaces just inside a pair of brackets or quotes."""
-    return re.compile(f"{re.escape(opening)}{content}{re.escape(closing)}"), f"{opening}\\1{closing}"
+    return re.compile(
+        f"{re.escape(opening)}{content}{re.escape(closing)}"
+    ), f"{opening}\\1{closing}"
 
 
 def _pairs(content: Callable[[str], str]) -> dict[str, Rule]:
     """`_inside` for all pairs; `content(stop)` is the pattern of the text between them."""
-    return {pair: _inside(pair[0], pair[1], content(re.escape(pair[1]))) for pair in ("()", "[]", "{}", '""', "''")}
+    return {
+        pair: _inside(pair[0], pair[1], content(re.escape(pair[1])))
+        for pair in ("()", "[]", "{}", '""', "''")
+    }
 
 
 # Any number of spaces, including none; the content is as short as possible.
@@ -81,7 +86,11 @@ QUOTES: list[Rule] = [("“", '"'), ("”", '"')]
 def _apply(rules: list[Rule]) -> Callable[[str], str]:
     def detokenize(text: str) -> str:
         for pattern, replacement in rules:
-            text = text.replace(pattern, replacement) if isinstance(pattern, str) else pattern.sub(replacement, text)
+            text = (
+                text.replace(pattern, replacement)
+                if isinstance(pattern, str)
+                else pattern.sub(replacement, text)
+            )
         return text
 
     return detokenize
@@ -108,5 +117,7 @@ def detokenizer(name: str | None) -> Callable[[str], str] | None:
         ValueError: for an unknown name, listing the choices.
     """
     if name is not None and name not in DETOKENIZERS:
-        raise ValueError(f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for data.detokenizer")
+        raise ValueError(
+            f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for data.detokenizer"
+        )
     return None if name is None else DETOKENIZERS[name]

@@ -25,12 +25,20 @@ if TYPE_CHECKING:
     from dnadiff.config import Json
 
 Paths = str | Path | Sequence[str | Path]
-_TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+_TABLES = {
+    ".jsonl": "jsonl",
+    ".json": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
 _OTHER_TABLES = {".tsv", ".tab", ".xlsx"}
 log = logging.getLogger("dnadiff")
 _PIECE = 1 << 20  # characters of a file read at once
 _ROWS = 1024  # rows of a parquet file read at once
-_MAX_FIELD = 2**31 - 1  # characters in a field of a .csv; the default limit of the csv module is 131,072
+_MAX_FIELD = (
+    2**31 - 1
+)  # characters in a field of a .csv; the default limit of the csv module is 131,072
 
 
 class Documents(ABC):
@@ -50,7 +58,9 @@ class Documents(ABC):
 
 
 def _whole_file(file: TextIO) -> Iterator[str]:
-    yield "".join(iter(partial(file.read, _PIECE), ""))  # short lines would take many times the memory of their characters
+    yield "".join(
+        iter(partial(file.read, _PIECE), "")
+    )  # short lines would take many times the memory of their characters
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -61,7 +71,11 @@ def _rows(file: TextIO) -> Iterator[str]:
     return (line if line.strip() else "" for line in file)
 
 
-KINDS: dict[str, Callable[[TextIO], Iterator[str]]] = {"file": _whole_file, "line": _lines, "row": _rows}
+KINDS: dict[str, Callable[[TextIO], Iterator[str]]] = {
+    "file": _whole_file,
+    "line": _lines,
+    "row": _rows,
+}
 
 
 class Files(Documents):
@@ -78,15 +92,27 @@ class Files(Documents):
         FileNotFoundError, ValueError: if a path names no file.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
-    def __init__(self, paths: Paths, documents: str = "file", column: str | Sequence[str] = "text", keep_line_ends: bool = False) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        documents: str = "file",
+        column: str | Sequence[str] = "text",
+        keep_line_ends: bool = False,
+    ) -> None:
         if documents not in KINDS:
-            raise ValueError(f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents")
+            raise ValueError(
+                f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents"
+            )
         self.paths = expanded(paths)
         self._kinds = {path: kind_of(path) for path in self.paths}
         self.documents, self.keep_line_ends = documents, keep_line_ends
-        self._split = iter if keep_line_ends and KINDS[documents] is not _whole_file else KINDS[documents]
+        self._split = (
+            iter if keep_line_ends and KINDS[documents] is not _whole_file else KINDS[documents]
+        )
         self._readers = {"jsonl": self._objects, "csv": self._fields}
         self.columns = columns_of(column)
 
@@ -98,8 +124,18 @@ class Files(Documents):
     @override
     def key(self) -> dict[str, Json]:
         tables = {"columns": self.columns} if any(self._kinds.values()) else {}
-        texts = {} if all(self._kinds.values()) else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
-        return {"files": [[content_hash(resolve(path)), self._kinds[path] or "text"] for path in self.paths], **tables, **texts}
+        texts = (
+            {}
+            if all(self._kinds.values())
+            else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
+        )
+        return {
+            "files": [
+                [content_hash(resolve(path)), self._kinds[path] or "text"] for path in self.paths
+            ],
+            **tables,
+            **texts,
+        }
 
     def _read(self, path: str) -> Iterator[str]:
         if (kind := self._kinds[path]) == "parquet":
@@ -110,7 +146,9 @@ class Files(Documents):
 
     def _fields(self, path: str, handle: Iterable[str]) -> Iterator[str]:
         csv.field_size_limit(_MAX_FIELD)
-        rows = csv.reader(handle, strict=True)  # a quoted field that the end of the file cuts is an error
+        rows = csv.reader(
+            handle, strict=True
+        )  # a quoted field that the end of the file cuts is an error
         try:
             header = next(rows, [])
             if missing := [column for column in self.columns if column not in header]:
@@ -120,7 +158,9 @@ class Files(Documents):
                 check_fields(where, cells, header)
                 yield joined(dict(zip(header, cells)), self.columns, where)
         except csv.Error as error:
-            raise ValueError(f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row") from error
+            raise ValueError(
+                f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row"
+            ) from error
 
     def _objects(self, path: str, handle: Iterable[str]) -> Iterator[str]:
         for number, line in enumerate(handle, 1):
@@ -130,14 +170,20 @@ class Files(Documents):
                 row = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:
                 why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                raise ValueError(f"{path}: line {number} is not JSON ({why}); expected one object per line") from error
+                raise ValueError(
+                    f"{path}: line {number} is not JSON ({why}); expected one object per line"
+                ) from error
             if not isinstance(row, dict):
                 raise ValueError(
                     f'{path}: line {number} is a {type(row).__name__}; expected one object per line, such as {{"text": "..."}}'
                 )
             text = joined(row, self.columns, f"{path}: line {number}")
-            if "\\u" in line and (half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)):
-                raise ValueError(f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), which is not text; remove it")
+            if "\\u" in line and (
+                half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)
+            ):
+                raise ValueError(
+                    f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), which is not text; remove it"
+                )
             yield text
 
     def _parquet(self, path: str) -> Iterator[str]:
@@ -148,16 +194,24 @@ class Files(Documents):
         try:
             with parquet.ParquetFile(source, page_checksum_verification=True) as file:
                 if not has_page_checksums(source, file.metadata):
-                    log.info(f"{path}: its pages have no checksums, so damage to them may go unnoticed")
-                if missing := [column for column in self.columns if column not in file.schema_arrow.names]:
+                    log.info(
+                        f"{path}: its pages have no checksums, so damage to them may go unnoticed"
+                    )
+                if missing := [
+                    column for column in self.columns if column not in file.schema_arrow.names
+                ]:
                     raise ValueError(_no_column(path, missing[0], file.schema_arrow.names))
                 count = 0
                 for batch in file.iter_batches(_ROWS, columns=self.columns):
                     for row in batch.to_pylist():
                         count += 1
                         yield joined(row, self.columns, f"{path}: row {count:,}")
-                if count != file.metadata.num_rows:  # a damaged page header, which has no checksum, may end a column early
-                    raise ValueError(f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can be read; fetch it again")
+                if (
+                    count != file.metadata.num_rows
+                ):  # a damaged page header, which has no checksum, may end a column early
+                    raise ValueError(
+                        f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can be read; fetch it again"
+                    )
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path} is not a valid parquet file, or is damaged ({' '.join(str(error).split())[:120]}); use another copy of it"
@@ -170,11 +224,15 @@ def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
     Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
     """
     with path.open("rb") as raw:
-        for group, column in itertools.product(range(metadata.num_row_groups), range(metadata.num_columns)):
+        for group, column in itertools.product(
+            range(metadata.num_row_groups), range(metadata.num_columns)
+        ):
             about = metadata.row_group(group).column(column)
             raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
             header, place = raw.read(32), 0
-            for _ in range(3):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
+            for _ in range(
+                3
+            ):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
                 place += 1
                 while header[place : place + 1] > b"\x7f":
                     place += 1
@@ -187,10 +245,14 @@ def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
 def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> None:
     """ValueError for a row of a table that has fewer or more fields than the header."""
     if len(cells) != len(header):
-        raise ValueError(f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or quote a field with commas")
+        raise ValueError(
+            f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or quote a field with commas"
+        )
 
 
-def joined(row: Mapping[str, Json], columns: Sequence[str], where: str, key: str = "data.column") -> str:
+def joined(
+    row: Mapping[str, Json], columns: Sequence[str], where: str, key: str = "data.column"
+) -> str:
     """The text of a row: its columns, joined by a space.
 
     Args:
@@ -202,18 +264,33 @@ def joined(row: Mapping[str, Json], columns: Sequence[str], where: str, key: str
     """
     for column in columns:
         if column not in row:
-            raise ValueError(_no_column(where, column, [name for name, value in row.items() if isinstance(value, str)], key))
+            raise ValueError(
+                _no_column(
+                    where,
+                    column,
+                    [name for name, value in row.items() if isinstance(value, str)],
+                    key,
+                )
+            )
         if not isinstance(value := row[column], str):
             what = "null" if value is None else f"a value of type {type(value).__name__}"
-            raise ValueError(f"{where} has {what} in {column!r}, and text is expected; remove the row, or set {key} to a column of text")
+            raise ValueError(
+                f"{where} has {what} in {column!r}, and text is expected; remove the row, or set {key} to a column of text"
+            )
     return " ".join(row[column] for column in columns)
 
 
 def columns_of(column: str | Sequence[str]) -> list[str]:
     """The names in a name or a list of names; raises ValueError for anything else."""
     columns = [column] if isinstance(column, str) else column
-    if not isinstance(columns, (list, tuple)) or not columns or not all(isinstance(name, str) for name in columns):
-        raise ValueError(f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a list of names")
+    if (
+        not isinstance(columns, (list, tuple))
+        or not columns
+        or not all(isinstance(name, str) for name in columns)
+    ):
+        raise ValueError(
+            f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a list of names"
+        )
     return list(columns)
 
 
@@ -244,7 +321,9 @@ def expanded(paths: Paths) -> list[str]:
         found += [str(path)] if files is None else files
     for path in found:
         if resolve(path).stat().st_size == 0:
-            raise ValueError(f"{path} is empty; give a text file with at least one window of characters")
+            raise ValueError(
+                f"{path} is empty; give a text file with at least one window of characters"
+            )
     return found
 
 

@@ -32,7 +32,9 @@ def hub_is_reachable() -> bool:
     if any(os.environ.get(name) for name in _PROXIES):
         return True
     try:
-        socket.getaddrinfo(urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443)
+        socket.getaddrinfo(
+            urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443
+        )
         return True
     except OSError:
         return False
@@ -48,7 +50,9 @@ class Hub:
         data_files: files of the repository (patterns) for each of its splits; None: the repository's own choice.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     def __init__(
         self,
@@ -63,7 +67,11 @@ class Hub:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
         self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
         self.columns = columns_of(column)
-        self.data_files = None if data_files is None else {split: [f] if isinstance(f, str) else list(f) for split, f in data_files.items()}
+        self.data_files = (
+            None
+            if data_files is None
+            else {split: [f] if isinstance(f, str) else list(f) for split, f in data_files.items()}
+        )
 
 
 class HubPart(Documents):
@@ -75,15 +83,31 @@ class HubPart(Documents):
     @override
     def key(self) -> dict[str, Json]:
         hub = self.hub
-        content = [[Path(f).name, content_hash(Path(f))] for f in self._local_files()]  # repositories are identified by their revision
-        named = {"hub": hub.id, "subset": hub.subset, "revision": hub.revision, "split": hub.splits[self.part]}
-        return {**named, "columns": hub.columns, "data_files": hub.data_files, **({"files": content} if content else {})}
+        content = [
+            [Path(f).name, content_hash(Path(f))] for f in self._local_files()
+        ]  # repositories are identified by their revision
+        named = {
+            "hub": hub.id,
+            "subset": hub.subset,
+            "revision": hub.revision,
+            "split": hub.splits[self.part],
+        }
+        return {
+            **named,
+            "columns": hub.columns,
+            "data_files": hub.data_files,
+            **({"files": content} if content else {}),
+        }
 
     def _local_files(self) -> list[str]:
         hub = self.hub
         if hub.id not in _LOCAL and Path(hub.id).is_dir():
             return sorted(str(path) for path in Path(hub.id).rglob("*") if path.is_file())
-        given = hub.data_files.get(hub.splits[self.part], []) if hub.id in _LOCAL and hub.data_files else []
+        given = (
+            hub.data_files.get(hub.splits[self.part], [])
+            if hub.id in _LOCAL and hub.data_files
+            else []
+        )
         return expanded([path for path in given if "://" not in str(path)])
 
     @override
@@ -93,12 +117,21 @@ class HubPart(Documents):
     @override
     def since(self, number: int) -> Iterator[str]:
         for place, row in enumerate(self._read(iter(self._load(number))), number + 1):
-            yield joined(row, self.hub.columns, f"{self.hub.id}: row {place:,} of {self.hub.splits[self.part]}", "data.hub.column")
+            yield joined(
+                row,
+                self.hub.columns,
+                f"{self.hub.id}: row {place:,} of {self.hub.splits[self.part]}",
+                "data.hub.column",
+            )
 
     def _read(self, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
         try:
             yield from rows
-        except (ValueError, OSError, RuntimeError) as error:  # of pyarrow and of `datasets`; none names the file
+        except (
+            ValueError,
+            OSError,
+            RuntimeError,
+        ) as error:  # of pyarrow and of `datasets`; none names the file
             source = ", ".join(self._local_files()) or self.hub.id
             message = " ".join(str(error).split())[:160]
             raise ValueError(
@@ -107,12 +140,18 @@ class HubPart(Documents):
 
     def _load(self, skip: int) -> Iterable[dict[str, Json]]:
         if not hub_is_reachable():
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when `datasets` is imported; stored datasets are still found
+            os.environ.setdefault(
+                "HF_HUB_OFFLINE", "1"
+            )  # read when `datasets` is imported; stored datasets are still found
         import datasets
 
         hub = self.hub
         settings = {"split": hub.splits[self.part], "streaming": self.streaming}
-        settings |= {key: value for key, value in (("revision", hub.revision), ("data_files", hub.data_files)) if value}
+        settings |= {
+            key: value
+            for key, value in (("revision", hub.revision), ("data_files", hub.data_files))
+            if value
+        }
         try:
             rows = datasets.load_dataset(hub.id, hub.subset, **settings)
         except Exception as error:  # several libraries raise, depending on what fails

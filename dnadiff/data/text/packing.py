@@ -69,7 +69,9 @@ class TokenStream(StoredRecords):
 
     def layout(self) -> RecordLayout:
         """The arrays and offsets of the record."""
-        return RecordLayout([self.documents.tokens], np.zeros(1, np.int64), np.zeros(1, np.int64), False)
+        return RecordLayout(
+            [self.documents.tokens], np.zeros(1, np.int64), np.zeros(1, np.int64), False
+        )
 
 
 class BlockCutter(Cutter):
@@ -81,17 +83,24 @@ class BlockCutter(Cutter):
 
     @override
     def __call__(
-        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None = None
+        self,
+        record: NDArray[np.int64],
+        start: NDArray[np.int64],
+        reverse: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         ids, weight = super().__call__(record, start)
-        ones = Ends(None if self.ends.bos is None else 1, None if self.ends.eos is None else 1)  # tokens at the ends are counted
+        ones = Ends(
+            None if self.ends.bos is None else 1, None if self.ends.eos is None else 1
+        )  # tokens at the ends are counted
         return self.ends.around(ids, self.block_length), ones.around(weight, self.block_length)
 
 
 class TiledBlocks(TiledWindows):
     """Consecutive blocks of `length` tokens, `ends` included, in which every token counts once. Items are those of `TiledWindows`."""
 
-    def __init__(self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends) -> None:
+    def __init__(
+        self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends
+    ) -> None:
         super().__init__(records, intervals, length - ends.size, vocab)
         self.length, self.lead = length, int(ends.bos is not None)
         self._cut = BlockCutter(records, length, vocab, ends)
@@ -127,8 +136,18 @@ class PaddedDocuments:
                 "no document is left for this part; choose another data.split or data.valid_documents, or, if each line of a .txt is a "
                 "document, data.documents=line"
             )
-        self.tokens, self.documents, self.length, self.ends, self.seed = tokens, documents, length, ends, int(seed)
-        self.pad_id, self.token_table, self.size = vocab.pad_id, TokenTable(vocab), size or len(documents)
+        self.tokens, self.documents, self.length, self.ends, self.seed = (
+            tokens,
+            documents,
+            length,
+            ends,
+            int(seed),
+        )
+        self.pad_id, self.token_table, self.size = (
+            vocab.pad_id,
+            TokenTable(vocab),
+            size or len(documents),
+        )
 
     @property
     def num_cut(self) -> int:
@@ -174,7 +193,10 @@ class PaddedDocumentTiles(Dataset[dict[str, torch.Tensor | int]]):
     @property
     def tiles(self) -> list[Tile]:
         """The place where each document begins."""
-        return [Tile(0, self.documents.tokens.starts_at(int(number)), 0) for number in self.documents.documents]
+        return [
+            Tile(0, self.documents.tokens.starts_at(int(number)), 0)
+            for number in self.documents.documents
+        ]
 
     def __len__(self) -> int:
         return len(self.documents.documents)

@@ -34,7 +34,12 @@ class TokenizedParts:
         detokenizer: str | None,
         num_proc: int | None,
     ) -> None:
-        self.corpus, self.split, self.tokenizer, self.special_tokens = corpus, split, tokenizer, special_tokens
+        self.corpus, self.split, self.tokenizer, self.special_tokens = (
+            corpus,
+            split,
+            tokenizer,
+            special_tokens,
+        )
         self.detokenizer, self.num_proc = detokenizer, num_proc
         self.opened: dict[tuple[str, str | None, int | None], TokenizedDocuments] = {}
 
@@ -51,7 +56,13 @@ class TokenizedParts:
         number = self.corpus.num_documents
         assert number is not None  # checked by Corpus
         edge = self.corpus.first_valid_document(number)
-        return source, part, DocumentRange(documents, edge, number) if part == VALID else DocumentRange(documents, 0, edge)
+        return (
+            source,
+            part,
+            DocumentRange(documents, edge, number)
+            if part == VALID
+            else DocumentRange(documents, 0, edge),
+        )
 
     def _documents_in(self, source: str) -> Documents:
         return self.corpus.documents_in(source, keep_line_ends=self.tokenizer.eos_id is None)
@@ -61,9 +72,15 @@ class TokenizedParts:
         source, only, documents = self.documents(part)
         key = (source, only, self.eos_of(part))
         if key not in self.opened:
-            name = self.corpus.name if self.corpus.is_divided else f"{self.corpus.name} ({only or source})"
+            name = (
+                self.corpus.name
+                if self.corpus.is_divided
+                else f"{self.corpus.name} ({only or source})"
+            )
             try:
-                self.opened[key] = tokenize(documents, self.tokenizer, self.detokenizer, key[-1], name, self.num_proc)
+                self.opened[key] = tokenize(
+                    documents, self.tokenizer, self.detokenizer, key[-1], name, self.num_proc
+                )
             except ValueError as error:
                 raise named(error, self.corpus.name) from None
         return self.opened[key]
@@ -84,7 +101,9 @@ class TokenizedParts:
         if self.corpus.is_divided:
             if not self.special_tokens.wrap or number >= _MANY:
                 return self.split([self.corpus.name], [number])[part]
-            if self.eos_of(part) != self.eos_of(TRAIN):  # equal fractions of two different streams are not the same text
+            if self.eos_of(part) != self.eos_of(
+                TRAIN
+            ):  # equal fractions of two different streams are not the same text
                 raise ValueError(
                     f"insert_valid_eos={str(self.special_tokens.insert_valid_eos).lower()} differs from training, and the split divides "
                     f"{number} documents by position; give separate parts, data.path={{train: FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
@@ -104,7 +123,11 @@ class TokenizedParts:
 
     def digest(self) -> str:
         """SHA-256 of the CRC-32s of the tokenized files of training (unless it is streamed) and validation, and of the split."""
-        read = [part for part in (TRAIN, VALID) if part in self.corpus.parts and not (self.corpus.streaming and part == TRAIN)]
+        read = [
+            part
+            for part in (TRAIN, VALID)
+            if part in self.corpus.parts and not (self.corpus.streaming and part == TRAIN)
+        ]
         digests = [self.tokens(part).digest for part in read]
         return hashlib.sha256(json.dumps([*digests, self.split_hash()]).encode()).hexdigest()
 
@@ -112,7 +135,11 @@ class TokenizedParts:
         """How the documents are divided into parts, for reports."""
         if self.corpus.is_divided:
             return self.split.describe()
-        cut = f"; the last {self.corpus.valid_documents:,} documents of train are valid" if self.corpus.splits_off_validation else ""
+        cut = (
+            f"; the last {self.corpus.valid_documents:,} documents of train are valid"
+            if self.corpus.splits_off_validation
+            else ""
+        )
         return f"parts of their own ({', '.join(self.corpus.sources)}){cut}"
 
     def split_hash(self) -> str:
@@ -123,9 +150,16 @@ class TokenizedParts:
             ends = {self.eos_of(TRAIN if self.corpus.is_divided else source): None}
             if sum(self.corpus.source_of(part) == source for part in self.corpus.parts) > 1:
                 ends[self.eos_of(VALID)] = None
-            hashed[source] = "".join(cache_key(documents, self.tokenizer, self.detokenizer, end) for end in ends)
+            hashed[source] = "".join(
+                cache_key(documents, self.tokenizer, self.detokenizer, end) for end in ends
+            )
         ends_of_windows = list(self.special_tokens.ends(self.tokenizer))
-        how = [self.describe_split(), self.special_tokens.wrap, ends_of_windows, sorted(hashed.items())]
+        how = [
+            self.describe_split(),
+            self.special_tokens.wrap,
+            ends_of_windows,
+            sorted(hashed.items()),
+        ]
         return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
 
 

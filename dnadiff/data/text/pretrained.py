@@ -25,14 +25,26 @@ if TYPE_CHECKING:
 TOKENIZER_JSON = "tokenizer.json"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 VOCAB_TXT = "vocab.txt"
-FILE_SETS = ((TOKENIZER_JSON,), *BPE_FILES, (VOCAB_TXT,))  # files that define a tokenizer, preferred first
+FILE_SETS = (
+    (TOKENIZER_JSON,),
+    *BPE_FILES,
+    (VOCAB_TXT,),
+)  # files that define a tokenizer, preferred first
 AUTO = "auto"
 _MAX_BYTES = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
 # Usual special tokens, most common first.
 USUAL_TOKENS = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
-    "bos": ("[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "[CLS]", "<|endoftext|>"),
+    "bos": (
+        "[BOS]",
+        "<s>",
+        "<bos>",
+        "<|begin_of_text|>",
+        "<|startoftext|>",
+        "[CLS]",
+        "<|endoftext|>",
+    ),
     "eos": ("[EOS]", "</s>", "<eos>", "<|end_of_text|>", "[SEP]", "<|endoftext|>"),
     "unk": ("[UNK]", "<unk>"),
 }
@@ -63,11 +75,15 @@ class Characters(TokenizerSource):
         characters: the alphabet; None: the characters that occur in the data.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     def __init__(self, characters: str | None = None) -> None:
         if characters is not None and not isinstance(characters, str):
-            raise ValueError(f"tokenizer.characters is {characters!r}; give a string in quotes, such as '\"0123456789\"', or null")
+            raise ValueError(
+                f"tokenizer.characters is {characters!r}; give a string in quotes, such as '\"0123456789\"', or null"
+            )
         self.characters = characters
 
     @override
@@ -91,7 +107,9 @@ class Pretrained(TokenizerSource):
             vocabulary; null: it has none, and mask and padding become new tokens.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     def __init__(
         self,
@@ -105,9 +123,15 @@ class Pretrained(TokenizerSource):
         unk: str | None = "auto",
     ) -> None:
         if not source or not isinstance(source, (str, Path, list, tuple)):
-            raise ValueError(f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a repository of the Hub")
+            raise ValueError(
+                f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a repository of the Hub"
+            )
         self.source, self.revision = source, revision
-        self.name = name or (str(source) if isinstance(source, (str, Path)) else ", ".join(Path(s).name for s in source))
+        self.name = name or (
+            str(source)
+            if isinstance(source, (str, Path))
+            else ", ".join(Path(s).name for s in source)
+        )
         self.special_tokens = {"mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}
 
     @override
@@ -118,9 +142,17 @@ class Pretrained(TokenizerSource):
         for role in ("bos", "eos", "unk", "mask", "pad"):
             # Many tokenizers pad with their end-of-text token; here mask and padding are tokens of their own.
             taken = chosen.values() if role in ("mask", "pad") else ()
-            candidates = (t for t in (configured.get(role), *USUAL_TOKENS[role]) if t is not None and t not in taken)
+            candidates = (
+                t
+                for t in (configured.get(role), *USUAL_TOKENS[role])
+                if t is not None and t not in taken
+            )
             usual = (t for t in candidates if rules.token_to_id(t) is not None)
-            chosen[role] = next(usual, None) if self.special_tokens[role] == AUTO else self.special_tokens[role]
+            chosen[role] = (
+                next(usual, None)
+                if self.special_tokens[role] == AUTO
+                else self.special_tokens[role]
+            )
         return SubwordTokenizer(content, self.name, **chosen)
 
     def _read(self) -> tuple[str, dict[str, str]]:
@@ -130,10 +162,16 @@ class Pretrained(TokenizerSource):
         if path.is_dir():
             return from_folder(path), configured_special_tokens(path)
         if path.is_file():
-            return from_files([path]), configured_special_tokens(path.parent) if path.name.startswith(TOKENIZER_JSON) else {}
+            return from_files([path]), configured_special_tokens(
+                path.parent
+            ) if path.name.startswith(TOKENIZER_JSON) else {}
         # Ids of the Hub may contain dots too, as in `pythia-1.4b`.
         is_file = path.suffix in (".json", ".txt", ".bpe", ".model", ".gz")
-        if is_file or str(self.source).startswith((".", "/", "~")) or str(self.source).count("/") > 1:
+        if (
+            is_file
+            or str(self.source).startswith((".", "/", "~"))
+            or str(self.source).count("/") > 1
+        ):
             raise FileNotFoundError(
                 f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a vocab.txt, or a folder with one"
             )
@@ -144,7 +182,9 @@ class Pretrained(TokenizerSource):
             from huggingface_hub import hf_hub_download
 
             offline = not hub_is_reachable()
-            fetch = partial(hf_hub_download, str(self.source), revision=self.revision, local_files_only=offline)
+            fetch = partial(
+                hf_hub_download, str(self.source), revision=self.revision, local_files_only=offline
+            )
             found = _fetched(fetch)
         except Exception as error:  # several libraries raise, depending on what fails
             raise ValueError(
@@ -176,7 +216,10 @@ def _fetched(fetch: Callable[[str], str]) -> list[Path]:
 def from_folder(folder: Path) -> str:
     """The tokenizer in a folder, as the content of a tokenizer.json; raises FileNotFoundError if there is none."""
     for names in FILE_SETS:
-        choices = [[path for path in (folder / name, folder / f"{name}.gz") if path.is_file()] for name in names]
+        choices = [
+            [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+            for name in names
+        ]
         if all(choices):
             return from_files([paths[0] for paths in choices])
     raise FileNotFoundError(
@@ -221,7 +264,9 @@ def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
     if "[UNK]" not in vocab:
         raise ValueError(f"{source}: a vocab.txt must contain [UNK], one token per line")
     specials = [token for usual in USUAL_TOKENS.values() for token in usual if token in vocab]
-    cased = any(word != word.lower() for word in words if word not in specials and not word.startswith("["))
+    cased = any(
+        word != word.lower() for word in words if word not in specials and not word.startswith("[")
+    )
     with refused(f"{source} is not a vocabulary of word pieces"):
         rules = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     rules.normalizer = normalizers.BertNormalizer(lowercase=not cased)
@@ -231,13 +276,17 @@ def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
     return rules.to_str()
 
 
-def byte_pairs(vocab: dict[str, int], merges: Sequence[str], source: str = "tokenizer.source") -> str:
+def byte_pairs(
+    vocab: dict[str, int], merges: Sequence[str], source: str = "tokenizer.source"
+) -> str:
     """GPT-2's tokenizer from its vocabulary and its merges, two symbols per line. Errors call the files `source`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     lines = [line for line in merges if line and not line.startswith("#version")]
     if wrong := [line for line in lines if line.count(" ") != 1]:
-        raise ValueError(f"{source}: a line of the merges is {wrong[0][:80]!r}; expected two symbols")
+        raise ValueError(
+            f"{source}: a line of the merges is {wrong[0][:80]!r}; expected two symbols"
+        )
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     check_merges(vocab, pairs, source)
     with refused(f"{source} is not a vocabulary with merges"):
@@ -258,7 +307,9 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
                 if any("\ud800" <= letter <= "\udfff" for letter in value):
-                    raise ValueError(f"tokenizer.source {path} is damaged: {key} has half of a surrogate pair; use another copy of it")
+                    raise ValueError(
+                        f"tokenizer.source {path} is damaged: {key} has half of a surrogate pair; use another copy of it"
+                    )
                 found.setdefault(role, value)
     return found
 
@@ -272,9 +323,13 @@ def _text(path: Path) -> str:
         with gzip.open(path) if compressed else path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"tokenizer.source {path} is damaged or cut short ({error}); use another copy of it") from error
+        raise ValueError(
+            f"tokenizer.source {path} is damaged or cut short ({error}); use another copy of it"
+        ) from error
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of a tokenizer")
+        raise ValueError(
+            f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of a tokenizer"
+        )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

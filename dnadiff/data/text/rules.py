@@ -34,11 +34,15 @@ def parse(content: str, name: str) -> Tokenizer:
     table = json_object(content, f"tokenizer {name}: the content of its tokenizer.json")
     model = table.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(vocab, dict):  # in a Unigram model a list, whose places are the ids
+    if not isinstance(model, dict) or not isinstance(
+        vocab, dict
+    ):  # in a Unigram model a list, whose places are the ids
         return _tokenizer(content, name)
     check_ids(vocab, len(content), name)
     if model.get("merges") is not None:
-        check_merges(vocab, _pairs(model["merges"], name), name, model.get("continuing_subword_prefix"))
+        check_merges(
+            vocab, _pairs(model["merges"], name), name, model.get("continuing_subword_prefix")
+        )
     taken = set(vocab.values())
     gaps = sorted(set(range(max(taken, default=-1))) - taken)
     if not gaps:
@@ -53,16 +57,22 @@ def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
     token_of: dict[int, str] = {}
     for token, number in vocab.items():
         if not is_integer(number, 0) or not isinstance(number, int):
-            raise ValueError(f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at least 0")
+            raise ValueError(
+                f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at least 0"
+            )
         if number >= limit:
             raise ValueError(
                 f"tokenizer {name} has the id {number:,}, but its {size:,} bytes have room for {limit:,} tokens; number the tokens from 0"
             )
         if (other := token_of.setdefault(number, token)) != token:
-            raise ValueError(f"tokenizer {name}: {other!r} and {token!r} have the same id {number}; use another copy of the vocabulary")
+            raise ValueError(
+                f"tokenizer {name}: {other!r} and {token!r} have the same id {number}; use another copy of the vocabulary"
+            )
 
 
-def check_merges(vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], name: str, prefix: Json = None) -> None:
+def check_merges(
+    vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], name: str, prefix: Json = None
+) -> None:
     """Raise ValueError unless both symbols of every merge, and what they are merged to, are in the vocabulary."""
     inside = prefix if isinstance(prefix, str) else ""  # how a symbol inside a word starts
     for first, second in pairs:
@@ -70,7 +80,11 @@ def check_merges(vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], nam
             raise ValueError(
                 f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix {inside!r} of symbols inside a word"
             )
-        if missing := [token for token in (first, second, first + second.removeprefix(inside)) if token not in vocab]:
+        if missing := [
+            token
+            for token in (first, second, first + second.removeprefix(inside))
+            if token not in vocab
+        ]:
             raise ValueError(
                 f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token {missing[0]!r}, which is not in the vocabulary; "
                 "use vocabulary and merges that belong together"
@@ -100,7 +114,11 @@ def _pairs(merges: Json, name: str) -> list[tuple[str, str]]:
     pairs = []
     for merge in merges if isinstance(merges, list) else [merges]:
         symbols = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(symbols, list) or len(symbols) != 2 or not all(isinstance(symbol, str) for symbol in symbols):
+        if (
+            not isinstance(symbols, list)
+            or len(symbols) != 2
+            or not all(isinstance(symbol, str) for symbol in symbols)
+        ):
             raise ValueError(f"tokenizer {name}: a merge is {merge!r}; expected two symbols")
         pairs.append((symbols[0], symbols[1]))
     return pairs

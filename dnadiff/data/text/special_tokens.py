@@ -23,13 +23,27 @@ class SpecialTokens:
         insert_special_tokens: begin and end every window with the tokens for that; None: if the tokenizer has both.
     """
 
-    def __init__(self, wrap: bool, insert_eos: bool | None, insert_valid_eos: bool | None, insert_special_tokens: bool | None) -> None:
+    def __init__(
+        self,
+        wrap: bool,
+        insert_eos: bool | None,
+        insert_valid_eos: bool | None,
+        insert_special_tokens: bool | None,
+    ) -> None:
         self.wrap = boolean("data.wrap", wrap)
-        options = {"insert_eos": insert_eos, "insert_valid_eos": insert_valid_eos, "insert_special_tokens": insert_special_tokens}
+        options = {
+            "insert_eos": insert_eos,
+            "insert_valid_eos": insert_valid_eos,
+            "insert_special_tokens": insert_special_tokens,
+        }
         for key, value in options.items():
             if value is not None:
                 boolean(f"data.{key}", value)
-        self.insert_eos, self.insert_valid_eos, self.insert_special_tokens = insert_eos, insert_valid_eos, insert_special_tokens
+        self.insert_eos, self.insert_valid_eos, self.insert_special_tokens = (
+            insert_eos,
+            insert_valid_eos,
+            insert_special_tokens,
+        )
         train, *held_out = PARTS
         held_out_eos = insert_eos if insert_valid_eos is None else insert_valid_eos
         self._insert_eos = {train: insert_eos, **dict.fromkeys(held_out, held_out_eos)}
@@ -39,7 +53,9 @@ class SpecialTokens:
         has = f"the tokenizer {tokenizer.name} has no token that"
         if (self.insert_eos or self.insert_valid_eos) and self.wrap and tokenizer.eos_id is None:
             key = "insert_eos" if self.insert_eos else "insert_valid_eos"
-            raise ValueError(f"{has} ends a text; set data.{key}=false, or name one by tokenizer.eos")
+            raise ValueError(
+                f"{has} ends a text; set data.{key}=false, or name one by tokenizer.eos"
+            )
         if self.insert_special_tokens and None in (tokenizer.bos_id, tokenizer.eos_id):
             missing = "begins" if tokenizer.bos_id is None else "ends"
             raise ValueError(
@@ -53,12 +69,20 @@ class SpecialTokens:
     def ends(self, tokenizer: TextTokenizer) -> Ends:
         """The tokens at the ends of every window."""
         begin, end = tokenizer.bos_id, tokenizer.eos_id
-        return Ends(None, None) if self.insert_special_tokens is False or None in (begin, end) else Ends(begin, end)
+        return (
+            Ends(None, None)
+            if self.insert_special_tokens is False or None in (begin, end)
+            else Ends(begin, end)
+        )
 
     def layout(self, tokenizer: TextTokenizer, length: int, parts: Sequence[str]) -> str:
         """Describe how documents become windows. Likelihoods under different layouts are not comparable."""
         begin, end = self.ends(tokenizer)
-        around = "" if begin is None or end is None else f", {tokenizer.decode([begin])} and {tokenizer.decode([end])} at the ends"
+        around = (
+            ""
+            if begin is None or end is None
+            else f", {tokenizer.decode([begin])} and {tokenizer.decode([end])} at the ends"
+        )
         if not self.wrap:
             return f"padded: each document a window of {length} tokens, padded or cut{around}"
         without = [part for part in parts if self.after(tokenizer, part) is None]
@@ -66,4 +90,6 @@ class SpecialTokens:
         if tokenizer.eos_id is not None and len(without) < len(parts):
             exception = f" (not in {' and '.join(without)})" if without else ""
             between = f", {tokenizer.decode([tokenizer.eos_id])} after each document{exception}"
-        return f"wrapped: documents one after the other in windows of {length} tokens{around}{between}"
+        return (
+            f"wrapped: documents one after the other in windows of {length} tokens{around}{between}"
+        )

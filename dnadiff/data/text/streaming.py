@@ -51,16 +51,33 @@ class StreamLoader:
         progress: Callable[[], tuple[int, float]] | None = None,
         accumulated: int = 1,
     ) -> None:
-        self.since, self.encode, self.length, self.batch_size, self.ends = since, encode, length, batch_size, ends
-        self.token_table, self.rank, self.world_size, self.progress = TokenTable(vocab), rank, world_size, progress
+        self.since, self.encode, self.length, self.batch_size, self.ends = (
+            since,
+            encode,
+            length,
+            batch_size,
+            ends,
+        )
+        self.token_table, self.rank, self.world_size, self.progress = (
+            TokenTable(vocab),
+            rank,
+            world_size,
+            progress,
+        )
         self.accumulated = accumulated
         self.epoch, self._handed_out, self._resumed, self._complete = 0, 0, False, False
-        self._places: deque[tuple[int, Place]] = deque([(0, (0, 0))], maxlen=1024)  # start of each batch of this epoch
+        self._places: deque[tuple[int, Place]] = deque(
+            [(0, (0, 0))], maxlen=1024
+        )  # start of each batch of this epoch
 
     def state_dict(self) -> dict[str, int]:
         """Where to resume: epoch, its finished batches, and the document and token at which the next batch begins."""
-        done, end = (self._handed_out, math.inf) if self.progress is None else self.progress()  # the end is known if batches are limited
-        done = min(done, self._handed_out) // self.accumulated * self.accumulated  # an optimizer step is never resumed in its middle
+        done, end = (
+            (self._handed_out, math.inf) if self.progress is None else self.progress()
+        )  # the end is known if batches are limited
+        done = (
+            min(done, self._handed_out) // self.accumulated * self.accumulated
+        )  # an optimizer step is never resumed in its middle
         if done >= end or (self._complete and done >= self._handed_out):
             return {"epoch": self.epoch + 1, "batch": 0, "document": 0, "token": 0}
         document, token = next(place for batch, place in self._places if batch == done)
@@ -68,8 +85,15 @@ class StreamLoader:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue the next iteration where the state was saved."""
-        batch = state["batch"] // self.accumulated * self.accumulated  # older versions also saved in the middle of an optimizer step
-        self.epoch, self._handed_out, self._resumed, self._complete = state["epoch"], batch, True, False
+        batch = (
+            state["batch"] // self.accumulated * self.accumulated
+        )  # older versions also saved in the middle of an optimizer step
+        self.epoch, self._handed_out, self._resumed, self._complete = (
+            state["epoch"],
+            batch,
+            True,
+            False,
+        )
         self._places.clear()
         self._places.append((batch, (state["document"], state["token"])))
 
@@ -91,7 +115,10 @@ class StreamLoader:
                 number += 1
                 self._handed_out = number
                 self._places.append((number, places[first + together - 1]))
-                yield self._batch(np.stack(blocks[first + self.rank : first + together : self.world_size]), (number - 1) * together)
+                yield self._batch(
+                    np.stack(blocks[first + self.rank : first + together : self.world_size]),
+                    (number - 1) * together,
+                )
             blocks, places = [], []
         if number == 0:
             raise ValueError(

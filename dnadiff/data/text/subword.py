@@ -43,7 +43,9 @@ class SubwordTokenizer:
         ValueError: if the content is not a tokenizer, or does not contain one of the tokens.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
 
     def __init__(
         self,
@@ -55,17 +57,29 @@ class SubwordTokenizer:
         eos: str | None = None,
         unk: str | None = None,
     ) -> None:
-        for key, text in {"json": json, "name": name, "mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}.items():
+        for key, text in {
+            "json": json,
+            "name": name,
+            "mask": mask,
+            "pad": pad,
+            "bos": bos,
+            "eos": eos,
+            "unk": unk,
+        }.items():
             if not isinstance(text, str) and (text is not None or key in ("json", "name")):
                 raise ValueError(f"tokenizer.{key} {text!r} must be a string")
         self.name = name
         rules = self._rules = parse(json, name)
         for role, token in (("mask", mask), ("pad", pad), ("bos", bos), ("eos", eos), ("unk", unk)):
             if token is not None and rules.token_to_id(token) is None:
-                raise ValueError(f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its tokens, or null for none")
+                raise ValueError(
+                    f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its tokens, or null for none"
+                )
         self.mask, self.pad = mask or _unused(rules, "[MASK]"), pad or _unused(rules, "[PAD]")
         self.bos, self.eos, self.unk = bos, eos, unk
-        rules.add_special_tokens([token for token in (self.mask, self.pad, bos, eos, unk) if token is not None])
+        rules.add_special_tokens(
+            [token for token in (self.mask, self.pad, bos, eos, unk) if token is not None]
+        )
         rules.encode_special_tokens = True
         rules.no_padding()
         rules.no_truncation()
@@ -75,8 +89,15 @@ class SubwordTokenizer:
         roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]
         for number, (role, token) in enumerate(roles[:2]):
             if same := [other for other, theirs in roles[number + 1 :] if theirs == token]:
-                raise ValueError(f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set tokenizer.{role}=null for a new token")
-        self.vocab = Vocab(size=1 + max(ids.values()), mask_id=mask_id, pad_id=pad_id, never_emitted=(mask_id, pad_id))
+                raise ValueError(
+                    f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set tokenizer.{role}=null for a new token"
+                )
+        self.vocab = Vocab(
+            size=1 + max(ids.values()),
+            mask_id=mask_id,
+            pad_id=pad_id,
+            never_emitted=(mask_id, pad_id),
+        )
         added = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
         special = added | {i for i in (self.bos_id, self.eos_id) if i is not None}
         self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, ids.get(unk)}))
@@ -90,7 +111,9 @@ class SubwordTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the ids of a text."""
-        return hashlib.sha256(json.dumps(self.config() | {"name": ""}, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(self.config() | {"name": ""}, sort_keys=True).encode()
+        ).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, without special tokens: `(L,)` uint16, or int32 for vocabularies of more than 65,536 tokens."""
@@ -110,16 +133,31 @@ class SubwordTokenizer:
         """
         array = one_sequence(ids)
         if len(wrong := np.flatnonzero((array < 0) | (array >= self.vocab.size))):
-            raise ValueError(f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}")
+            raise ValueError(
+                f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}"
+            )
         with refused(f"tokenizer {self.name} cannot decode ids with its rules"):
             return self._rules.decode(array.tolist(), skip_special_tokens=False)
 
     def config(self) -> dict[str, Json]:
         """A configuration from which the tokenizer can be built again, without its file."""
-        named = {"name": self.name, "mask": self.mask, "pad": self.pad, "bos": self.bos, "eos": self.eos, "unk": self.unk}
-        return {"_target_": "dnadiff.data.text.subword.SubwordTokenizer", "json": self._rules.to_str(), **named}
+        named = {
+            "name": self.name,
+            "mask": self.mask,
+            "pad": self.pad,
+            "bos": self.bos,
+            "eos": self.eos,
+            "unk": self.unk,
+        }
+        return {
+            "_target_": "dnadiff.data.text.subword.SubwordTokenizer",
+            "json": self._rules.to_str(),
+            **named,
+        }
 
-    def __reduce__(self) -> tuple[Callable[[dict[str, Json]], SubwordTokenizer], tuple[dict[str, Json]]]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[dict[str, Json]], SubwordTokenizer], tuple[dict[str, Json]]]:
         return _from_config, (self.config(),)
 
     def __eq__(self, other: object) -> bool:

@@ -62,7 +62,10 @@ class TokenizedDocuments:
         index = read_index(self.folder, FORMAT)
         dtype = np.dtype(index["dtype"])
         self.digest = f"{index['files']['tokens']['crc']:08x}{index['files']['ends']['crc']:08x}"
-        self.tokens, self.ends = _mapped(self.folder / "tokens", dtype), _mapped(self.folder / "ends", np.dtype(np.int64))
+        self.tokens, self.ends = (
+            _mapped(self.folder / "tokens", dtype),
+            _mapped(self.folder / "ends", np.dtype(np.int64)),
+        )
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -80,7 +83,12 @@ class TokenizedDocuments:
 
 
 def tokenize(
-    documents: Documents, tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, name: str, num_proc: int | None = None
+    documents: Documents,
+    tokenizer: TextTokenizer,
+    detokenizer: str | None,
+    eos_id: int | None,
+    name: str,
+    num_proc: int | None = None,
 ) -> TokenizedDocuments:
     """The token ids of documents, computed if they are not in the cache.
 
@@ -92,33 +100,79 @@ def tokenize(
     folder = cache_dir("texts") / cache_key(documents, tokenizer, detokenizer, eos_id)
 
     def fill(part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
-        filled = _fill(documents, partial(_joined, tokenizer, detokenizer, eos_id), tokenizer.dtype, name, num_proc, part)
+        filled = _fill(
+            documents,
+            partial(_joined, tokenizer, detokenizer, eos_id),
+            tokenizer.dtype,
+            name,
+            num_proc,
+            part,
+        )
         if cache_key(documents, tokenizer, detokenizer, eos_id) != folder.name:
-            raise ValueError(f"{name}: a file changed while it was read; start again when it is complete")
+            raise ValueError(
+                f"{name}: a file changed while it was read; start again when it is complete"
+            )
         return filled
 
-    ensure_folder(folder, FORMAT, fill, name, f"{name} needs {tokenizer.dtype.itemsize} bytes per token", "tokenizing", "tokenized")
+    ensure_folder(
+        folder,
+        FORMAT,
+        fill,
+        name,
+        f"{name} needs {tokenizer.dtype.itemsize} bytes per token",
+        "tokenizing",
+        "tokenized",
+    )
     return TokenizedDocuments(folder)
 
 
-def cache_key(documents: Documents, tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None) -> str:
+def cache_key(
+    documents: Documents, tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None
+) -> str:
     """The name of the cache folder: a hash of everything that determines the ids."""
-    settings = {"format": FORMAT, "tokenizer": tokenizer.fingerprint, "dtype": str(tokenizer.dtype), "eos": eos_id}
-    settings |= {"documents": documents.key(), "detokenizer": detokenizer, "rules": rules.VERSION if detokenizer else None}
+    settings = {
+        "format": FORMAT,
+        "tokenizer": tokenizer.fingerprint,
+        "dtype": str(tokenizer.dtype),
+        "eos": eos_id,
+    }
+    settings |= {
+        "documents": documents.key(),
+        "detokenizer": detokenizer,
+        "rules": rules.VERSION if detokenizer else None,
+    }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype)
+    return (
+        np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
+        if path.stat().st_size
+        else np.empty(0, dtype)
+    )
 
 
 def _fill(
-    documents: Iterable[str], encode: Callable[[list[str]], Chunk], dtype: np.dtype, name: str, num_proc: int | None, part: Path
+    documents: Iterable[str],
+    encode: Callable[[list[str]], Chunk],
+    dtype: np.dtype,
+    name: str,
+    num_proc: int | None,
+    part: Path,
 ) -> tuple[dict[str, Json], dict[str, Checksum]]:
-    started, logged, total, number, sums = time.monotonic(), time.monotonic(), 0, 0, {"tokens": Checksum(), "ends": Checksum()}
+    started, logged, total, number, sums = (
+        time.monotonic(),
+        time.monotonic(),
+        0,
+        0,
+        {"tokens": Checksum(), "ends": Checksum()},
+    )
     with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
         for ids, lengths in map_in_order(encode, chunks(documents), num_proc):
-            for file, key, values in ((tokens, "tokens", ids.astype(dtype, copy=False)), (ends, "ends", total + np.cumsum(lengths))):
+            for file, key, values in (
+                (tokens, "tokens", ids.astype(dtype, copy=False)),
+                (ends, "ends", total + np.cumsum(lengths)),
+            ):
                 data = np.ascontiguousarray(values).tobytes()
                 sums[key].update(data)
                 file.write(data)
@@ -132,7 +186,9 @@ def _fill(
     if not total:
         raise ValueError(f"{name} contains no text; give data with at least one window of tokens")
     if time.monotonic() - started > 2:
-        log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens, in {time.monotonic() - started:.0f} s")
+        log.info(
+            f"{name}: {number:,} documents tokenized, {total:,} tokens, in {time.monotonic() - started:.0f} s"
+        )
     return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, dict(sums)
 
 
@@ -150,26 +206,38 @@ def chunks(documents: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def encode_documents(tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, texts: list[str]) -> list[np.ndarray]:
+def encode_documents(
+    tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, texts: list[str]
+) -> list[np.ndarray]:
     """Ids of each document, followed by `eos_id` if it is not None."""
     detokenize = rules.detokenizer(detokenizer)
-    ids = tokenizer.encode_batch(texts if detokenize is None else [detokenize(text) for text in texts])
+    ids = tokenizer.encode_batch(
+        texts if detokenize is None else [detokenize(text) for text in texts]
+    )
     if eos_id is None:
         return ids
     end = np.array([eos_id], dtype=tokenizer.dtype)
     return [np.concatenate([each, end]) for each in ids]
 
 
-def _joined(tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, texts: list[str]) -> Chunk:
+def _joined(
+    tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, texts: list[str]
+) -> Chunk:
     """Concatenated ids of documents, and the number of ids of each."""
     ids = encode_documents(tokenizer, detokenizer, eos_id, texts)
     return np.concatenate(ids), np.array([len(each) for each in ids], dtype=np.int64)
 
 
-def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc: int | None = None) -> Iterator[Result]:
+def map_in_order(
+    work: Callable[[Item], Result], items: Iterable[Item], num_proc: int | None = None
+) -> Iterator[Result]:
     """`map(work, items)` in several processes, results in the order of the items; a few items are processed in this process."""
     if num_proc is None:
-        num_cores = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+        num_cores = (
+            len(os.sched_getaffinity(0))
+            if sys.platform.startswith("linux")
+            else os.cpu_count() or 1
+        )
         num_proc = min(num_cores, _MAX_PROCESSES)
     items = iter(items)
     first = list(itertools.islice(items, _FEW + 1)) if num_proc > 1 else []
@@ -187,7 +255,9 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise OSError("a tokenizing process ended early (out of memory?); set data.num_proc to less") from error
+            raise OSError(
+                "a tokenizing process ended early (out of memory?); set data.num_proc to less"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -195,7 +265,9 @@ def map_in_order(work: Callable[[Item], Result], items: Iterable[Item], num_proc
 def _start_worker(work: Callable[[Item], Result]) -> None:
     global _work
     _work = work  # set once: to pickle a tokenizer with each item would be slow
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process; threads do not survive a fork
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # one core per process; threads do not survive a fork
+    )
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

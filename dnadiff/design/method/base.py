@@ -65,7 +65,14 @@ class DesignMethod(Configurable, ABC):
         return self.has_weights and sampler.supports_weights(length)
 
     @abstractmethod
-    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
         """Design one sequence for each target; all targets have the same pattern, and design i depends on (seed, numbers).
 
         Raises:

@@ -25,14 +25,28 @@ class DesignRun:
             before, its tokens would depend on why the earlier sequence of that row was dropped.
     """
 
-    def __init__(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> None:
-        self.generator, self.goal, self.targets, self.target = generator, goal, list(targets), targets[0]
+    def __init__(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> None:
+        self.generator, self.goal, self.targets, self.target = (
+            generator,
+            goal,
+            list(targets),
+            targets[0],
+        )
         self.prepared: Prepared = generator.prepared(targets)
         self.template, self.device = self.prepared.x_init, self.prepared.x_init.device
         self.draws = Draws(seed, torch.tensor(numbers, device=self.device))
         self.exact_device = float64_device(self.device)
         self.generation = 0
-        self.calls = CountedDenoiser(self.prepared.denoiser, self.prepared.cond, self.prepared.valid)
+        self.calls = CountedDenoiser(
+            self.prepared.denoiser, self.prepared.cond, self.prepared.valid
+        )
 
     def filled(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         """A copy of `x (B, L)` with `tokens (N,)` at `positions (B, L)`."""
@@ -45,7 +59,9 @@ class DesignRun:
 
     def predicted(self, x: Tensor, masked: Tensor, log_probs: Tensor, number: int) -> Tensor:
         """`x (B, L)` with the positions `masked (B, L)` drawn independently of each other from `log_probs (M, V)`."""
-        return self.filled(x, masked, draw_in_chunks(log_probs, self.uniform("predicted", masked, number)))
+        return self.filled(
+            x, masked, draw_in_chunks(log_probs, self.uniform("predicted", masked, number))
+        )
 
     def rewards(self, x0: Tensor) -> Tensor:
         """Rewards (B,) float64 of complete sequences `x0 (B, L)`."""
@@ -62,4 +78,11 @@ class DesignRun:
     def batch(self, x: Tensor, values: Tensor, log_weight: Tensor | None = None) -> SampleBatch:
         """The finished batch of designs `x (B, L)` with their rewards (B,) and log weights (B,)."""
         weights = None if log_weight is None else log_weight.double().cpu().numpy()
-        return SampleBatch(self.targets, list(x.cpu().numpy()), self.calls.nfe, self.calls.rows, weights, values.cpu().numpy())
+        return SampleBatch(
+            self.targets,
+            list(x.cpu().numpy()),
+            self.calls.nfe,
+            self.calls.rows,
+            weights,
+            values.cpu().numpy(),
+        )

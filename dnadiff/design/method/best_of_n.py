@@ -41,16 +41,30 @@ class BestOfN(DesignMethod):
         self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)
 
     @override
-    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
         best: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(targets)
         rewards: Values = np.full(len(targets), -np.inf)
         nfe = rows = 0
         for candidate in range(self.num_candidates):
             # Candidate j of design i has the noise of sample i n + j.
             batch = generator.fill(
-                [(number * self.num_candidates + candidate, target) for number, target in zip(numbers, targets)], seed, weighted=False
+                [
+                    (number * self.num_candidates + candidate, target)
+                    for number, target in zip(numbers, targets)
+                ],
+                seed,
+                weighted=False,
             )
-            values = goal.reward(texts(generator, targets[0], torch.from_numpy(np.stack(batch.tokens))))
+            values = goal.reward(
+                texts(generator, targets[0], torch.from_numpy(np.stack(batch.tokens)))
+            )
             for row in np.flatnonzero(values > rewards):
                 best[row], rewards[row] = batch.tokens[row], values[row]
             nfe, rows = nfe + batch.nfe, rows + batch.rows

@@ -59,9 +59,15 @@ class ClassifierGuidance(Stepwise):
             x0 = step.predict(run, particles.x, step.index)
             change = torch.zeros(log_p.shape, dtype=torch.float64)
             guided = rows[:, None].expand_as(step.now)[step.now].cpu()
-            change[guided] = (first_order if self.gradient else every_change)(run, x0, step.now[rows])
+            change[guided] = (first_order if self.gradient else every_change)(
+                run, x0, step.now[rows]
+            )
             beta = step.beta.cpu()[:, None].expand(step.now.shape)[step.now.cpu()]
-            log_q = torch.where(guided[:, None].to(log_p.device), (log_p + (beta[:, None] * change).to(log_p)).log_softmax(-1), log_p)
+            log_q = torch.where(
+                guided[:, None].to(log_p.device),
+                (log_p + (beta[:, None] * change).to(log_p)).log_softmax(-1),
+                log_p,
+            )
         uniform = run.uniform("token", step.now, 0)
         tokens = run.generator.sampler.unmask(step.index, step.num_steps, log_q, uniform)
         log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].to(run.exact_device).double()

@@ -62,15 +62,26 @@ class Metropolis(DesignMethod):
         check_both_sides(self, generator)
 
     @override
-    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
         run = DesignRun(generator, goal, targets, numbers, seed)
         with torch.no_grad():
             x, value = self._chains(run, self._start(run, targets, numbers, seed))
         return run.batch(x, value)
 
-    def _start(self, run: DesignRun, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> Tensor:
+    def _start(
+        self, run: DesignRun, targets: Sequence[Target], numbers: Sequence[int], seed: int
+    ) -> Tensor:
         if all(target.start is not None for target in targets):
-            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(run.template)
+            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(
+                run.template
+            )
         found = run.generator.fill(list(zip(numbers, targets)), seed, weighted=False)
         run.calls.nfe, run.calls.rows = found.nfe, found.rows
         return torch.stack([torch.from_numpy(tokens) for tokens in found.tokens]).to(run.template)
@@ -83,7 +94,10 @@ class Metropolis(DesignMethod):
         for number in range(self.num_steps):
             x, value = move(x, value, run.goal.beta, number, start, self.max_changes)
             better = value > best_value
-            best, best_value = torch.where(better.to(x.device)[:, None], x, best), torch.where(better, value, best_value)
+            best, best_value = (
+                torch.where(better.to(x.device)[:, None], x, best),
+                torch.where(better, value, best_value),
+            )
         return (best, best_value) if self.best else (x, value)
 
 
@@ -107,10 +121,20 @@ class Move:
     def __init__(self, run: DesignRun, num_positions: int, num_groups: int | None) -> None:
         self.run, self.num_groups = run, num_groups
         self.designed = run.template == run.generator.process.vocab.mask_id
-        self.most = 1 if run.prepared.constrained is not None else min(num_positions, int(self.designed[0].sum()))
+        self.most = (
+            1
+            if run.prepared.constrained is not None
+            else min(num_positions, int(self.designed[0].sum()))
+        )
 
     def __call__(
-        self, x: Tensor, value: Tensor, beta: float, number: int, start: Tensor | None = None, max_changes: int | None = None
+        self,
+        x: Tensor,
+        value: Tensor,
+        beta: float,
+        number: int,
+        start: Tensor | None = None,
+        max_changes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sequences (B, L) and their rewards (B,) after one proposal for each, with the noise of step `number`.
 
@@ -125,15 +149,25 @@ class Move:
         proposed, rows = value.clone(), changed.to(value.device)
         proposed[rows] = self.run.rewards(proposal[changed])
         gain = beta * (proposed - value)
-        accepted = rows & (self.run.draws.at(number).uniform("accept", 1)[:, 0].to(gain.device).log() < gain)
-        return torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(accepted, proposed, value)
+        accepted = rows & (
+            self.run.draws.at(number).uniform("accept", 1)[:, 0].to(gain.device).log() < gain
+        )
+        return torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(
+            accepted, proposed, value
+        )
 
     def _redrawn(self, x: Tensor, number: int) -> Tensor:
         """The sequences with some of the designed positions drawn again."""
-        draws, process, calls = self.run.draws.at(number), self.run.generator.process, self.run.calls
+        draws, process, calls = (
+            self.run.draws.at(number),
+            self.run.generator.process,
+            self.run.calls,
+        )
         count = 1 + (draws.uniform("size", 1) * self.most).long().clamp(max=self.most - 1)  # (B, 1)
         keys = draws.uniform("place", x.shape[1]).masked_fill(~self.designed.to(count.device), 2.0)
-        rank = keys.argsort(-1).argsort(-1)  # positions to draw again are those of rank below `count`, in this order
+        rank = keys.argsort(-1).argsort(
+            -1
+        )  # positions to draw again are those of rank below `count`, in this order
         groups = count if self.num_groups is None else count.clamp(max=self.num_groups)
         group = torch.where(rank < count, rank * groups // count, -1).to(x.device)
         x = x.masked_fill(group >= 0, process.vocab.mask_id)
@@ -141,6 +175,8 @@ class Move:
         for index in range(int(groups.max())):
             now = group == index
             log_probs = calls.log_probs(x, time_of(x, process, calls.valid), now)
-            tokens = draw_in_chunks(log_probs, uniform[now.to(uniform.device)], self.run.generator.sampler.adjust)
+            tokens = draw_in_chunks(
+                log_probs, uniform[now.to(uniform.device)], self.run.generator.sampler.adjust
+            )
             x = self.run.filled(x, now, tokens)
         return x

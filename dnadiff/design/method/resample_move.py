@@ -13,7 +13,12 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.categorical import NoMassError
-from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size, systematic_resample
+from dnadiff.design.generate import (
+    ConditionalSampler,
+    SampleBatch,
+    effective_size,
+    systematic_resample,
+)
 from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.method.batch import DesignRun
 from dnadiff.design.method.metropolis import Move, check_both_sides
@@ -73,22 +78,43 @@ class ResampleMove(DesignMethod):
 
     @override
     def supports_weights(self, sampler: Sampler, length: int) -> bool:
-        return super().supports_weights(sampler, length) and self.num_groups is None and sampler.draws_one_by_one(length)
+        return (
+            super().supports_weights(sampler, length)
+            and self.num_groups is None
+            and sampler.draws_one_by_one(length)
+        )
 
     @override
-    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
         run = DesignRun(generator, goal, targets, numbers, seed)
         first = generator.fill(list(zip(numbers, targets)), seed)
         run.calls.nfe, run.calls.rows = first.nfe, first.rows
         x = torch.stack([torch.from_numpy(tokens) for tokens in first.tokens]).to(run.template)
-        weight = torch.zeros(len(x), dtype=torch.float64) if first.log_weight is None else torch.from_numpy(first.log_weight)
+        weight = (
+            torch.zeros(len(x), dtype=torch.float64)
+            if first.log_weight is None
+            else torch.from_numpy(first.log_weight)
+        )
         with torch.no_grad():
             x, value, weight = self._stages(run, x, weight.to(run.exact_device))
-        return run.batch(x, value, weight if self.supports_weights(generator.sampler, x.shape[1]) else None)
+        return run.batch(
+            x, value, weight if self.supports_weights(generator.sampler, x.shape[1]) else None
+        )
 
-    def _stages(self, run: DesignRun, x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _stages(
+        self, run: DesignRun, x: Tensor, log_weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The population after the last stage: sequences (B, L), rewards and log weights (B,)."""
-        if bool(log_weight.isneginf().any()):  # impossible under the template: the model has no conditional probabilities to move them by
+        if bool(
+            log_weight.isneginf().any()
+        ):  # impossible under the template: the model has no conditional probabilities to move them by
             ancestors, log_weight = resampled(run, log_weight, self.num_stages)
             x = x[ancestors.to(x.device)]
         move, value = Move(run, self.num_positions, self.num_groups), run.rewards(x)

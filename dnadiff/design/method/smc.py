@@ -66,13 +66,19 @@ class SMC(Stepwise):
     @override
     def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
         uniform = run.uniform("token", step.now, run.generation)
-        tokens = run.generator.sampler.unmask(step.index, step.num_steps, step.log_probs_now, uniform)
+        tokens = run.generator.sampler.unmask(
+            step.index, step.num_steps, step.log_probs_now, uniform
+        )
         return moved(run, particles, step, tokens)
 
     @override
     def after_step(self, particles: Particles, run: DesignRun, step: Step) -> Particles:
         size, log_weight = len(particles.x), particles.log_weight.cpu().numpy()
-        if bool(step.done.all()) or not bool(step.evaluated.any()) or particles.log_weight.isneginf().all():
+        if (
+            bool(step.done.all())
+            or not bool(step.evaluated.any())
+            or particles.log_weight.isneginf().all()
+        ):
             return particles
         if effective_size(log_weight) >= self.threshold * size:
             return particles
@@ -89,4 +95,8 @@ class SMC(Stepwise):
 def _of(particles: Particles, rows: Tensor) -> Particles:
     """The particles with these row numbers."""
     left = None if particles.left is None else particles.left[rows]
-    return replace(particles, left=left, **{name: (each := getattr(particles, name))[rows.to(each.device)] for name in _PER_ROW})
+    return replace(
+        particles,
+        left=left,
+        **{name: (each := getattr(particles, name))[rows.to(each.device)] for name in _PER_ROW},
+    )

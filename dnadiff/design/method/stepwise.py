@@ -88,8 +88,12 @@ class Step:
 
     def predict(self, run: DesignRun, x: Tensor, number: int) -> Tensor:
         """x0 (E, L) predicted for those sequences of `x (B, L)` whose reward is evaluated."""
-        masked = (x == run.generator.process.vocab.mask_id) & self.predicted & self.evaluated[:, None]
-        return run.predicted(x, masked, self.log_probs[masked[self.predicted]], number)[self.evaluated]
+        masked = (
+            (x == run.generator.process.vocab.mask_id) & self.predicted & self.evaluated[:, None]
+        )
+        return run.predicted(x, masked, self.log_probs[masked[self.predicted]], number)[
+            self.evaluated
+        ]
 
 
 @dataclass(eq=False)
@@ -109,13 +113,18 @@ class Stepwise(DesignMethod):
     reads_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self.every, self.anneal = checks.integer("method.every", self.every), checks.boolean("method.anneal", self.anneal)
+        self.every, self.anneal = (
+            checks.integer("method.every", self.every),
+            checks.boolean("method.anneal", self.anneal),
+        )
 
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         name = type(self).__name__
         if generator.denoiser.left_to_right:
-            raise ValueError(f"method {name} steers a model that unmasks in any order, and this one goes from left to right; use best_of_n")
+            raise ValueError(
+                f"method {name} steers a model that unmasks in any order, and this one goes from left to right; use best_of_n"
+            )
         if not isinstance(generator.sampler, PlannedSampler):
             raise ValueError(
                 f"method {name} needs a sampler whose order does not depend on tokens, not {type(generator.sampler).__name__}; set "
@@ -123,7 +132,14 @@ class Stepwise(DesignMethod):
             )
 
     @override
-    def run(self, generator: ConditionalSampler, goal: Goal, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
         run = DesignRun(generator, goal, targets, numbers, seed)
         with torch.no_grad():
             particles = self._steps(run)
@@ -133,13 +149,19 @@ class Stepwise(DesignMethod):
     def _steps(self, run: DesignRun) -> Particles:
         sampler, process, template = run.generator.sampler, run.generator.process, run.template
         assert isinstance(sampler, PlannedSampler)
-        frozen = torch.zeros_like(template, dtype=torch.bool) if run.prepared.frozen is None else run.prepared.frozen
+        frozen = (
+            torch.zeros_like(template, dtype=torch.bool)
+            if run.prepared.frozen is None
+            else run.prepared.frozen
+        )
         masked = sampler.positions(template, process, frozen, run.prepared.valid)
         zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
         step, left = sampler.plan(masked, process, run.draws)
         particles = Particles(template.clone(), step, left, zero, zero, zero, zero)
         for index in step[masked & (step >= 0)].unique().tolist():
-            if bool((masked & (particles.step == index)).any()):  # a plan that has such a step may have been dropped
+            if bool(
+                (masked & (particles.step == index)).any()
+            ):  # a plan that has such a step may have been dropped
                 made = self._step(run, particles, masked, index)
                 particles = self.after_step(self.advance(run, particles, made), run, made)
         return particles
@@ -154,10 +176,21 @@ class Stepwise(DesignMethod):
             t = time_of(x, process, run.calls.valid)
         else:
             t = time_left(particles.left[:, index], run.template, masked, process, run.calls.valid)
-        filled = 1 - left.sum(-1).to(run.exact_device, torch.float64) / masked.sum(-1).to(run.exact_device)
+        filled = 1 - left.sum(-1).to(run.exact_device, torch.float64) / masked.sum(-1).to(
+            run.exact_device
+        )
         beta = run.goal.beta * (filled if self.anneal else torch.ones_like(filled))
         log_probs = run.calls.log_probs(x, t, predicted)
-        return Step(index, sampler.num_steps_for(x.shape[1]), now, predicted, log_probs, beta, evaluated, done)
+        return Step(
+            index,
+            sampler.num_steps_for(x.shape[1]),
+            now,
+            predicted,
+            log_probs,
+            beta,
+            evaluated,
+            done,
+        )
 
     @abstractmethod
     def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
@@ -168,7 +201,13 @@ class Stepwise(DesignMethod):
         return particles
 
 
-def moved(run: DesignRun, particles: Particles, step: Step, tokens: Tensor, log_ratio: Tensor | float = 0.0) -> Particles:
+def moved(
+    run: DesignRun,
+    particles: Particles,
+    step: Step,
+    tokens: Tensor,
+    log_ratio: Tensor | float = 0.0,
+) -> Particles:
     """The particles with `tokens (N,)` at the positions of a step, their rewards where they are evaluated, and their weights.
 
     `log_ratio (B,)` is log p(tokens) - log q(tokens).
@@ -179,12 +218,28 @@ def moved(run: DesignRun, particles: Particles, step: Step, tokens: Tensor, log_
     if bool(rows.any()):
         value[rows] = run.rewards(step.predict(run, x, step.index))
         log_potential[rows] = step.beta[rows] * value[rows]
-    return weighted(run, particles, x, value, log_potential, log_potential - particles.log_potential + log_ratio)
+    return weighted(
+        run, particles, x, value, log_potential, log_potential - particles.log_potential + log_ratio
+    )
 
 
-def weighted(run: DesignRun, particles: Particles, x: Tensor, value: Tensor, log_potential: Tensor, added: Tensor) -> Particles:
+def weighted(
+    run: DesignRun,
+    particles: Particles,
+    x: Tensor,
+    value: Tensor,
+    log_potential: Tensor,
+    added: Tensor,
+) -> Particles:
     """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the log weights. A weight of 0 stays 0."""
     log_mass = run.log_mass(x)
     log_weight = particles.log_weight + added + log_mass - particles.log_mass
     log_weight = torch.where(particles.log_weight.isneginf(), -torch.inf, log_weight)
-    return replace(particles, x=x, value=value, log_potential=log_potential, log_mass=log_mass, log_weight=log_weight)
+    return replace(
+        particles,
+        x=x,
+        value=value,
+        log_potential=log_potential,
+        log_mass=log_mass,
+        log_weight=log_weight,
+    )

@@ -73,7 +73,9 @@ class LoRA:
         """Write the updates into the weights, and remove them: the network then has the parameters that it had before."""
         adapted = list(_adapted(backbone))
         with torch.no_grad():
-            merged = {id(original): (original, module.weight.clone()) for module, original in adapted}
+            merged = {
+                id(original): (original, module.weight.clone()) for module, original in adapted
+            }
             for module, _ in adapted:
                 parametrize.remove_parametrizations(module, _WEIGHT, leave_parametrized=False)
             for original, weight in merged.values():

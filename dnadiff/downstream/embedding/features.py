@@ -46,7 +46,12 @@ class Embedder:
     """
 
     def __init__(
-        self, denoiser: BaseDenoiser, pool: Pool | None = None, layer: int | None = None, stranded: bool = False, dtype: str = "float32"
+        self,
+        denoiser: BaseDenoiser,
+        pool: Pool | None = None,
+        layer: int | None = None,
+        stranded: bool = False,
+        dtype: str = "float32",
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
@@ -58,7 +63,9 @@ class Embedder:
             pass  # refuses a layer that the network does not have
 
     @torch.no_grad()
-    def __call__(self, sequences: Sequence[NDArray[np.integer]], batch_size: int = 32) -> list[NDArray[np.floating]]:
+    def __call__(
+        self, sequences: Sequence[NDArray[np.integer]], batch_size: int = 32
+    ) -> list[NDArray[np.floating]]:
         """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each position."""
         device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
@@ -66,11 +73,18 @@ class Embedder:
         with first_layers(self.backbone, self.layer):
             for number, ids, valid in pieces.batches(tensors, batch_size, vocab.pad_id):
                 lengths = [len(tensors[i]) for i in number]
-                for i, features in zip(number, self._features(ids.to(device), None if valid is None else valid.to(device), lengths, vocab)):
+                for i, features in zip(
+                    number,
+                    self._features(
+                        ids.to(device), None if valid is None else valid.to(device), lengths, vocab
+                    ),
+                ):
                     found[i] = self.pool(features).cpu().numpy().astype(self.dtype)
         return found
 
-    def _features(self, ids: Tensor, valid: Tensor | None, lengths: Sequence[int], vocab: Vocab) -> Iterator[Tensor]:
+    def _features(
+        self, ids: Tensor, valid: Tensor | None, lengths: Sequence[int], vocab: Vocab
+    ) -> Iterator[Tensor]:
         """Float32 features (L_i, D) of each row of `ids (B, L)`."""
         features = self.denoiser.features(ids, valid).float()
         if is_strand_invariant(self.backbone, self.stranded):
@@ -89,16 +103,28 @@ class Embedder:
         longest = self.backbone.max_length
         for name, length in zip(source.names, source.lengths):
             if longest is not None and length > longest:
-                raise ValueError(f"input: {name} has {length:,} bases and this network takes at most {longest:,}; cut it, or leave it out")
+                raise ValueError(
+                    f"input: {name} has {length:,} bases and this network takes at most {longest:,}; cut it, or leave it out"
+                )
 
-    def groups(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[list[pieces.Piece]]:
+    def groups(
+        self, source: SequenceInput, batch_size: int, first: int = 0
+    ) -> Iterator[list[pieces.Piece]]:
         """The sequences from number `first` on, in lists that are computed together, of a size that bounds the memory."""
         whole = (pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths))
-        return pieces.grouped(islice(whole, first, None), batch_size * (1 if self.pool.per_position else _BATCHES), _BASES)
+        return pieces.grouped(
+            islice(whole, first, None),
+            batch_size * (1 if self.pool.per_position else _BATCHES),
+            _BASES,
+        )
 
-    def stream(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[list[NDArray[np.floating]]]:
+    def stream(
+        self, source: SequenceInput, batch_size: int, first: int = 0
+    ) -> Iterator[list[NDArray[np.floating]]]:
         """The embeddings of the sequences of an input from number `first` on, in order, in the lists of `groups`."""
-        windows = source.windows(piece for group in self.groups(source, batch_size, first) for piece in group)
+        windows = source.windows(
+            piece for group in self.groups(source, batch_size, first) for piece in group
+        )
         for group in self.groups(source, batch_size, first):
             yield self(list(islice(windows, len(group))), batch_size)
 

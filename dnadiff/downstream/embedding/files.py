@@ -54,7 +54,10 @@ class EmbeddingTable:
 
     def columns(self) -> dict[str, list]:
         """Name and coordinates of each sequence, and `region_name` if the regions have names."""
-        of_regions = {key: [getattr(r, key) for r in self.regions] for key in ("chrom", "start", "end", "strand")}
+        of_regions = {
+            key: [getattr(r, key) for r in self.regions]
+            for key in ("chrom", "start", "end", "strand")
+        }
         named = {} if self.region_names is None else {"region_name": list(self.region_names)}
         return {"name": list(self.names), **of_regions, **named}
 
@@ -67,7 +70,9 @@ class EmbeddingFormat(ABC):
         """Raise ValueError if the format cannot be written here."""
 
     @abstractmethod
-    def write(self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path) -> None:
+    def write(
+        self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path
+    ) -> None:
         """Write the vectors of all sequences to an open file; `folder` has space for a copy of it."""
 
 
@@ -78,18 +83,30 @@ class Npz(EmbeddingFormat):
     """
 
     @override
-    def write(self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path) -> None:
+    def write(
+        self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path
+    ) -> None:
         rows = table.offsets
-        about: dict[str, NDArray] = {key: np.array(values) for key, values in table.columns().items()}
-        about |= {"settings": np.array(json.dumps(table.settings))} | ({"offsets": rows} if table.per_position else {})
-        header = {"descr": table.dtype.newbyteorder("<").str, "fortran_order": False, "shape": (int(rows[-1]), table.width)}
+        about: dict[str, NDArray] = {
+            key: np.array(values) for key, values in table.columns().items()
+        }
+        about |= {"settings": np.array(json.dumps(table.settings))} | (
+            {"offsets": rows} if table.per_position else {}
+        )
+        header = {
+            "descr": table.dtype.newbyteorder("<").str,
+            "fortran_order": False,
+            "shape": (int(rows[-1]), table.width),
+        }
         with zipfile.ZipFile(file, "w") as archive:
             # A name alone would get the current time, and the same input other bytes.
             with archive.open(zipfile.ZipInfo("embeddings.npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array_header_1_0(entry, header)
                 for group in groups:
                     for vectors in group:
-                        entry.write(np.ascontiguousarray(vectors, table.dtype.newbyteorder("<")).tobytes())
+                        entry.write(
+                            np.ascontiguousarray(vectors, table.dtype.newbyteorder("<")).tobytes()
+                        )
             for name, array in about.items():
                 with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -102,7 +119,9 @@ class Parquet(EmbeddingFormat):
     """
 
     @override
-    def write(self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path) -> None:
+    def write(
+        self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path
+    ) -> None:
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -118,7 +137,10 @@ class Parquet(EmbeddingFormat):
                 if table.per_position:
                     offsets = np.cumsum([0, *map(len, group)])
                     values = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-                about = [pa.array(columns[key][done : done + len(group)], kind) for key, kind in kinds.items()]
+                about = [
+                    pa.array(columns[key][done : done + len(group)], kind)
+                    for key, kind in kinds.items()
+                ]
                 writer.write_table(pa.Table.from_arrays([*about, values], schema=schema))
                 done += len(group)
 
@@ -136,15 +158,22 @@ class H5ad(EmbeddingFormat):
         library(path)
 
     @override
-    def write(self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path) -> None:
+    def write(
+        self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path
+    ) -> None:
         import h5py
         import pandas as pd
 
         anndata = library("embeddings.h5ad")
-        columns = {key: pd.Series(values, dtype=None if key in ("start", "end") else object) for key, values in table.columns().items()}
+        columns = {
+            key: pd.Series(values, dtype=None if key in ("start", "end") else object)
+            for key, values in table.columns().items()
+        }
         names = pd.Index(columns.pop("name"), dtype=object)
         obs = pd.DataFrame(columns).set_index(names)
-        var = pd.DataFrame(index=pd.Index([f"feature_{i}" for i in range(table.width)], dtype=object))
+        var = pd.DataFrame(
+            index=pd.Index([f"feature_{i}" for i in range(table.width)], dtype=object)
+        )
         # HDF5 reads what it writes, and a file without a name does not outlive a killed process.
         with tempfile.TemporaryFile(dir=folder) as scratch:
             with h5py.File(scratch, "w") as h5:
@@ -155,8 +184,14 @@ class H5ad(EmbeddingFormat):
                 for group in groups:
                     values[done : done + len(group)] = np.stack(group)
                     done += len(group)
-                parts: dict[str, object] = {"obs": obs, "var": var, "uns": {"dnadiff": json.dumps(table.settings)}}
-                for key, part in (parts | {key: {} for key in ("layers", "obsm", "varm", "obsp", "varp")}).items():
+                parts: dict[str, object] = {
+                    "obs": obs,
+                    "var": var,
+                    "uns": {"dnadiff": json.dumps(table.settings)},
+                }
+                for key, part in (
+                    parts | {key: {} for key in ("layers", "obsm", "varm", "obsp", "varp")}
+                ).items():
                     anndata.io.write_elem(h5, key, part)
             scratch.seek(0)
             shutil.copyfileobj(scratch, file, 1 << 22)
@@ -188,7 +223,13 @@ def format_of(path: str | Path, per_position: bool) -> EmbeddingFormat:
     return found()
 
 
-def write(path: Path, kind: EmbeddingFormat, table: EmbeddingTable, groups: Iterable[Vectors], overwrite: bool = False) -> None:
+def write(
+    path: Path,
+    kind: EmbeddingFormat,
+    table: EmbeddingTable,
+    groups: Iterable[Vectors],
+    overwrite: bool = False,
+) -> None:
     """Write a file atomically."""
     size = int(table.offsets[-1]) * table.width * table.dtype.itemsize
     with atomic_write(path, overwrite, size) as file:

@@ -35,7 +35,11 @@ class Embeddings(np.ndarray):
         """A row for each sequence, a column for each feature."""
         import pandas
 
-        return pandas.DataFrame(np.asarray(self), index=self.names, columns=[f"feature_{i}" for i in range(self.shape[1])])
+        return pandas.DataFrame(
+            np.asarray(self),
+            index=self.names,
+            columns=[f"feature_{i}" for i in range(self.shape[1])],
+        )
 
     def to_anndata(self) -> anndata.AnnData:
         """`X` (S, D), with the names in `obs_names`: what `embed output=e.h5ad` writes, without coordinates.
@@ -46,7 +50,9 @@ class Embeddings(np.ndarray):
         try:
             package = importlib.import_module("anndata")
         except ImportError as error:
-            raise ValueError("to_anndata needs the package anndata: pip install -e '.[anndata]' in the checkout") from error
+            raise ValueError(
+                "to_anndata needs the package anndata: pip install -e '.[anndata]' in the checkout"
+            ) from error
         table = self.to_frame()
         return package.AnnData(np.asarray(self), obs=table[[]].rename(str), var=table.T[[]])
 
@@ -56,7 +62,9 @@ def _different(names: Sequence[str]) -> list[str]:
     number, used, found = Counter(names), set(names), []
     for i, name in enumerate(names):
         if number[name] > 1:
-            name = next(new for new in (f"{name}_{j}" for j in itertools.count(i)) if new not in used)
+            name = next(
+                new for new in (f"{name}_{j}" for j in itertools.count(i)) if new not in used
+            )
         used.add(name)
         found.append(name)
     return found

@@ -27,7 +27,9 @@ class EmbeddingWork(Work):
 
     @override
     def starts(self) -> list[int]:
-        return list(accumulate(map(len, self.embedder.groups(self.source, self.batch_size)), initial=0))
+        return list(
+            accumulate(map(len, self.embedder.groups(self.source, self.batch_size)), initial=0)
+        )
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:

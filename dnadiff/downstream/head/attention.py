@@ -30,20 +30,29 @@ class AttentionHead(Head):
         **sizes: Unpack[HeadSizes],
     ) -> None:  # fmt: skip
         super().__init__(**sizes)
-        self.num_heads, self.head_width = checks.integer("head.num_heads", num_heads), checks.integer("head.head_width", head_width)
+        self.num_heads, self.head_width = (
+            checks.integer("head.num_heads", num_heads),
+            checks.integer("head.head_width", head_width),
+        )
         self.num_wavelengths = checks.integer("head.num_wavelengths", num_wavelengths)
         inner = self.num_heads * self.head_width
         self.norm = nn.LayerNorm(self.width)
         self.hidden = nn.Linear(self.width + 4 * self.num_wavelengths, inner)
-        self.score = nn.Conv1d(inner, self.num_heads, 1, groups=self.num_heads)  # one score from the features of each head
+        self.score = nn.Conv1d(
+            inner, self.num_heads, 1, groups=self.num_heads
+        )  # one score from the features of each head
         self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
         self.output = nn.Linear(inner, self.num_outputs)
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         batch, length, _ = features.shape
-        places = position_features(lengths_of(features, valid), length, self.num_wavelengths).to(features)
-        hidden = nn.functional.gelu(self.hidden(torch.cat([self.norm(features), places], -1)))  # (B, L, H W)
+        places = position_features(lengths_of(features, valid), length, self.num_wavelengths).to(
+            features
+        )
+        hidden = nn.functional.gelu(
+            self.hidden(torch.cat([self.norm(features), places], -1))
+        )  # (B, L, H W)
         score = self.score(hidden.transpose(1, 2))  # (B, H, L)
         if valid is not None:
             score = score.masked_fill(~valid[:, None], -torch.inf)

@@ -44,7 +44,9 @@ class ConvHead(Head):
         self.norm = nn.LayerNorm(self.width)
         self.first = nn.Linear(self.width, channels)
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
-        self.convolutions = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count))
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count)
+        )
         self.output = HiddenLayer(2 * channels * self.num_bins, hidden, self.num_outputs, dropout)
         overall = checks.boolean("head.global_pooling", global_pooling)
         self.linear = nn.Linear(self.width + 2 * channels, self.num_outputs) if overall else None
@@ -71,7 +73,9 @@ class ConvHead(Head):
         batch, length, channels = x.shape
         index = torch.arange(length, device=x.device).expand(batch, -1)
         part = (index * self.num_bins // lengths[:, None]).clamp(max=self.num_bins)
-        part = part if valid is None else torch.where(valid, part, self.num_bins)  # padding: one part more, dropped below
+        part = (
+            part if valid is None else torch.where(valid, part, self.num_bins)
+        )  # padding: one part more, dropped below
         where = part[..., None].expand(-1, -1, channels)
         shape = (batch, self.num_bins + 1, channels)
         total = x.new_zeros(shape).scatter_add(1, where, x)

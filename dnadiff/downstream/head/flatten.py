@@ -22,7 +22,13 @@ class FlattenHead(Head):
         **sizes: see `Head`; every sequence has `max_length` tokens.
     """
 
-    def __init__(self, channels: PositiveInt = 16, hidden: PositiveInt = 64, dropout: float = 0.2, **sizes: Unpack[HeadSizes]) -> None:
+    def __init__(
+        self,
+        channels: PositiveInt = 16,
+        hidden: PositiveInt = 64,
+        dropout: float = 0.2,
+        **sizes: Unpack[HeadSizes],
+    ) -> None:
         super().__init__(**sizes)
         channels = checks.integer("head.channels", channels)
         self.norm = nn.LayerNorm(self.width)
@@ -45,6 +51,8 @@ class FlattenHead(Head):
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         if valid is not None or features.shape[1] != self.max_length:
-            raise ValueError(f"this classifier takes sequences of {self.max_length} bases, got others; it was trained with head=flatten")
+            raise ValueError(
+                f"this classifier takes sequences of {self.max_length} bases, got others; it was trained with head=flatten"
+            )
         x = nn.functional.gelu(self.first(self.norm(features)))
         return self.output(x.flatten(1))

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from dnadiff.downstream.target.predicted import Predicted
 
 SEPARATOR = "\x1f"  # between the cells of several target columns in one label
-MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))  # cells of a table without a value, in lower case
-Label = int | tuple[float, ...]  # of one item: the number of its class, or its values, NaN for a missing one
+MISSING = frozenset(
+    ("", "nan", "na", "n/a", "null", "none")
+)  # cells of a table without a value, in lower case
+Label = (
+    int | tuple[float, ...]
+)  # of one item: the number of its class, or its values, NaN for a missing one
 S = TypeVar("S", bound=ScoredRun)
 
 
@@ -76,7 +80,10 @@ class TaskTarget(ABC, Generic[S]):
 
     def settings(self) -> dict[str, Json]:
         """The configuration that `dnadiff.config.build` makes this target from."""
-        return {"_target_": f"{type(self).__module__}.{type(self).__name__}", "names": list(self.names)}
+        return {
+            "_target_": f"{type(self).__module__}.{type(self).__name__}",
+            "names": list(self.names),
+        }
 
     def identity(self) -> list[Json]:
         """What the digest of stored predictions covers besides the names."""
@@ -92,7 +99,9 @@ class TaskTarget(ABC, Generic[S]):
         """ValueError that begins with `where` for cells of a row that cannot be read; by default any text is a label."""
 
     @abstractmethod
-    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[TaskTarget, np.ndarray]:
+    def read(
+        self, labels: Sequence[str], source: str, label_source: str
+    ) -> tuple[TaskTarget, np.ndarray]:
         """The target with its names, and the labels of all items as an array; ValueError if they do not fit the target.
 
         Args:
@@ -146,7 +155,9 @@ class TaskTarget(ABC, Generic[S]):
 
     def balanced(self, labels: Tensor) -> Self:
         """The target with a loss in which each class has the same total weight; ValueError if it has no classes."""
-        raise ValueError(f"class_weights=balanced expects a task of classes, got {self.summary}; set class_weights=none")
+        raise ValueError(
+            f"class_weights=balanced expects a task of classes, got {self.summary}; set class_weights=none"
+        )
 
     @abstractmethod
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
@@ -168,7 +179,9 @@ class TaskTarget(ABC, Generic[S]):
     # Evaluation.
 
     @abstractmethod
-    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> S:
+    def scored(
+        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> S:
         """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has another model."""
 
     @property
@@ -176,7 +189,12 @@ class TaskTarget(ABC, Generic[S]):
     def metrics(self) -> Mapping[str, Callable[[S, np.ndarray], np.ndarray]]:
         """The metrics by name: functions of scored predictions and of item weights (W, S), (W,)."""
 
-    def interval(self, runs: Sequence[S], baseline: Sequence[S] | None = None, groups: np.ndarray | None = None) -> ConfidenceInterval:
+    def interval(
+        self,
+        runs: Sequence[S],
+        baseline: Sequence[S] | None = None,
+        groups: np.ndarray | None = None,
+    ) -> ConfidenceInterval:
         """The primary metric, or the difference of two models, with its 95 % bootstrap interval over items and seeds."""
         found = metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
         return found if baseline is not None else self._in_range(found)
@@ -186,7 +204,9 @@ class TaskTarget(ABC, Generic[S]):
         low, high = np.clip([interval.low, interval.high], *RANGES[self.primary])
         return interval._replace(low=float(low), high=float(high))
 
-    def p_value(self, first: Sequence[S], second: Sequence[S], groups: np.ndarray | None = None) -> float:
+    def p_value(
+        self, first: Sequence[S], second: Sequence[S], groups: np.ndarray | None = None
+    ) -> float:
         """Of the hypothesis that both models have the same primary metric."""
         return bootstrap_p_value(self.metrics[self.primary], first, second, groups=groups)
 

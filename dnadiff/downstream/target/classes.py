@@ -14,7 +14,14 @@ from typing_extensions import override
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.downstream.metric_intervals import accuracy_interval
-from dnadiff.downstream.metrics import METRICS, Metric, ScoredPredictions, confusion_matrix, roc_curves, sign_flip_test
+from dnadiff.downstream.metrics import (
+    METRICS,
+    Metric,
+    ScoredPredictions,
+    confusion_matrix,
+    roc_curves,
+    sign_flip_test,
+)
 from dnadiff.downstream.target.base import MISSING, Label, TaskTarget, ValidScore
 from dnadiff.downstream.target.estimators import ClassEstimators
 from dnadiff.downstream.target.predicted import ClassProbabilities
@@ -36,7 +43,9 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     primary, shown, p_value_test = "accuracy", ("mcc", "auroc"), "sign-flip test"
     takes_several, can_be_missing, published = False, False, True
 
-    def __init__(self, names: Sequence[str] = (), class_weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str] = (), class_weights: Sequence[float] | None = None
+    ) -> None:
         super().__init__(names)
         self.class_weights = None if class_weights is None else torch.tensor(class_weights)
 
@@ -65,18 +74,28 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def check(self, cells: Sequence[str], where: str) -> None:
-        if cells[0].lower() in MISSING - {"none"}:  # a usual name for the class of sequences without the feature
+        if cells[0].lower() in MISSING - {
+            "none"
+        }:  # a usual name for the class of sequences without the feature
             raise ValueError(
                 f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing value, and a class is expected; complete the "
                 "row, remove it, or give the class another name"
             )
 
     @override
-    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[ClassTarget, np.ndarray]:
+    def read(
+        self, labels: Sequence[str], source: str, label_source: str
+    ) -> tuple[ClassTarget, np.ndarray]:
         names = sorted(set(labels))
         if len(names) < 2:
-            raise ValueError(f"{source} has one class, {names[0]!r}, in {label_source}; classification needs two or more")
-        if len(names) > MAX_NUMBERS and all(map(_is_float, names)) and any("." in name for name in names):
+            raise ValueError(
+                f"{source} has one class, {names[0]!r}, in {label_source}; classification needs two or more"
+            )
+        if (
+            len(names) > MAX_NUMBERS
+            and all(map(_is_float, names))
+            and any("." in name for name in names)
+        ):
             raise ValueError(
                 f"{source} has {len(names):,} different numbers such as {names[0]} in {label_source}, and classification expects names of "
                 "classes; set task.kind=regression, or task.label_column to another column"
@@ -103,7 +122,9 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         # Divided by the items, not by their weights: else a batch without the rare class trains on the frequent one at full weight.
-        return nn.functional.cross_entropy(outputs, labels, self._class_weights(outputs), reduction="sum") / len(labels)
+        return nn.functional.cross_entropy(
+            outputs, labels, self._class_weights(outputs), reduction="sum"
+        ) / len(labels)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         return None if self.class_weights is None else self.class_weights.to(like)
@@ -119,7 +140,11 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        terms = [one.double() + math.log(weight) for one, weight in zip(predictions, weights) if weight > 0]
+        terms = [
+            one.double() + math.log(weight)
+            for one, weight in zip(predictions, weights)
+            if weight > 0
+        ]
         return torch.stack(terms).logsumexp(0)
 
     @override
@@ -129,8 +154,14 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     @override
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         correct = (predictions.argmax(-1) == labels).float()
-        weights = torch.ones_like(correct) if self.class_weights is None else self.class_weights.to(correct)[labels]
-        score = ValidScore(float((weights * correct).sum() / weights.sum()), -self.valid_loss(predictions, labels))
+        weights = (
+            torch.ones_like(correct)
+            if self.class_weights is None
+            else self.class_weights.to(correct)[labels]
+        )
+        score = ValidScore(
+            float((weights * correct).sum() / weights.sum()), -self.valid_loss(predictions, labels)
+        )
         # Diverged: NaN predictions may still match many labels by chance.
         return score if math.isfinite(score.negative_loss) else _WORST
 
@@ -145,7 +176,9 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         return ClassEstimators(self.num_outputs)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredPredictions:
+    def scored(
+        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> ScoredPredictions:
         return ScoredPredictions(predictions, labels, folds)
 
     @property
@@ -155,13 +188,23 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def interval(
-        self, runs: Sequence[ScoredPredictions], baseline: Sequence[ScoredPredictions] | None = None, groups: np.ndarray | None = None
+        self,
+        runs: Sequence[ScoredPredictions],
+        baseline: Sequence[ScoredPredictions] | None = None,
+        groups: np.ndarray | None = None,
     ) -> ConfidenceInterval:
-        found = accuracy_interval(_correct(runs), None if baseline is None else _correct(baseline), groups=groups)
+        found = accuracy_interval(
+            _correct(runs), None if baseline is None else _correct(baseline), groups=groups
+        )
         return found if baseline is not None else self._in_range(found)
 
     @override
-    def p_value(self, first: Sequence[ScoredPredictions], second: Sequence[ScoredPredictions], groups: np.ndarray | None = None) -> float:
+    def p_value(
+        self,
+        first: Sequence[ScoredPredictions],
+        second: Sequence[ScoredPredictions],
+        groups: np.ndarray | None = None,
+    ) -> float:
         return sign_flip_test(_correct(first), _correct(second), groups=groups)
 
     @override
@@ -204,7 +247,10 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     def contrast(self, predictions: Tensor) -> Tensor:
         # The log-odds of each class: log p - log(1 - p), stable also where p is close to 1.
         count = predictions.shape[-1]
-        others = [predictions[..., [other for other in range(count) if other != number]].logsumexp(-1) for number in range(count)]
+        others = [
+            predictions[..., [other for other in range(count) if other != number]].logsumexp(-1)
+            for number in range(count)
+        ]
         return predictions - torch.stack(others, -1)
 
     @override

@@ -41,8 +41,12 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         self.parse(cells, where, self.names)
 
     @override
-    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[Self, np.ndarray]:
-        return self, self.as_array([self.parse(label.split(SEPARATOR), source, self.names) for label in labels])
+    def read(
+        self, labels: Sequence[str], source: str, label_source: str
+    ) -> tuple[Self, np.ndarray]:
+        return self, self.as_array(
+            [self.parse(label.split(SEPARATOR), source, self.names) for label in labels]
+        )
 
     @override
     def as_array(self, labels: Sequence[Label]) -> np.ndarray:
@@ -57,7 +61,9 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         for name, column in zip(self.names, labels.T):
             known = column[column.isfinite()]
             if not len(known):
-                raise ValueError(f"{source} has no value in column {name!r} of its training items; add some, or set task.label_column")
+                raise ValueError(
+                    f"{source} has no value in column {name!r} of its training items; add some, or set task.label_column"
+                )
             if bool((known == known[0]).all()):
                 raise ValueError(
                     f"{source} has the same value, {known[0]:g}, in column {name!r} of all {len(known):,} training items that have one, "
@@ -84,7 +90,9 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
 
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        return torch.stack([weight * one.double() for one, weight in zip(predictions, weights) if weight > 0]).sum(0)
+        return torch.stack(
+            [weight * one.double() for one, weight in zip(predictions, weights) if weight > 0]
+        ).sum(0)
 
     @override
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
@@ -94,7 +102,11 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
     @property
     @override
     def columns(self) -> list[str]:
-        return [column for name in self.names for column in (f"{self.value_prefix}_{name}", f"spread_{name}")]
+        return [
+            column
+            for name in self.names
+            for column in (f"{self.value_prefix}_{name}", f"spread_{name}")
+        ]
 
     @override
     def track_column(self, name: str) -> str:

@@ -32,7 +32,9 @@ class Estimators(ABC):
     linear_name: ClassVar[str]
 
     @abstractmethod
-    def linear(self, scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, BaseEstimator]:
+    def linear(
+        self, scaler: TransformerMixin, strengths: Sequence[float]
+    ) -> dict[str, BaseEstimator]:
         """Linear models on scaled features; the larger a strength, the weaker the penalty."""
 
     @abstractmethod
@@ -45,7 +47,12 @@ class Estimators(ABC):
 
     @abstractmethod
     def select(
-        self, candidates: Mapping[str, BaseEstimator], train: Features, labels: Tensor, valid: Features, valid_labels: Tensor
+        self,
+        candidates: Mapping[str, BaseEstimator],
+        train: Features,
+        labels: Tensor,
+        valid: Features,
+        valid_labels: Tensor,
     ) -> tuple[BaseEstimator, dict[str, Json]]:
         """Fit every candidate; the best one on the validation items (the first one in a tie), and what was tried."""
 
@@ -67,19 +74,28 @@ class ClassEstimators(Estimators):
         self.num_classes = num_classes
 
     @override
-    def linear(self, scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, BaseEstimator]:
+    def linear(
+        self, scaler: TransformerMixin, strengths: Sequence[float]
+    ) -> dict[str, BaseEstimator]:
         from sklearn.base import clone
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
 
-        return {f"C = {strength:g}": make_pipeline(clone(scaler), LogisticRegression(C=strength, max_iter=1000)) for strength in strengths}
+        return {
+            f"C = {strength:g}": make_pipeline(
+                clone(scaler), LogisticRegression(C=strength, max_iter=1000)
+            )
+            for strength in strengths
+        }
 
     @override
     def boosting(self, num_trees: Sequence[int], **settings: float) -> dict[str, BaseEstimator]:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         return {
-            f"{number} trees": HistGradientBoostingClassifier(max_iter=number, early_stopping=False, random_state=0, **settings)
+            f"{number} trees": HistGradientBoostingClassifier(
+                max_iter=number, early_stopping=False, random_state=0, **settings
+            )
             for number in num_trees
         }
 
@@ -91,10 +107,17 @@ class ClassEstimators(Estimators):
 
     @override
     def select(
-        self, candidates: Mapping[str, BaseEstimator], train: Features, labels: Tensor, valid: Features, valid_labels: Tensor
+        self,
+        candidates: Mapping[str, BaseEstimator],
+        train: Features,
+        labels: Tensor,
+        valid: Features,
+        valid_labels: Tensor,
     ) -> tuple[BaseEstimator, dict[str, Json]]:
         models = {name: model.fit(train, labels.numpy()) for name, model in candidates.items()}
-        tried = {name: float(model.score(valid, valid_labels.numpy())) for name, model in models.items()}
+        tried = {
+            name: float(model.score(valid, valid_labels.numpy())) for name, model in models.items()
+        }
         best = max(tried, key=lambda name: tried[name])
         return models[best], {"tried": tried, "chosen": best, "valid_accuracy": tried[best]}
 
@@ -117,7 +140,10 @@ class PerColumn:
         from sklearn.base import clone
 
         known = [np.flatnonzero(np.isfinite(column)) for column in labels.T]
-        self.fitted = [clone(self.estimator).fit(features[rows], column[rows]) for rows, column in zip(known, labels.T)]
+        self.fitted = [
+            clone(self.estimator).fit(features[rows], column[rows])
+            for rows, column in zip(known, labels.T)
+        ]
         return self
 
 
@@ -133,16 +159,30 @@ class PerColumnEstimators(Estimators):
 
     @override
     def select(
-        self, candidates: Mapping[str, BaseEstimator], train: Features, labels: Tensor, valid: Features, valid_labels: Tensor
+        self,
+        candidates: Mapping[str, BaseEstimator],
+        train: Features,
+        labels: Tensor,
+        valid: Features,
+        valid_labels: Tensor,
     ) -> tuple[BaseEstimator, dict[str, Json]]:
-        models = {name: PerColumn(model).fit(train, labels.numpy()) for name, model in candidates.items()}
-        tried = {name: self.loss(self.predict(model, valid), valid_labels) for name, model in models.items()}
+        models = {
+            name: PerColumn(model).fit(train, labels.numpy()) for name, model in candidates.items()
+        }
+        tried = {
+            name: self.loss(self.predict(model, valid), valid_labels)
+            for name, model in models.items()
+        }
         best = min(tried, key=lambda name: tried[name])
         return models[best], {"tried": tried, "chosen": best, "valid_loss": tried[best]}
 
     @override
     def predict(self, model: PerColumn, features: Features) -> Tensor:
-        return torch.from_numpy(np.stack([self.of_column(each, features) for each in model.fitted], 1).astype(np.float64))
+        return torch.from_numpy(
+            np.stack([self.of_column(each, features) for each in model.fitted], 1).astype(
+                np.float64
+            )
+        )
 
     @abstractmethod
     def of_column(self, fitted: BaseEstimator, features: Features) -> np.ndarray:
@@ -163,19 +203,32 @@ class RegressionEstimators(PerColumnEstimators):
         self.boosting_loss = boosting_loss
 
     @override
-    def linear(self, scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, BaseEstimator]:
+    def linear(
+        self, scaler: TransformerMixin, strengths: Sequence[float]
+    ) -> dict[str, BaseEstimator]:
         from sklearn.base import clone
         from sklearn.linear_model import Ridge
         from sklearn.pipeline import make_pipeline
 
-        return {f"alpha = {1 / strength:g}": make_pipeline(clone(scaler), Ridge(alpha=1 / strength)) for strength in strengths}
+        return {
+            f"alpha = {1 / strength:g}": make_pipeline(clone(scaler), Ridge(alpha=1 / strength))
+            for strength in strengths
+        }
 
     @override
     def boosting(self, num_trees: Sequence[int], **settings: float) -> dict[str, BaseEstimator]:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
-        shared = {"loss": self.boosting_loss, "early_stopping": False, "random_state": 0, **settings}
-        return {f"{number} trees": HistGradientBoostingRegressor(max_iter=number, **shared) for number in num_trees}
+        shared = {
+            "loss": self.boosting_loss,
+            "early_stopping": False,
+            "random_state": 0,
+            **settings,
+        }
+        return {
+            f"{number} trees": HistGradientBoostingRegressor(max_iter=number, **shared)
+            for number in num_trees
+        }
 
     @override
     def neighbors(self, number: int) -> BaseEstimator:
@@ -195,7 +248,9 @@ class LabelEstimators(PerColumnEstimators):
     _of_two = ClassEstimators(2)
 
     @override
-    def linear(self, scaler: TransformerMixin, strengths: Sequence[float]) -> dict[str, BaseEstimator]:
+    def linear(
+        self, scaler: TransformerMixin, strengths: Sequence[float]
+    ) -> dict[str, BaseEstimator]:
         return self._of_two.linear(scaler, strengths)
 
     @override

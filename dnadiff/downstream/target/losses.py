@@ -77,4 +77,8 @@ class PoissonLoss(RegressionLoss):
         return predictions.clamp(min=1e-12).log()
 
 
-LOSSES: dict[str, RegressionLoss] = {"mse": MSELoss(), "poisson": PoissonLoss(), "huber": HuberLoss()}
+LOSSES: dict[str, RegressionLoss] = {
+    "mse": MSELoss(),
+    "poisson": PoissonLoss(),
+    "huber": HuberLoss(),
+}

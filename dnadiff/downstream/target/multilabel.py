@@ -19,7 +19,16 @@ from dnadiff.downstream.target.estimators import LabelEstimators
 from dnadiff.downstream.target.losses import masked_mean
 from dnadiff.downstream.target.predicted import LabelProbabilities
 
-_VALUES = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0}
+_VALUES = {
+    "0": 0.0,
+    "1": 1.0,
+    "0.0": 0.0,
+    "1.0": 1.0,
+    "false": 0.0,
+    "true": 1.0,
+    "no": 0.0,
+    "yes": 1.0,
+}
 
 
 class MultiLabelTarget(ColumnTarget[ScoredLabels]):
@@ -50,7 +59,9 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
         filled = torch.where(known, labels, 0.0).to(outputs.dtype)
-        return masked_mean(nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none"), known)
+        return masked_mean(
+            nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none"), known
+        )
 
     @override
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -63,9 +74,17 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
-        known = [(one.double(), math.log(weight)) for one, weight in zip(predictions, weights) if weight > 0]
-        present = torch.stack([nn.functional.logsigmoid(one) + log_weight for one, log_weight in known]).logsumexp(0)
-        return present - torch.stack([nn.functional.logsigmoid(-one) + log_weight for one, log_weight in known]).logsumexp(0)
+        known = [
+            (one.double(), math.log(weight))
+            for one, weight in zip(predictions, weights)
+            if weight > 0
+        ]
+        present = torch.stack(
+            [nn.functional.logsigmoid(one) + log_weight for one, log_weight in known]
+        ).logsumexp(0)
+        return present - torch.stack(
+            [nn.functional.logsigmoid(-one) + log_weight for one, log_weight in known]
+        ).logsumexp(0)
 
     @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
@@ -77,7 +96,9 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
         return LabelEstimators(self.valid_loss)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredLabels:
+    def scored(
+        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> ScoredLabels:
         return ScoredLabels(predictions, labels, folds)
 
     @cached_property

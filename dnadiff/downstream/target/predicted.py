@@ -92,7 +92,9 @@ class ClassProbabilities(Predicted):
         """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a single seed."""
         if len(self.log_probs) < 2:
             return np.full(self.log_probs.shape[1], np.nan)
-        of_predicted = np.take_along_axis(np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2)[..., 0]
+        of_predicted = np.take_along_axis(
+            np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2
+        )[..., 0]
         return np.ptp(of_predicted, axis=0)
 
     @override
@@ -115,7 +117,9 @@ class ClassProbabilities(Predicted):
     @override
     def rows(self) -> list[list[str]]:
         columns = zip(self.predicted, self.probs, self.spread)
-        return [[name, *(f"{p:.6g}" for p in probs), f"{spread:.6g}"] for name, probs, spread in columns]
+        return [
+            [name, *(f"{p:.6g}" for p in probs), f"{spread:.6g}"] for name, probs, spread in columns
+        ]
 
     @override
     def tally(self) -> dict[str, float]:
@@ -147,7 +151,13 @@ class _PerTarget(Predicted):
         import pandas
 
         pairs = zip(self.names, self.values.T, self.spread.T)
-        return pandas.DataFrame({key: column for name, *both in pairs for key, column in zip((name, f"spread_{name}"), both)})
+        return pandas.DataFrame(
+            {
+                key: column
+                for name, *both in pairs
+                for key, column in zip((name, f"spread_{name}"), both)
+            }
+        )
 
     @override
     def rows(self) -> list[list[str]]:

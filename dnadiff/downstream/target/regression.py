@@ -26,7 +26,9 @@ from dnadiff.downstream.target.transforms import TRANSFORMS
 MAX_POINTS = 2000  # of the picture of a model
 _RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the values
 FEW = 2  # different values look like classes
-LARGEST = float(np.finfo(np.float32).max)  # labels are float32, where larger ones would become infinite and count as missing
+LARGEST = float(
+    np.finfo(np.float32).max
+)  # labels are float32, where larger ones would become infinite and count as missing
 log = logging.getLogger("dnadiff")
 
 
@@ -58,7 +60,9 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         self.loss_name, self.transform_name = loss, transform
         self.loss_function, self.transform = LOSSES[loss], TRANSFORMS[transform]
         if min(self.loss_function.lowest, self.transform.lower) > -math.inf:
-            raise ValueError(f"task.loss={loss} is for counts, and task.transform={transform} changes them; set task.transform=none")
+            raise ValueError(
+                f"task.loss={loss} is for counts, and task.transform={transform} changes them; set task.transform=none"
+            )
         self.mean, self.std = (tuple(each) if each is not None else None for each in (mean, std))
 
     @property
@@ -73,15 +77,24 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
     @override
     def settings(self) -> dict[str, Json]:
         fitted = {"mean": self.mean and list(self.mean), "std": self.std and list(self.std)}
-        return {**super().settings(), "loss": self.loss_name, "transform": self.transform_name, **fitted}
+        return {
+            **super().settings(),
+            "loss": self.loss_name,
+            "transform": self.transform_name,
+            **fitted,
+        }
 
     @override
-    def read(self, labels: Sequence[str], source: str, label_source: str) -> tuple[Self, np.ndarray]:
+    def read(
+        self, labels: Sequence[str], source: str, label_source: str
+    ) -> tuple[Self, np.ndarray]:
         target, values = super().read(labels, source, label_source)
         for name, column in zip(self.names, values.T):
             if len(distinct := np.unique(column[np.isfinite(column)])) == FEW:
                 shown = " and ".join(f"{value:g}" for value in self.transform.invert(distinct))
-                log.warning(f"{source}: column {name!r} holds {shown} alone; for two classes set task.kind=classification")
+                log.warning(
+                    f"{source}: column {name!r} holds {shown} alone; for two classes set task.kind=classification"
+                )
         return target, values
 
     @override
@@ -96,7 +109,11 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         lowest = max(self.transform.lower, self.loss_function.lowest)
         in_range = abs(value) <= LARGEST  # False for NaN
         if not in_range or value < lowest or value == self.transform.lower:
-            limit = f"above {self.transform.lower:g}" if self.transform.lower >= lowest else f"of at least {lowest:g}"
+            limit = (
+                f"above {self.transform.lower:g}"
+                if self.transform.lower >= lowest
+                else f"of at least {lowest:g}"
+            )
             reason = f"a number {limit}" if in_range else f"a finite number up to {LARGEST:.2g}"
             raise ValueError(
                 f"{where} has {cell} in column {column!r}, and task.transform={self.transform_name} with task.loss={self.loss_name} takes "
@@ -125,25 +142,35 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
             return self
         values = labels.double().numpy()
         mean, std = np.nanmean(values, 0), np.nanstd(values, 0)
-        return type(self)(self.names, self.loss_name, self.transform_name, mean.tolist(), std.tolist())
+        return type(self)(
+            self.names, self.loss_name, self.transform_name, mean.tolist(), std.tolist()
+        )
 
     def _standardized(self, values: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
             return values
-        mean, std = (torch.tensor(each, dtype=values.dtype, device=values.device) for each in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(each, dtype=values.dtype, device=values.device)
+            for each in (self.mean, self.std)
+        )
         return (values - mean) / std
 
     @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
-        filled = torch.where(known, labels, 1.0).to(outputs.dtype)  # the gradient of a loss of NaN would be NaN, masked or not
+        filled = torch.where(known, labels, 1.0).to(
+            outputs.dtype
+        )  # the gradient of a loss of NaN would be NaN, masked or not
         return masked_mean(self.loss_function.each(outputs, self._standardized(filled)), known)
 
     @override
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
         mean = torch.stack(list(outputs)).mean(0)
         if self.mean is not None and self.std is not None:
-            shift, scale = (torch.tensor(each, dtype=mean.dtype, device=mean.device) for each in (self.mean, self.std))
+            shift, scale = (
+                torch.tensor(each, dtype=mean.dtype, device=mean.device)
+                for each in (self.mean, self.std)
+            )
             mean = mean * scale + shift
         return self.loss_function.link(mean)
 
@@ -157,7 +184,9 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         return RegressionEstimators(self.valid_loss, self.loss_function.boosting_loss)
 
     @override
-    def scored(self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None) -> ScoredValues:
+    def scored(
+        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> ScoredValues:
         return ScoredValues(predictions, labels, folds)
 
     @cached_property
@@ -171,7 +200,9 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         for name, (_, predicted, measured) in zip(self.names, runs[0].pairs):
             shown = np.linspace(0, len(measured) - 1, min(len(measured), MAX_POINTS)).astype(int)
             points = {"measured": measured[shown], "predicted": predicted[shown]}
-            scatter[self.transform.name(name)] = {key: [float(f"{x:.5g}") for x in values] for key, values in points.items()}
+            scatter[self.transform.name(name)] = {
+                key: [float(f"{x:.5g}") for x in values] for key, values in points.items()
+            }
         return {"scatter": scatter}
 
     @override

@@ -37,7 +37,9 @@ class Launcher(ABC):
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         """Run jobs, each up to `retries` times more if its process is killed; each with its exit status, negative if it was killed."""
 
-    def launch(self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None) -> None:
+    def launch(
+        self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None
+    ) -> None:
         """Run a command.
 
         Args:
@@ -49,30 +51,45 @@ class Launcher(ABC):
             SystemExit: if merging fails, which prints why.
         """
         if config["shard"] is not None:
-            raise ValueError(f"shard={config['shard']} and launcher= exclude each other: a launcher runs all shards; leave one out")
+            raise ValueError(
+                f"shard={config['shard']} and launcher= exclude each other: a launcher runs all shards; leave one out"
+            )
         if config["output"] is None:
             raise ValueError("launcher= needs output=, the file to write")
         output = expand_user(config["output"])
         mark = MergeMark(output)
         check_output(output, config["overwrite"] or mark.is_under_way)
-        folder, own = ShardFolder.of(output), [f"--config-dir={config_folder}"] * (config_folder is not None)
+        folder, own = (
+            ShardFolder.of(output),
+            [f"--config-dir={config_folder}"] * (config_folder is not None),
+        )
         given = without(overrides, ("launcher", "shard", "overwrite"))
         replaces = f"overwrite={str(config['overwrite'] or mark.has_output).lower()}"  # shards do not write the output
         jobs = [
             ShardJob(
                 shard,
                 command,
-                [*own, *given, replaces, f"shard={shard}", f"hydra.run.dir={quoted(str(folder.path / 'run'))}"],
+                [
+                    *own,
+                    *given,
+                    replaces,
+                    f"shard={shard}",
+                    f"hydra.run.dir={quoted(str(folder.path / 'run'))}",
+                ],
                 os.getcwd(),
                 str(folder.log(shard).absolute()),
             )
             for shard in self._unfinished(folder)
         ]
-        if not mark.has_output or folder.path.exists():  # otherwise all that is left is to remove files
+        if (
+            not mark.has_output or folder.path.exists()
+        ):  # otherwise all that is left is to remove files
             self._run(command, jobs)
         merging = [f"output={quoted(str(output))}", f"overwrite={str(config['overwrite']).lower()}"]
         merging += [o for o in given if o.startswith("trust=")]
-        status = subprocess.run([sys.executable, "-m", "dnadiff.merge", *own, *merging], check=False).returncode
+        status = subprocess.run(
+            [sys.executable, "-m", "dnadiff.merge", *own, *merging], check=False
+        ).returncode
         if status:
             raise SystemExit(status)
 
@@ -82,7 +99,9 @@ class Launcher(ABC):
         if folder.manifest_path.exists() and (manifest := folder.read()).count == self.shards:
             missing = folder.missing(manifest)
             if len(missing) < self.shards:
-                log.info(f"{self.shards - len(missing):,} of {self.shards:,} shards are complete already")
+                log.info(
+                    f"{self.shards - len(missing):,} of {self.shards:,} shards are complete already"
+                )
             numbers = missing or [1]
         return [Shard(number, self.shards) for number in numbers]
 
@@ -99,9 +118,19 @@ class Launcher(ABC):
 
 def failure(job: ShardJob, status: int) -> str:
     """Why a shard failed, in one line: the message of its command, if there is one."""
-    lines = Path(job.log).read_text(encoding="utf-8", errors="replace").splitlines() if Path(job.log).exists() else []
-    message = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+    lines = (
+        Path(job.log).read_text(encoding="utf-8", errors="replace").splitlines()
+        if Path(job.log).exists()
+        else []
+    )
+    message = next(
+        (line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), ""
+    )
     if status > 0 and message:
         return f"{message} (shard {job.shard}; {job.log} has what it printed)"
-    how = f"was killed by signal {-status} in all its starts" if status < 0 else f"ended with status {status}"
+    how = (
+        f"was killed by signal {-status} in all its starts"
+        if status < 0
+        else f"ended with status {status}"
+    )
     return f"shard {job.shard} {how}; {job.log} has what it printed"

@@ -35,7 +35,9 @@ class Processes(Launcher):
         done: queue.SimpleQueue[tuple[ShardJob, int]] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
-        workers = [_Worker(min(self.workers, len(jobs))) for _ in range(min(self.workers, len(jobs)))]
+        workers = [
+            _Worker(min(self.workers, len(jobs))) for _ in range(min(self.workers, len(jobs)))
+        ]
         for worker in workers:
             threading.Thread(target=self._serve, args=(worker, waiting, done), daemon=True).start()
         try:
@@ -45,7 +47,12 @@ class Processes(Launcher):
             for worker in workers:
                 worker.stop()
 
-    def _serve(self, worker: _Worker, waiting: queue.SimpleQueue[ShardJob], done: queue.SimpleQueue[tuple[ShardJob, int]]) -> None:
+    def _serve(
+        self,
+        worker: _Worker,
+        waiting: queue.SimpleQueue[ShardJob],
+        done: queue.SimpleQueue[tuple[ShardJob, int]],
+    ) -> None:
         while not worker.stopped:
             try:
                 job = waiting.get_nowait()
@@ -63,7 +70,11 @@ class _Worker:
     """A process for jobs, started when it is needed first, and again after it was killed."""
 
     def __init__(self, count: int) -> None:
-        threads = max(1, len(os.sched_getaffinity(0)) // count) if sys.platform == "linux" else max(1, (os.cpu_count() or 1) // count)
+        threads = (
+            max(1, len(os.sched_getaffinity(0)) // count)
+            if sys.platform == "linux"
+            else max(1, (os.cpu_count() or 1) // count)
+        )
         self.environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         self.process: subprocess.Popen[str] | None = None
         self.stopped, self._lock = False, threading.Lock()
@@ -76,7 +87,12 @@ class _Worker:
             if self.process is None:
                 command = [sys.executable, "-m", "dnadiff.shards.launcher.job"]
                 self.process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environment, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=self.environment,
+                    start_new_session=True,
                 )
             process = self.process
         assert process.stdin is not None and process.stdout is not None

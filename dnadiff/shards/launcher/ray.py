@@ -44,13 +44,24 @@ class Ray(Launcher):
     @override
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         ray = library()
-        local = {"num_cpus": self.workers * self.cpus, "include_dashboard": False} if self.address is None else {}
+        local = (
+            {"num_cpus": self.workers * self.cpus, "include_dashboard": False}
+            if self.address is None
+            else {}
+        )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address=self.address or "local", log_to_driver=False, **local)
         try:
-            if self.address is None and (most := ray.cluster_resources().get("GPU", 0.0)) < self.gpus:
-                raise ValueError(f"launcher.gpus {self.gpus} is more than the {most:g} of this machine; set it to that or less")
-            task = ray.remote(run).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries)
+            if (
+                self.address is None
+                and (most := ray.cluster_resources().get("GPU", 0.0)) < self.gpus
+            ):
+                raise ValueError(
+                    f"launcher.gpus {self.gpus} is more than the {most:g} of this machine; set it to that or less"
+                )
+            task = ray.remote(run).options(
+                num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries
+            )
             waiting = {task.remote(job): job for job in jobs}
             while waiting:
                 for found in ray.wait(list(waiting))[0]:
@@ -59,9 +70,13 @@ class Ray(Launcher):
                         status = ray.get(found)
                     except ray.exceptions.WorkerCrashedError:
                         status = -9
-                    except ray.exceptions.RayError as error:  # a machine without dnadiff, out of memory, ...
+                    except (
+                        ray.exceptions.RayError
+                    ) as error:  # a machine without dnadiff, out of memory, ...
                         reason = (str(error).strip().splitlines() or [""])[-1]
-                        raise ValueError(f"shard {job.shard}: Ray could not run it ({type(error).__name__}: {reason[:200]})") from error
+                        raise ValueError(
+                            f"shard {job.shard}: Ray could not run it ({type(error).__name__}: {reason[:200]})"
+                        ) from error
                     yield job, status
         finally:
             ray.shutdown()

@@ -35,11 +35,24 @@ def twobit(records, order="<", version=0):
     size = 16 + sum(1 + len(name) + struct.calcsize(offset_format) for name in records)
     index, body = b"", b""
     for name, letters in records.items():
-        index += bytes([len(name)]) + name.encode() + struct.pack(order + offset_format, size + len(body))
+        index += (
+            bytes([len(name)])
+            + name.encode()
+            + struct.pack(order + offset_format, size + len(body))
+        )
         padded = letters.upper() + "T" * (-len(letters) % 4)
-        packed = bytes(sum(CODE[padded[i + k]] << (6 - 2 * k) for k in range(4)) for i in range(0, len(padded), 4))
+        packed = bytes(
+            sum(CODE[padded[i + k]] << (6 - 2 * k) for k in range(4))
+            for i in range(0, len(padded), 4)
+        )
         unknown, masked = runs(letters, lambda c: c in "Nn"), runs(letters, str.islower)
-        body += struct.pack(order + "I", len(letters)) + block(unknown) + block(masked) + struct.pack(order + "I", 0) + packed
+        body += (
+            struct.pack(order + "I", len(letters))
+            + block(unknown)
+            + block(masked)
+            + struct.pack(order + "I", 0)
+            + packed
+        )
     return struct.pack(order + "4I", 0x1A412743, version, len(records), 0) + index + body
 
 
@@ -58,7 +71,10 @@ def bgzip(content, block=200):
 def genbank(records):
     """A GenBank file of {name: letters}."""
     text = io.StringIO()
-    rows = [SeqRecord(Seq(letters), name, name, "made", annotations={"molecule_type": "DNA"}) for name, letters in records.items()]
+    rows = [
+        SeqRecord(Seq(letters), name, name, "made", annotations={"molecule_type": "DNA"})
+        for name, letters in records.items()
+    ]
     SeqIO.write(rows, text, "genbank")
     return text.getvalue().encode()
 
@@ -67,7 +83,11 @@ def fasta(records, width=60, newline="\n", blank=False, final_newline=True):
     """FASTA in any layout."""
     lines = []
     for name, letters in records.items():
-        lines += [f">{name} words", *(letters[i : i + width] for i in range(0, len(letters), width)), *([""] if blank else [])]
+        lines += [
+            f">{name} words",
+            *(letters[i : i + width] for i in range(0, len(letters), width)),
+            *([""] if blank else []),
+        ]
     return (newline.join(lines) + (newline if final_newline else "")).encode()
 
 

@@ -27,7 +27,14 @@ def fasta(tmp_path):
 
 
 def genome(path, **options):
-    options = {"split": FractionSplit(), "epoch_size": 20, "max_valid_windows": 4, "length": 16, "batch_size": 4, **options}
+    options = {
+        "split": FractionSplit(),
+        "epoch_size": 20,
+        "max_valid_windows": 4,
+        "length": 16,
+        "batch_size": 4,
+        **options,
+    }
     return GenomeDataModule(path, **options)
 
 
@@ -37,25 +44,47 @@ def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
     if "tokenizer" in (CONFIGS / f"{name}.yaml").read_text():
         (tmp_path / "t.txt").write_text("to be or not to be\n" * 400)
         parts = ",".join(f"{part}:{tmp_path / 't.txt'}" for part in ("train", "valid", "test"))
-        own = [f"data.path={{{parts}}}", "data.length=32", "tokenizer=characters", "data.column=text"]
+        own = [
+            f"data.path={{{parts}}}",
+            "data.length=32",
+            "tokenizer=characters",
+            "data.column=text",
+        ]
     if name in ("hg38", "sequences"):
         letters = "".join("ACGT"[(i * i + i // 7) % 4] for i in range(30))
-        records = "".join(f">{c}\n{letters[int(c[3:]) :] + letters}\n" for c in ("chr1", "chr2", "chr8", "chr10", "chr20", "chr21"))
+        records = "".join(
+            f">{c}\n{letters[int(c[3:]) :] + letters}\n"
+            for c in ("chr1", "chr2", "chr8", "chr10", "chr20", "chr21")
+        )
         (tmp_path / "h.fa").write_text(records)
-        own = [f"data.path={tmp_path / 'h.fa'}", f"data.length={32 if name == 'hg38' else 64}", "data.num_workers=0"]
-    split = ["data.split={_target_: dnadiff.data.splits.ChromosomeSplit, valid: [chr8], test: [chr20]}"] if name == "sequences" else []
+        own = [
+            f"data.path={tmp_path / 'h.fa'}",
+            f"data.length={32 if name == 'hg38' else 64}",
+            "data.num_workers=0",
+        ]
+    split = (
+        ["data.split={_target_: dnadiff.data.splits.ChromosomeSplit, valid: [chr8], test: [chr20]}"]
+        if name == "sequences"
+        else []
+    )
     data = build(compose("train", ["seed=5", f"data={name}", *own, *split])["data"], trust=None)
     data.prepare()
     batch = next(iter(data.train_dataloader()))
     assert data.seed == 5
-    assert batch["ids"].shape == batch["weight"].shape and batch["ids"].dtype == torch.uint8 and len(batch["ids"]) == data.batch_size
+    assert (
+        batch["ids"].shape == batch["weight"].shape
+        and batch["ids"].dtype == torch.uint8
+        and len(batch["ids"]) == data.batch_size
+    )
     assert batch["ids"].shape[1] == data.length or name == "sequences"
     assert batch["ids"].max() < data.vocab.size and batch["weight"].max() == 1
     assert set(data.describe()) >= {"name", "split", "split_hash", "window", "n_policy"}
 
 
 def test_bundled_genome_is_split_as_the_issue_says():
-    data = GenomeDataModule("bundled:ecoli_K12_MG1655.fa.gz", length=512, batch_size=16, split=FractionSplit())
+    data = GenomeDataModule(
+        "bundled:ecoli_K12_MG1655.fa.gz", length=512, batch_size=16, split=FractionSplit()
+    )
     assert data.intervals == {
         "train": [Interval(0, 0, 3713322)],
         "test": [Interval(0, 3713322, 4177487)],
@@ -99,13 +128,22 @@ def test_text_is_served_the_same_way(tmp_path):
     data = TextDataModule(tmp_path / "book.txt.gz", length=16, batch_size=4)
     assert data.tokenizer == CharTokenizer("to be, or not\n") and data.name == "book.txt.gz"
     batch = next(iter(data.train_dataloader()))
-    assert batch["weight"].all() and data.tokenizer.decode(batch["ids"][0]) in "to be, or not to be\n" * 3
-    with pytest.raises(ValueError, match=r"book\.txt\.gz: character 'o' at position 2 is not among the 1 characters"):
-        TextDataModule(tmp_path / "book.txt.gz", length=16, batch_size=4, tokenizer=CharTokenizer("t")).prepare()
+    assert (
+        batch["weight"].all()
+        and data.tokenizer.decode(batch["ids"][0]) in "to be, or not to be\n" * 3
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"book\.txt\.gz: character 'o' at position 2 is not among the 1 characters",
+    ):
+        TextDataModule(
+            tmp_path / "book.txt.gz", length=16, batch_size=4, tokenizer=CharTokenizer("t")
+        ).prepare()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "does not exist"), ("", "is empty"), ("short", "longest of 1 intervals has 4 tokens")]
+    ("content", "message"),
+    [(None, "does not exist"), ("", "is empty"), ("short", "longest of 1 intervals has 4 tokens")],
 )
 def test_bad_text_is_named(tmp_path, content, message):
     if content is not None:
@@ -117,11 +155,16 @@ def test_bad_text_is_named(tmp_path, content, message):
 def test_a_genome_shorter_than_the_window_is_refused_with_the_remedy(fasta):
     data = GenomeDataModule(fasta, length=256, batch_size=4)
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"^g\.fa: .*has 200 tokens, a window 256; set data\.length=200 or less"):
+        with pytest.raises(
+            ValueError,
+            match=r"^g\.fa: .*has 200 tokens, a window 256; set data\.length=200 or less",
+        ):
             data.prepare()
 
 
-@pytest.mark.parametrize("key", ["length", "batch_size", "epoch_size", "max_valid_windows", "num_workers"])
+@pytest.mark.parametrize(
+    "key", ["length", "batch_size", "epoch_size", "max_valid_windows", "num_workers"]
+)
 def test_numbers_that_make_no_sense_are_refused(fasta, key):
     with pytest.raises(ValueError, match=rf"data\.{key} -1 must be an integer of at least"):
         GenomeDataModule(fasta, **{"length": 16, "batch_size": 4, key: -1})
@@ -138,28 +181,52 @@ def test_a_batch_of_nothing_but_n_costs_nothing(tmp_path):
     config = compose("train", ["backbone.d_model=16", "backbone.n_layers=1"])
     denoiser, process = build_denoiser(config, data.tokenizer)
     objective = build(config["objective"])(process=process)
-    result = objective(denoiser, batch["ids"].long(), batch["weight"].float(), Draws.for_batch(0, len(batch["ids"])))
+    result = objective(
+        denoiser,
+        batch["ids"].long(),
+        batch["weight"].float(),
+        Draws.for_batch(0, len(batch["ids"])),
+    )
     result.loss.backward()
-    assert float(result.loss.detach()) == 0 and int(result.num_tokens) == 0 and batch["weight"].sum() == 0
+    assert (
+        float(result.loss.detach()) == 0
+        and int(result.num_tokens) == 0
+        and batch["weight"].sum() == 0
+    )
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
 
 
 @pytest.fixture
 def masked(tmp_path):
     """Lower case, a run of N and two records."""
-    (tmp_path / "m.fa").write_text(f">a\n{'ACGTacgt' * 100}{'N' * 200}{'ACGT' * 100}\n>b\n{'acgtACGT' * 50}\n")
+    (tmp_path / "m.fa").write_text(
+        f">a\n{'ACGTacgt' * 100}{'N' * 200}{'ACGT' * 100}\n>b\n{'acgtACGT' * 50}\n"
+    )
     return tmp_path / "m.fa"
 
 
 def whole(data):
-    return {name: torch.cat([b[name] for b in data.train_dataloader()]) for name in ("ids", "weight")}
+    return {
+        name: torch.cat([b[name] for b in data.train_dataloader()]) for name in ("ids", "weight")
+    }
 
 
 def test_soft_masked_bases_may_count_less_in_training_only(masked):
-    plain, less, none = (whole(genome(masked, soft_weight=w, epoch_size=400)) for w in (1.0, 0.25, 0.0))
-    assert plain["weight"].dtype == none["weight"].dtype == torch.uint8 and less["weight"].dtype == torch.float32
-    assert torch.equal(plain["ids"], less["ids"]) and set(less["weight"].unique().tolist()) == {0.0, 0.25, 1.0}
-    assert torch.equal(less["weight"] == 1, none["weight"] == 1) and torch.equal(less["weight"] > 0, plain["weight"] > 0)
+    plain, less, none = (
+        whole(genome(masked, soft_weight=w, epoch_size=400)) for w in (1.0, 0.25, 0.0)
+    )
+    assert (
+        plain["weight"].dtype == none["weight"].dtype == torch.uint8
+        and less["weight"].dtype == torch.float32
+    )
+    assert torch.equal(plain["ids"], less["ids"]) and set(less["weight"].unique().tolist()) == {
+        0.0,
+        0.25,
+        1.0,
+    }
+    assert torch.equal(less["weight"] == 1, none["weight"] == 1) and torch.equal(
+        less["weight"] > 0, plain["weight"] > 0
+    )
     tiles = genome(masked, soft_weight=0.0).test_windows("train")
     assert torch.equal(tiles[0]["weight"], torch.ones(16, dtype=torch.uint8))
 
@@ -167,8 +234,13 @@ def test_soft_masked_bases_may_count_less_in_training_only(masked):
 def test_windows_of_n_are_left_out_and_counted(masked):
     data = genome(masked, epoch_size=2000)
     assert ((whole(data)["ids"] == 11).float().mean(1) <= 0.1).all()
-    assert data.describe()["max_n"] == 0.1 and set(data.describe()["tiles_left_out_for_n"]) == {"valid", "test"}
-    assert ((whole(genome(masked, epoch_size=2000, max_n=1.0))["ids"] == 11).float().mean(1) == 1).any()
+    assert data.describe()["max_n"] == 0.1 and set(data.describe()["tiles_left_out_for_n"]) == {
+        "valid",
+        "test",
+    }
+    assert (
+        (whole(genome(masked, epoch_size=2000, max_n=1.0))["ids"] == 11).float().mean(1) == 1
+    ).any()
 
 
 def test_no_window_touches_a_blacklist(masked, tmp_path):
@@ -177,13 +249,18 @@ def test_no_window_touches_a_blacklist(masked, tmp_path):
     assert data.intervals["train"] == [Interval(0, 0, 100), Interval(0, 300, 1120)]
     assert data.intervals["test"] == [Interval(0, 1120, 1260), Interval(1, 350, 360)]
     (tmp_path / "black.bed").write_text("chra\t100\t300\n")
-    with pytest.raises(ValueError, match=r"black\.bed: line 1: no record is called chra; the records are a, b"):
+    with pytest.raises(
+        ValueError, match=r"black\.bed: line 1: no record is called chra; the records are a, b"
+    ):
         genome(masked, blacklist=tmp_path / "black.bed").prepare()
 
 
 def test_species_are_told_to_the_model(masked, fasta):
     data = genome({"man": masked, "worm": fasta}, split=None, label_dropout=0.5, epoch_size=200)
-    assert data.names == ["man:a", "man:b", "worm:a"] and data.labels == ["man", "worm"] == data.describe()["labels"]
+    assert (
+        data.names == ["man:a", "man:b", "worm:a"]
+        and data.labels == ["man", "worm"] == data.describe()["labels"]
+    )
     cond = torch.cat([b["cond"] for b in data.train_dataloader()])
     assert cond.shape == (200, 2) and 60 < (cond.sum(1) == 0).sum() < 140
     assert next(iter(data.val_dataloader()))["cond"].sum(1).tolist() == [1, 1, 1, 1]
@@ -196,7 +273,10 @@ def test_species_are_told_to_the_model(masked, fasta):
         ({"max_n": 1.5}, r"data\.max_n 1\.5 must be a number from 0 to 1"),
         ({"soft_weight": -1}, r"data\.soft_weight -1 must be a number from 0 to 1"),
         ({"iupac": "maybe"}, r"data\.iupac 'maybe' is not known; choose unknown or refuse"),
-        ({"start_method": "thread"}, r"data.start_method 'thread' is not known; choose fork, spawn"),
+        (
+            {"start_method": "thread"},
+            r"data.start_method 'thread' is not known; choose fork, spawn",
+        ),
     ],
 )
 def test_words_and_shares_that_make_no_sense_are_refused(fasta, options, message):
@@ -235,9 +315,16 @@ class SaveOnException(Callback):
 def fit(data, callbacks=(), resume=None, interrupt=None, **options):
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     model = Recorder(interrupt)
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     saving = any(isinstance(c, ModelCheckpoint) for c in callbacks)
-    trainer = lightning.Trainer(**quiet, callbacks=list(callbacks), enable_checkpointing=saving, **options)
+    trainer = lightning.Trainer(
+        **quiet, callbacks=list(callbacks), enable_checkpointing=saving, **options
+    )
     try:
         trainer.fit(model, TrainingData(data), ckpt_path=resume, weights_only=True)
     except (KeyboardInterrupt, SystemExit):
@@ -255,13 +342,20 @@ EPOCHS = {"max_epochs": 3, "val_check_interval": 3, "check_val_every_n_epoch": N
     [
         (STEPS, {"every_n_train_steps": 1}),
         (STEPS | {"val_check_interval": 3, "check_val_every_n_epoch": None}, {}),
-        (STEPS | {"limit_train_batches": 3}, {"every_n_epochs": 1, "save_on_train_epoch_end": True}),
+        (
+            STEPS | {"limit_train_batches": 3},
+            {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+        ),
         (EPOCHS, {"every_n_epochs": 1, "save_on_train_epoch_end": True}),
     ],
     ids=["every step", "after validation", "limited epochs", "end of epoch"],
 )
-def test_a_run_resumed_from_any_checkpoint_sees_the_windows_it_would_have_seen(fasta, tmp_path, options, saving):
-    keep = ModelCheckpoint(dirpath=tmp_path, save_top_k=-1, filename="{step}", auto_insert_metric_name=False, **saving)
+def test_a_run_resumed_from_any_checkpoint_sees_the_windows_it_would_have_seen(
+    fasta, tmp_path, options, saving
+):
+    keep = ModelCheckpoint(
+        dirpath=tmp_path, save_top_k=-1, filename="{step}", auto_insert_metric_name=False, **saving
+    )
     whole = fit(genome(fasta), [keep], **options)
     checkpoints = {int(file.stem): file for file in tmp_path.glob("*.ckpt")}
     assert len(checkpoints) >= 3
@@ -270,10 +364,17 @@ def test_a_run_resumed_from_any_checkpoint_sees_the_windows_it_would_have_seen(f
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("step", [0, 5, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 7))])
+@pytest.mark.parametrize(
+    "step", [0, 5, *(pytest.param(step, marks=pytest.mark.slow) for step in (4, 7))]
+)
 def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, step):
     whole = fit(genome(fasta), **STEPS)
-    before = fit(genome(fasta, num_workers=2), [SaveOnException(tmp_path / "x.ckpt")], interrupt=step, **STEPS)
+    before = fit(
+        genome(fasta, num_workers=2),
+        [SaveOnException(tmp_path / "x.ckpt")],
+        interrupt=step,
+        **STEPS,
+    )
     assert before + fit(genome(fasta), resume=tmp_path / "x.ckpt", **STEPS) == whole
 
 
@@ -285,7 +386,9 @@ def test_a_genome_of_nothing_but_n_is_refused(tmp_path):
 
 def test_a_genome_of_lower_case_is_refused_if_lower_case_has_no_weight(tmp_path):
     (tmp_path / "soft.fa").write_text(">a\n" + "acgt" * 100 + "\n")
-    with pytest.raises(ValueError, match=r"the training part has no weight: .* set data\.soft_weight above 0"):
+    with pytest.raises(
+        ValueError, match=r"the training part has no weight: .* set data\.soft_weight above 0"
+    ):
         genome(tmp_path / "soft.fa", soft_weight=0.0).prepare()
     genome(tmp_path / "soft.fa", soft_weight=0.5).prepare()
     (tmp_path / "some.fa").write_text(">a\n" + "acgt" * 20 + "N" * 20 + "C" + "acgt" * 100 + "\n")
@@ -304,7 +407,10 @@ def test_a_blacklist_that_does_not_fit_the_genome_is_noticed(masked, tmp_path):
             "b\t0\t401",
             r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); records are read as linear; correct the line",
         ),
-        ("chrb\t0\t5", r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side writes 'chr1'"),
+        (
+            "chrb\t0\t5",
+            r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side writes 'chr1'",
+        ),
     ):
         (tmp_path / "black.bed").write_text(f"a\t100\t300\n{row}\n")
         with pytest.raises(ValueError, match=message):

@@ -18,7 +18,10 @@ from dnadiff.data.genome.genome import Genome
 def test_two_records_with_case_and_description(tmp_path):
     file = tmp_path / "a.fa"
     file.write_text("\n>one first record\nACGT\nacgt\n\n>two\tsecond\nNNRY\n")
-    assert read_fasta(file) == [Record("one", "first record", b"ACGTacgt"), Record("two", "second", b"NNRY")]
+    assert read_fasta(file) == [
+        Record("one", "first record", b"ACGTacgt"),
+        Record("two", "second", b"NNRY"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +35,10 @@ def test_two_records_with_case_and_description(tmp_path):
         (">a\n", "line 1: record a has no sequence"),
         (">\nACGT\n", "line 1: a record has no name"),
         (">a\nAC\n>a x\nGT\n", "line 3: record a has the name of an earlier record"),
-        (">a\nACGT\n>b\nACGT\nACXT\n", "line 5: record b: letter 'X' at column 3 is not a nucleotide"),
+        (
+            ">a\nACGT\n>b\nACGT\nACXT\n",
+            "line 5: record b: letter 'X' at column 3 is not a nucleotide",
+        ),
         (">p\nMKV*\n", r"line 2: record p: letter '\*' at column 4"),
         (">a\nACé\n", "line 2: record a: letter 'é' at column 3"),
     ],
@@ -57,15 +63,24 @@ def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
     (tmp_path / "cut.fa.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is damaged or cut short"):
         read_fasta(tmp_path / "cut.fa.gz")
-    with pytest.raises(FileNotFoundError, match=r"bundled:yeast\.fa does not ship with dnadiff; what does: ecoli_K12_MG1655\.CDS\.bed\.gz"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"bundled:yeast\.fa does not ship with dnadiff; what does: ecoli_K12_MG1655\.CDS\.bed\.gz",
+    ):
         read_fasta("bundled:yeast.fa")
 
 
 def test_written_records_are_wrapped_at_sixty_and_say_what_they_are(tmp_path):
-    record = synthetic_record("sample_1", "ACGT" * 16, sampler="ancestral", calls=64, label="yeast", seed=7)
+    record = synthetic_record(
+        "sample_1", "ACGT" * 16, sampler="ancestral", calls=64, label="yeast", seed=7
+    )
     assert write_fasta(tmp_path / "deep" / "s.fa", [record]) == 1
     lines = (tmp_path / "deep" / "s.fa").read_text().splitlines()
-    assert lines == [">sample_1 synthetic sampler=ancestral calls=64 label=yeast seed=7", "ACGT" * 15, "ACGT"]
+    assert lines == [
+        ">sample_1 synthetic sampler=ancestral calls=64 label=yeast seed=7",
+        "ACGT" * 15,
+        "ACGT",
+    ]
 
 
 @pytest.mark.parametrize("name", ["s.fa", "s.fa.gz"])
@@ -117,7 +132,10 @@ def test_a_record_that_could_not_be_read_back_is_not_written(tmp_path, records, 
 
 
 record_lists = st.lists(
-    st.tuples(st.from_regex(r"[!-~]{1,8}", fullmatch=True), st.text("ACGTNRYKMSWBDHVacgtnu", min_size=1, max_size=200)),
+    st.tuples(
+        st.from_regex(r"[!-~]{1,8}", fullmatch=True),
+        st.text("ACGTNRYKMSWBDHVacgtnu", min_size=1, max_size=200),
+    ),
     min_size=1,
     max_size=5,
     unique_by=lambda pair: pair[0],
@@ -133,10 +151,16 @@ record_lists = st.lists(
     final_newline=st.booleans(),
     compressed=st.booleans(),
 )
-def test_any_layout_reads_as_the_same_records(tmp_path_factory, pairs, width, newline, blank, final_newline, compressed):
+def test_any_layout_reads_as_the_same_records(
+    tmp_path_factory, pairs, width, newline, blank, final_newline, compressed
+):
     lines = []
     for name, sequence in pairs:
-        lines += [f">{name} words", *(sequence[i : i + width] for i in range(0, len(sequence), width)), *([""] if blank else [])]
+        lines += [
+            f">{name} words",
+            *(sequence[i : i + width] for i in range(0, len(sequence), width)),
+            *([""] if blank else []),
+        ]
     content = (newline.join(lines) + (newline if final_newline else "")).encode()
     folder = tmp_path_factory.mktemp("layout")
     (folder / "in.fa").write_bytes(gzip.compress(content) if compressed else content)
@@ -154,15 +178,23 @@ def test_any_layout_reads_as_the_same_records(tmp_path_factory, pairs, width, ne
     ends=st.lists(st.sampled_from(["\n", "\r\n", "\r", "\n\n", "\r\r\n"]), min_size=1, max_size=7),
     chunk=st.integers(1, 20),
 )
-def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(tmp_path_factory, pairs, width, ends, chunk):
-    lines = [text for name, seq in pairs for text in (f">{name}", *(seq[i : i + width] for i in range(0, len(seq), width)))]
+def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(
+    tmp_path_factory, pairs, width, ends, chunk
+):
+    lines = [
+        text
+        for name, seq in pairs
+        for text in (f">{name}", *(seq[i : i + width] for i in range(0, len(seq), width)))
+    ]
     content = "".join(line + end for line, end in zip(lines, itertools.cycle(ends))).encode()
     file = tmp_path_factory.mktemp("ends") / "in.fa"
     file.write_bytes(content)
     assert [(r.name, r.sequence.decode()) for r in read_fasta(file)] == pairs
     pieces = [content[i : i + chunk] for i in range(0, len(content), chunk)]
     events = list(parse("x", pieces, bytes(range(256))))
-    assert b"".join(e for e in events if isinstance(e, bytes)).decode() == "".join(sequence for _, sequence in pairs)
+    assert b"".join(e for e in events if isinstance(e, bytes)).decode() == "".join(
+        sequence for _, sequence in pairs
+    )
     assert [e.name for e in events if not isinstance(e, bytes)] == [name for name, _ in pairs]
     with mock.patch.object(sources, "_CHUNK", chunk), file.open("rb") as raw:
         codes = [e for e in sources.read_codes("x", raw) if not isinstance(e, bytes)]
@@ -171,14 +203,19 @@ def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(tmp_path_factory,
 
 def test_a_carriage_return_ends_a_header(tmp_path):
     (tmp_path / "x.fa").write_bytes(b">a\rACGT\r>b\nGGGG\n")
-    assert [(r.name, r.sequence) for r in read_fasta(tmp_path / "x.fa")] == [("a", b"ACGT"), ("b", b"GGGG")]
+    assert [(r.name, r.sequence) for r in read_fasta(tmp_path / "x.fa")] == [
+        ("a", b"ACGT"),
+        ("b", b"GGGG"),
+    ]
     assert Genome.open(tmp_path / "x.fa").lengths == {"a": 4, "b": 4}
 
 
 @pytest.mark.parametrize("read", [read_fasta, Genome.open])
 def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, read):
     (tmp_path / "x.fa").write_bytes(b">a" + b"x" * 10_000_000)
-    with pytest.raises(ValueError, match=r"x\.fa: line 1: a header of more than 1,048,576 bytes; shorten it$"):
+    with pytest.raises(
+        ValueError, match=r"x\.fa: line 1: a header of more than 1,048,576 bytes; shorten it$"
+    ):
         read(tmp_path / "x.fa")
 
 

@@ -28,14 +28,20 @@ def test_minus_strand_is_the_reverse_complement(tiny):
 
 
 @settings(deadline=None)
-@given(sequence=st.text("ACGTNacgtn", min_size=1, max_size=50), cut=st.tuples(st.integers(0, 49), st.integers(1, 50)))
+@given(
+    sequence=st.text("ACGTNacgtn", min_size=1, max_size=50),
+    cut=st.tuples(st.integers(0, 49), st.integers(1, 50)),
+)
 def test_every_window_equals_biopythons_slice(make_genome, sequence, cut):
     start, end = cut[0] % len(sequence), min(cut[1], len(sequence))
     genome = make_genome(a=sequence)
     if start < end:
         part = Seq(sequence)[start:end].upper()
         assert genome.tokenizer.decode(genome.window("a", start, end)) == part
-        assert genome.tokenizer.decode(genome.window("a", start, end, "-")) == part.reverse_complement()
+        assert (
+            genome.tokenizer.decode(genome.window("a", start, end, "-"))
+            == part.reverse_complement()
+        )
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,12 @@ def small_chunks(monkeypatch, size):
 def test_windows_of_a_fasta_file_are_those_of_its_records(tmp_path, monkeypatch, size):
     small_chunks(monkeypatch, size)
     draw = random.Random(size)
-    texts = {f"r{i}": "".join(draw.choices("ACGTNacgtuR", k=draw.randint(1, 90))) for i in range(12)}
-    (tmp_path / "x.fa").write_text("".join(f">{name} a b\n{text[:31]}\n\n{text[31:]}\n" for name, text in texts.items()))
+    texts = {
+        f"r{i}": "".join(draw.choices("ACGTNacgtuR", k=draw.randint(1, 90))) for i in range(12)
+    }
+    (tmp_path / "x.fa").write_text(
+        "".join(f">{name} a b\n{text[:31]}\n\n{text[31:]}\n" for name, text in texts.items())
+    )
     found = FastaInput(tmp_path / "x.fa")
     assert found.names == list(texts) and found.lengths == [len(text) for text in texts.values()]
     wanted = []
@@ -55,7 +59,12 @@ def test_a_long_record_is_never_in_memory(tmp_path, monkeypatch):
 
 def test_the_digest_changes_with_names_and_bases(tmp_path):
     digests = set()
-    for text in (">a\nACGT\n>b\nA\n", ">a\nACG\n>b\nTA\n", ">a\nACGA\n>b\nA\n", ">a\nACGT\n>c\nA\n"):
+    for text in (
+        ">a\nACGT\n>b\nA\n",
+        ">a\nACG\n>b\nTA\n",
+        ">a\nACGA\n>b\nA\n",
+        ">a\nACGT\n>c\nA\n",
+    ):
         (tmp_path / "x.fa").write_text(text)
         digests.add(FastaInput(tmp_path / "x.fa").digest)
     (tmp_path / "x.fa").write_text(">a\nAC\nGT\n>b\nA\n")
@@ -73,15 +82,27 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 
 def test_windows_of_regions_are_on_their_strand(tmp_path):
     (tmp_path / "g.fa").write_text(">a\nAACCCGTTTT\n")
-    found = GenomeInput(Genome.open(tmp_path / "g.fa"), [Region("a", 1, 7, strand="-"), Region("a", 1, 7), Region("a", 1, 7)])
+    found = GenomeInput(
+        Genome.open(tmp_path / "g.fa"),
+        [Region("a", 1, 7, strand="-"), Region("a", 1, 7), Region("a", 1, 7)],
+    )
     assert found.names == ["a:2-7(-)", "a:2-7", "a:2-7_2"] and found.lengths == [6, 6, 6]
     decode = DNATokenizer().decode
-    windows = [decode(ids) for ids in found.windows([Piece(0, 0, 6), Piece(0, 1, 4), Piece(1, 1, 4)])]
+    windows = [
+        decode(ids) for ids in found.windows([Piece(0, 0, 6), Piece(0, 1, 4), Piece(1, 1, 4)])
+    ]
     assert windows == ["ACGGGT", "CGG", "CCC"]  # [1, 7) is ACCCGT
 
 
 def test_groups_hold_consecutive_pieces_within_the_limits():
-    cuts = [Piece(0, 0, 5), Piece(0, 5, 9), Piece(1, 0, 30), Piece(2, 0, 1), Piece(2, 1, 2), Piece(2, 2, 3)]
+    cuts = [
+        Piece(0, 0, 5),
+        Piece(0, 5, 9),
+        Piece(1, 0, 30),
+        Piece(2, 0, 1),
+        Piece(2, 1, 2),
+        Piece(2, 2, 3),
+    ]
     groups = list(pieces.grouped(cuts, 2, 10))
     assert groups == [cuts[:2], [cuts[2]], cuts[3:5], [cuts[5]]]
 
@@ -89,7 +110,10 @@ def test_groups_hold_consecutive_pieces_within_the_limits():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, None, None, None), r"input is missing: give input=... \(FASTA\), or regions= with genome=g.fa"),
+        (
+            (None, None, None, None),
+            r"input is missing: give input=... \(FASTA\), or regions= with genome=g.fa",
+        ),
         (("x.fa", None, "a", None), "regions 'a' needs genome=g.fa"),
         (("x.fa", None, None, "CDS"), "feature 'CDS' chooses rows"),
         (("x.bed", None, None, None), "input x.bed is a file of regions, not FASTA"),

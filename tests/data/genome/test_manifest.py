@@ -19,7 +19,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "genomes").mkdir()
     for name, records in (("a", ("chr1",)), ("b", ("chr1", "p")), ("c", ("x",))):
         letters = ["".join("ACGT"[base] for base in draw.integers(0, 4, 400)) for _ in records]
-        (tmp_path / "genomes" / f"{name}.fa").write_text("".join(f">{r}\n{text}\n" for r, text in zip(records, letters)))
+        (tmp_path / "genomes" / f"{name}.fa").write_text(
+            "".join(f">{r}\n{text}\n" for r, text in zip(records, letters))
+        )
     return tmp_path
 
 
@@ -32,18 +34,37 @@ def test_a_pattern_is_its_files_and_equal_names_are_told_apart(folder):
     genome = Genome.open(f"{folder}/genomes/*.fa")
     assert genome.names == ["a:chr1", "b:chr1", "p", "x"] and genome.records.lengths == [400] * 4
     assert genome.rows[1]["file"] == f"{folder}/genomes/b.fa" and genome.rows[1]["name"] == "b:chr1"
-    assert genome.window("p", 0, 9).tolist() == Genome.open(folder / "genomes" / "b.fa").window("p", 0, 9).tolist()
+    assert (
+        genome.window("p", 0, 9).tolist()
+        == Genome.open(folder / "genomes" / "b.fa").window("p", 0, 9).tolist()
+    )
     assert Genome.open([f"{folder}/genomes/[a]*"]).names == ["chr1"]  # nothing to tell apart
     assert Genome.open(f"{folder}/genomes/*.fa", keep="b:.*").names == ["b:chr1"]
 
 
 def test_a_manifest_has_labels_and_weights(folder):
-    path = manifest(folder, "path\tlabel\tweight\ngenomes/a.fa\thuman\t2\ngenomes/c.fa\tyeast\t0.5\n\ngenomes/b.fa\t\t0\n")
-    assert [tuple(row)[1:] for row in read_manifest(path)] == [("human", 2.0), ("yeast", 0.5), (None, 0.0)]
+    path = manifest(
+        folder,
+        "path\tlabel\tweight\ngenomes/a.fa\thuman\t2\ngenomes/c.fa\tyeast\t0.5\n\ngenomes/b.fa\t\t0\n",
+    )
+    assert [tuple(row)[1:] for row in read_manifest(path)] == [
+        ("human", 2.0),
+        ("yeast", 0.5),
+        (None, 0.0),
+    ]
     genome = Genome.open(path)
-    assert genome.names == ["human:chr1", "yeast:x", "chr1", "p"] and genome.labels == ["human", "yeast", None, None]
+    assert genome.names == ["human:chr1", "yeast:x", "chr1", "p"] and genome.labels == [
+        "human",
+        "yeast",
+        None,
+        None,
+    ]
     assert genome.weights.tolist() == [2, 0.5, 0, 0]
-    plain = Genome.open(manifest(folder, "#path\n" + "".join(f"{folder}/genomes/{name}.fa\n" for name in "acb"), "n.tsv"))
+    plain = Genome.open(
+        manifest(
+            folder, "#path\n" + "".join(f"{folder}/genomes/{name}.fa\n" for name in "acb"), "n.tsv"
+        )
+    )
     assert plain.weights is None and plain.digest != genome.digest  # windows depend on weights
     os.chdir(folder)  # paths are those of the folder of the manifest
     assert Genome.open("m.tsv").names == genome.names
@@ -56,23 +77,32 @@ def test_windows_are_drawn_by_weight_and_size(folder):
     windows = data.train_windows()
     record, start, _ = windows.places(0, np.arange(4000))
     share = np.bincount(record, minlength=4) / 4000
-    assert np.abs(share - [2 / 3, 1 / 6, 1 / 6, 0]).max() < 4 * np.sqrt(2 / 9 / 4000) and share[3] == 0
+    assert (
+        np.abs(share - [2 / 3, 1 / 6, 1 / 6, 0]).max() < 4 * np.sqrt(2 / 9 / 4000) and share[3] == 0
+    )
     assert (start.min(), start.max()) == (0, 288) and np.abs(start[record == 0].mean() - 144) < 7
     again = data.train_windows().places(0, np.arange(100, 200))
-    assert again[0].tolist() == record[100:200].tolist() and again[1].tolist() == start[100:200].tolist()
+    assert (
+        again[0].tolist() == record[100:200].tolist()
+        and again[1].tolist() == start[100:200].tolist()
+    )
     assert data.describe()["weights"] == "of the manifest"
-    equal = GenomeDataModule(manifest(folder, "path\tweight\ngenomes/a.fa\t3\n", "e.tsv"), length=32, batch_size=4)
+    equal = GenomeDataModule(
+        manifest(folder, "path\tweight\ngenomes/a.fa\t3\n", "e.tsv"), length=32, batch_size=4
+    )
     alone = GenomeDataModule(f"{folder}/genomes/a.fa", length=32, batch_size=4)
     assert (
         equal.digest == alone.digest
-        and equal.train_windows().places(0, np.arange(9))[1].tolist() == alone.train_windows().places(0, np.arange(9))[1].tolist()
+        and equal.train_windows().places(0, np.arange(9))[1].tolist()
+        == alone.train_windows().places(0, np.arange(9))[1].tolist()
     )
 
 
 def test_weights_do_not_go_with_windows_that_occur_once(folder):
     path = manifest(folder, "path\tweight\ngenomes/a.fa\t2\ngenomes/b.fa\t1\n")
     with pytest.raises(
-        ValueError, match=r"the manifest has weights, and data\.windows=intervals uses each window once; set data\.windows=uniform"
+        ValueError,
+        match=r"the manifest has weights, and data\.windows=intervals uses each window once; set data\.windows=uniform",
     ):
         GenomeDataModule(path, length=32, batch_size=4, windows="intervals").prepare()
     short = manifest(folder, "path\tweight\ngenomes/a.fa\t0\nshort.fa\t1\n", "s.tsv")
@@ -84,17 +114,32 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("label\tweight\nhuman\t1\n", r"m\.tsv: line 1: the column path is missing; the header has label, weight"),
-        ("genomes/a.fa\t1\n", r"m\.tsv: line 1: column 'genomes/a\.fa' is not known; known: path, label, weight, separated by tabs"),
-        ("path\twieght\ngenomes/a.fa\t1\n", r"line 1: column 'wieght' is not known; did you mean weight\?"),
+        (
+            "label\tweight\nhuman\t1\n",
+            r"m\.tsv: line 1: the column path is missing; the header has label, weight",
+        ),
+        (
+            "genomes/a.fa\t1\n",
+            r"m\.tsv: line 1: column 'genomes/a\.fa' is not known; known: path, label, weight, separated by tabs",
+        ),
+        (
+            "path\twieght\ngenomes/a.fa\t1\n",
+            r"line 1: column 'wieght' is not known; did you mean weight\?",
+        ),
         ("path\tpath\na\tb\n", r"line 1: column path occurs twice"),
-        ("path\tweight\ngenomes/a.fa\t-1\n", r"line 2: weight is '-1'; expected a number of at least 0"),
+        (
+            "path\tweight\ngenomes/a.fa\t-1\n",
+            r"line 2: weight is '-1'; expected a number of at least 0",
+        ),
         ("path\tweight\ngenomes/a.fa\tmuch\n", r"line 2: weight is 'much'; expected a number"),
         ("path\tweight\ngenomes/a.fa\tnan\n", r"line 2: weight is 'nan'"),
         ("path\tweight\ngenomes/a.fa\t\n", r"line 2: weight is ''"),
         ("path\tweight\ngenomes/a.fa\t0\n", r"every weight is 0"),
         ("path\tweight\ngenomes/a.fa\n", r"line 2 has 1 fields, the header 2"),
-        ("path\ngenomes/a.fa\n\n./genomes/a.fa\n", r"line 4: .*a\.fa is also in line 2; name each file once"),
+        (
+            "path\ngenomes/a.fa\n\n./genomes/a.fa\n",
+            r"line 4: .*a\.fa is also in line 2; name each file once",
+        ),
         ("path\ngenomes/z.fa\n", r"m\.tsv: line 2: .*genomes/z\.fa does not exist"),
         ("path\ngenomes\n", r"m\.tsv: line 2: .*genomes is a folder"),
         ("path\tlabel\n\tx\n", r"line 2: path is empty"),
@@ -109,7 +154,9 @@ def test_a_malformed_manifest_is_one_line(folder, text, message):
 
 
 def test_a_pattern_without_a_match_and_a_name_twice_are_named(folder):
-    with pytest.raises(FileNotFoundError, match=r"genomes/\*\.fna matches no file; check the pattern"):
+    with pytest.raises(
+        FileNotFoundError, match=r"genomes/\*\.fna matches no file; check the pattern"
+    ):
         Genome.open(f"{folder}/genomes/*.fna")
     (folder / "other").mkdir()
     (folder / "other" / "a.fa").write_text(">chr1\nACGT\n")
@@ -121,5 +168,7 @@ def test_a_pattern_without_a_match_and_a_name_twice_are_named(folder):
 
 def test_weights_do_not_go_with_sequences_that_occur_once(folder):
     path = manifest(folder, "path\tweight\ngenomes/a.fa\t2\ngenomes/b.fa\t1\n")
-    with pytest.raises(ValueError, match="data=sequences uses each sequence once per epoch; leave the weights out"):
+    with pytest.raises(
+        ValueError, match="data=sequences uses each sequence once per epoch; leave the weights out"
+    ):
         ShortSequenceDataModule(path, length=500, batch_size=4).prepare()

@@ -40,11 +40,28 @@ def entries(cache):
 
 def test_a_byte_a_base_and_a_small_index(file, cache):
     one = pack(file)
-    assert one.bases.tolist() == [7, 8, 9, 10, 11, 11, 7 | 128, 8 | 128, 9 | 128, 10 | 128, 10, 10, 11, 10]
+    assert one.bases.tolist() == [
+        7,
+        8,
+        9,
+        10,
+        11,
+        11,
+        7 | 128,
+        8 | 128,
+        9 | 128,
+        10 | 128,
+        10,
+        10,
+        11,
+        10,
+    ]
     assert isinstance(one.bases.base, np.memmap) and not one.bases.flags.writeable
     assert one.runs.tolist() == [[4, 6], [12, 13]] and one.offsets.tolist() == [0, 10, 14]
     counts = {"length": 10, "unknown": 2, "gc": 4, "soft": 4, "ambiguous": [0, 0]}
-    assert one.records[0] == {"name": "a", "description": "first"} | counts and one.records[1]["ambiguous"] == [1, 2]
+    assert one.records[0] == {"name": "a", "description": "first"} | counts and one.records[1][
+        "ambiguous"
+    ] == [1, 2]
 
 
 def test_packed_once_and_found_by_content(file, cache, tmp_path, monkeypatch):
@@ -82,8 +99,12 @@ DAMAGE = {
     "a missing file": lambda folder: (folder / "runs.npy").unlink(),
     "no index": lambda folder: (folder / "index.json").unlink(),
     "half an index": lambda folder: os.truncate(folder / "index.json", 50),
-    "a changed index": lambda folder: (folder / "index.json").write_text((folder / "index.json").read_text().replace('"gc": 4', '"gc": 5')),
-    "another format": lambda folder: (folder / "index.json").write_text(json.dumps({"format": 0, "check": ""})),
+    "a changed index": lambda folder: (folder / "index.json").write_text(
+        (folder / "index.json").read_text().replace('"gc": 4', '"gc": 5')
+    ),
+    "another format": lambda folder: (folder / "index.json").write_text(
+        json.dumps({"format": 0, "check": ""})
+    ),
 }
 
 
@@ -94,7 +115,11 @@ def test_a_damaged_cache_is_rebuilt(file, cache, what):
     time.sleep(0.02)
     DAMAGE[what](one.folder)
     again = pack(file)
-    assert again.bases.tolist() == expected and again.records[0]["gc"] == 4 and again.runs.tolist() == [[4, 6], [12, 13]]
+    assert (
+        again.bases.tolist() == expected
+        and again.records[0]["gc"] == 4
+        and again.runs.tolist() == [[4, 6], [12, 13]]
+    )
     assert entries(cache) == [one.folder.name]
 
 
@@ -140,7 +165,8 @@ def test_any_quiet_change_is_found_on_demand(large, cache):
     damage_quietly(one.folder / "bases", 50 * 64)
     assert pack(large).bases[50 * 64] != 7  # not a sampled chunk
     with pytest.raises(
-        ValueError, match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it will be recreated"
+        ValueError,
+        match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it will be recreated",
     ):
         one.verify()
 
@@ -151,7 +177,9 @@ def without_chunks(folder):
     for written in index["files"].values():
         del written["chunks"]
     del index["check"]
-    (folder / "index.json").write_text(json.dumps(index | {"check": atomic_folder._check_of(index)}))
+    (folder / "index.json").write_text(
+        json.dumps(index | {"check": atomic_folder._check_of(index)})
+    )
 
 
 def test_a_cache_of_an_earlier_version_is_kept_and_verified_as_a_whole(large, cache, monkeypatch):
@@ -174,8 +202,15 @@ def test_a_checksum_does_not_depend_on_how_the_bytes_arrive(tmp_path):
         other.update(content[start : start + 700_001])
     (tmp_path / "x").write_bytes(content)
     assert (one.whole, one.chunks) == (other.whole, other.chunks) and len(one.chunks) == 4
-    assert checksum_of(tmp_path / "x").chunks == one.chunks and same_chunks(tmp_path / "x", one.chunks, range(4))
-    assert sampled(0) == [] and sampled(1) == [0] and sampled(5) == [0, 1, 2, 3, 4] and sampled(3000)[::7] == [0, 2999]
+    assert checksum_of(tmp_path / "x").chunks == one.chunks and same_chunks(
+        tmp_path / "x", one.chunks, range(4)
+    )
+    assert (
+        sampled(0) == []
+        and sampled(1) == [0]
+        and sampled(5) == [0, 1, 2, 3, 4]
+        and sampled(3000)[::7] == [0, 2999]
+    )
 
 
 def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
@@ -199,7 +234,8 @@ def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
 
     monkeypatch.setattr(packed.Packer, "finish", full)
     with pytest.raises(
-        OSError, match=r"the disk is full \(No space left on device; [\d,]+ bytes are free in .*\); free some space or set DNADIFF_CACHE"
+        OSError,
+        match=r"the disk is full \(No space left on device; [\d,]+ bytes are free in .*\); free some space or set DNADIFF_CACHE",
     ):
         pack(file)
     assert entries(cache) == []
@@ -222,7 +258,11 @@ def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
         f"pack({str(tmp_path / 'big.fa')!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "OSError" in done.stderr and "files of this process are limited to 400,000 bytes" in done.stderr and entries(cache) == []
+    assert (
+        "OSError" in done.stderr
+        and "files of this process are limited to 400,000 bytes" in done.stderr
+        and entries(cache) == []
+    )
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
     assert len(pack(tmp_path / "big.fa").bases) == 800_000
 
@@ -238,11 +278,15 @@ def test_a_list_of_runs_of_n_that_cannot_be_written_is_an_error(tmp_path, cache)
             pack(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not [p for p in cache_dir("genomes").glob("*") if p.is_dir() and not p.name.startswith(".")]
+    assert not [
+        p for p in cache_dir("genomes").glob("*") if p.is_dir() and not p.name.startswith(".")
+    ]
     assert pack(path).runs.shape == (200, 2)
 
 
-def test_a_source_that_is_replaced_while_it_is_hashed_does_not_enter_the_cache(file, cache, monkeypatch):
+def test_a_source_that_is_replaced_while_it_is_hashed_does_not_enter_the_cache(
+    file, cache, monkeypatch
+):
     old = file.read_bytes()
 
     def hashed_and_replaced(path):
@@ -274,7 +318,9 @@ def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypa
 
 def results_of(processes):
     """What they print."""
-    assert [process.wait() for process in processes] == [0] * len(processes), [process.errors for process in processes]
+    assert [process.wait() for process in processes] == [0] * len(processes), [
+        process.errors for process in processes
+    ]
     return {process.output for process in processes}
 
 
@@ -305,11 +351,20 @@ def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, cache):
 
 def test_a_packed_file_travels_as_its_path(file, cache):
     one = pack(file)
-    assert len(pickle.dumps(one)) < 300 and pickle.loads(pickle.dumps(one)).bases.tolist() == one.bases.tolist()
+    assert (
+        len(pickle.dumps(one)) < 300
+        and pickle.loads(pickle.dumps(one)).bases.tolist() == one.bases.tolist()
+    )
     records = Genome.open(file).records
-    assert len(pickle.dumps(records)) < 1000 and pickle.loads(pickle.dumps(records))[0].tolist() == records[0].tolist()
+    assert (
+        len(pickle.dumps(records)) < 1000
+        and pickle.loads(pickle.dumps(records))[0].tolist() == records[0].tolist()
+    )
     with pytest.raises(ValueError, match="changed"):
-        os.truncate(one.folder / "index.json", 0), (one.folder / "index.json").write_text('{"format": 1, "check": "x"}')
+        (
+            os.truncate(one.folder / "index.json", 0),
+            (one.folder / "index.json").write_text('{"format": 1, "check": "x"}'),
+        )
         PackedFile(one.folder)
 
 
@@ -372,7 +427,11 @@ def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
 
 def test_only_what_this_machine_left_is_swept_at_once(file, cache):
     folder = pack(file).folder
-    for name in (f".{folder.name}.{atomic_folder.HOST}.1", f".{folder.name}.elsewhere.1", f".{folder.name}.elsewhere.2"):
+    for name in (
+        f".{folder.name}.{atomic_folder.HOST}.1",
+        f".{folder.name}.elsewhere.1",
+        f".{folder.name}.elsewhere.2",
+    ):
         (cache / name).mkdir()
     os.utime(cache / f".{folder.name}.elsewhere.1", (1, 1))
     (folder / "index.json").unlink()
@@ -398,7 +457,9 @@ def test_a_folder_for_temporary_files_is_private(shared_place):
 
 
 @pytest.mark.parametrize("what", ["a link", "writable by others", "of another user", "a file"])
-def test_a_folder_that_others_could_have_filled_is_refused(shared_place, tmp_path, what, monkeypatch):
+def test_a_folder_that_others_could_have_filled_is_refused(
+    shared_place, tmp_path, what, monkeypatch
+):
     if what == "a link":
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         shared_place.symlink_to(tmp_path / "elsewhere")
@@ -410,11 +471,16 @@ def test_a_folder_that_others_could_have_filled_is_refused(shared_place, tmp_pat
     if what == "of another user":
         monkeypatch.setattr("os.getuid", lambda: 4242)
         shared_place.rename(shared_place.with_name("dnadiff-4242"))
-    with pytest.raises(OSError, match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE"):
+    with pytest.raises(
+        OSError,
+        match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE",
+    ):
         cache_dir("genomes")
 
 
-def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(tmp_path, monkeypatch, capfd):
+def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(
+    tmp_path, monkeypatch, capfd
+):
     import gzip
 
     from dnadiff.data import cache
@@ -425,4 +491,6 @@ def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(tm
     (tmp_path / "n.fa.gz").write_bytes(gzip.compress(b">n\n" + b"N" * 10_000_000 + b"\n"))
     packed.pack(tmp_path / "n.fa.gz")
     lines = capfd.readouterr().err.splitlines()
-    assert any(line.startswith("packing n.fa.gz, MB") and "bases 8,388,6" in line for line in lines), lines
+    assert any(
+        line.startswith("packing n.fa.gz, MB") and "bases 8,388,6" in line for line in lines
+    ), lines

@@ -19,7 +19,9 @@ from dnadiff.data.genome.parallel import pack_all
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)  # files as old as these are not read again
+    monkeypatch.setattr(
+        "dnadiff.data.cache._SETTLED", -1
+    )  # files as old as these are not read again
     paths = [tmp_path / f"g{number}.fa" for number in range(40)]
     for number, path in enumerate(paths):
         path.write_text(f">r{number}\n{'ACGT' * (number + 1)}\n>N{number}\nNNAC\n")
@@ -35,8 +37,12 @@ def test_files_are_packed_once_and_then_found(files, monkeypatch):
 
 def test_few_files_are_open_at_a_time(files, monkeypatch):
     monkeypatch.setattr("dnadiff.data.cutter.MAX_MAPPED", 4)
-    monkeypatch.setattr(packed, "_mapped", packed.functools.lru_cache(maxsize=4)(packed._mapped.__wrapped__))
-    data = GenomeDataModule(files, length=4, batch_size=64, epoch_size=640, max_n=1.0, augment_rc=False)
+    monkeypatch.setattr(
+        packed, "_mapped", packed.functools.lru_cache(maxsize=4)(packed._mapped.__wrapped__)
+    )
+    data = GenomeDataModule(
+        files, length=4, batch_size=64, epoch_size=640, max_n=1.0, augment_rc=False
+    )
     windows = data.train_windows()
     before = len(os.listdir("/dev/fd"))
     batch = windows.batch(0, 0, 640)
@@ -44,14 +50,21 @@ def test_few_files_are_open_at_a_time(files, monkeypatch):
     record, start, _ = windows.places(0, np.arange(640))
     assert len(set(record.tolist())) > 40
     for row in range(0, 640, 37):
-        assert batch["ids"][row].tolist() == data.records[int(record[row])][start[row] : start[row] + 4].tolist()
+        assert (
+            batch["ids"][row].tolist()
+            == data.records[int(record[row])][start[row] : start[row] + 4].tolist()
+        )
 
 
 def test_runs_of_n_are_those_of_each_file(files):
     genome = Genome.open(files)
     rows = np.arange(len(genome.names))
     expected = [row["unknown"] for row in genome.rows]
-    assert genome.n_runs.count(rows, np.zeros_like(rows), np.array(genome.records.lengths)).tolist() == expected == [0, 2] * 40
+    assert (
+        genome.n_runs.count(rows, np.zeros_like(rows), np.array(genome.records.lengths)).tolist()
+        == expected
+        == [0, 2] * 40
+    )
 
 
 def test_a_bad_file_is_named_and_the_others_are_kept(files, tmp_path):
@@ -71,8 +84,13 @@ def test_an_error_of_a_process_is_that_of_the_file(files, monkeypatch):
         list(pack_all(files[2:6], 2))
     with pytest.raises(ValueError, match=r"g5\.fa is empty"):
         list(pack_all(files[4:6], 2))
-    monkeypatch.setattr(parallel, "_start", lambda: subprocess.Popen(["true"], stdin=-1, stdout=-1, text=True))
-    with pytest.raises(ValueError, match=r"g8\.fa: the process that packs it was killed; .* set data\.num_workers lower"):
+    monkeypatch.setattr(
+        parallel, "_start", lambda: subprocess.Popen(["true"], stdin=-1, stdout=-1, text=True)
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"g8\.fa: the process that packs it was killed; .* set data\.num_workers lower",
+    ):
         list(pack_all(files[8:10], 2))
 
 
@@ -88,15 +106,25 @@ print(len({{str(file.folder) for file in parallel.pack_all({files!r}, 2)}}), flu
     environment = {**os.environ, "PYTHONPATH": str(Path(dnadiff.__file__).parents[1])}
     process = subprocess.Popen([sys.executable, str(script)], env=environment)
     end = time.monotonic() + 60
-    while len(list((tmp_path / "cache").glob("genomes/*/index.json"))) < 3 and time.monotonic() < end:
+    while (
+        len(list((tmp_path / "cache").glob("genomes/*/index.json"))) < 3 and time.monotonic() < end
+    ):
         time.sleep(0.01)
     process.kill()
     process.wait()
     time.sleep(1.5)  # the processes that packed end with it
-    kept = {path.parent.name: path.stat().st_ino for path in (tmp_path / "cache").glob("genomes/*/index.json")}
+    kept = {
+        path.parent.name: path.stat().st_ino
+        for path in (tmp_path / "cache").glob("genomes/*/index.json")
+    }
     assert len(kept) >= 3
-    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    again = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment
+    )
     assert again.returncode == 0 and again.stdout == "40\n", again.stderr
-    after = {path.parent.name: path.stat().st_ino for path in (tmp_path / "cache").glob("genomes/*/index.json")}
+    after = {
+        path.parent.name: path.stat().st_ino
+        for path in (tmp_path / "cache").glob("genomes/*/index.json")
+    }
     assert len(after) == 40 and kept.items() <= after.items()
     assert Genome.open(files).records.lengths[:4] == [4, 4, 8, 4]

@@ -9,7 +9,15 @@ from dnadiff.data.genome.packed import pack
 from dnadiff.data.genome.record_table import NUMBERS, RecordTable
 from dnadiff.data.splits import ChromosomeSplit, DefaultSplit
 
-ROW = {"name": "a", "description": "b c", "length": 4, "unknown": 1, "gc": 2, "soft": 3, "ambiguous": [1, 2]}
+ROW = {
+    "name": "a",
+    "description": "b c",
+    "length": 4,
+    "unknown": 1,
+    "gc": 2,
+    "soft": 3,
+    "ambiguous": [1, 2],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +28,14 @@ def cache(tmp_path, monkeypatch):
 def text_of(draw, count):
     """Records of letters of either case, with N and ambiguity codes, also at their borders."""
     letters = np.array(list("ACGTacgtNNNNnRy"))
-    return [(f"r{i}", f"d {i}" if i % 2 else "", "".join(letters[draw.integers(0, 15, draw.integers(1, 30))])) for i in range(count)]
+    return [
+        (
+            f"r{i}",
+            f"d {i}" if i % 2 else "",
+            "".join(letters[draw.integers(0, 15, draw.integers(1, 30))]),
+        )
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("piece", [3, 64, 1 << 22])
@@ -28,9 +43,13 @@ def test_many_records_are_counted_as_one_by_one(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(packer, "_PIECE", piece)
     monkeypatch.setattr(packed, "MAX_LISTED", 50)
     records = text_of(np.random.default_rng(piece), 60)
-    (tmp_path / "g.fa").write_text("".join(f">{name} {about}\n{text}\n" for name, about, text in records))
+    (tmp_path / "g.fa").write_text(
+        "".join(f">{name} {about}\n{text}\n" for name, about, text in records)
+    )
     one = pack(tmp_path / "g.fa")
-    assert (one.folder / NUMBERS).is_file() and one.records.names() == [name for name, _, _ in records]
+    assert (one.folder / NUMBERS).is_file() and one.records.names() == [
+        name for name, _, _ in records
+    ]
     runs, start = [], 0
     for row, (name, about, text) in zip(one.records, records):
         upper = text.upper()
@@ -49,17 +68,28 @@ def test_many_records_are_counted_as_one_by_one(tmp_path, monkeypatch, piece):
         runs += (edges.reshape(-1, 2) + start).tolist()
         start += len(text)
     assert one.runs.tolist() == runs and one.verify() > start
-    assert Genome.open(tmp_path / "g.fa").rows[59] == {**one.records[59], "label": None, "file": str(tmp_path / "g.fa")}
+    assert Genome.open(tmp_path / "g.fa").rows[59] == {
+        **one.records[59],
+        "label": None,
+        "file": str(tmp_path / "g.fa"),
+    }
 
 
 def test_rows_come_back_and_a_table_that_does_not_fit_is_refused(tmp_path):
     rows = [ROW, {**ROW, "name": "ä", "description": ""}]
     table = RecordTable.from_rows(rows)
-    assert list(table) == rows and table[1] == rows[1] and table[:1] == rows[:1] and table.names() == ["a", "ä"]
+    assert (
+        list(table) == rows
+        and table[1] == rows[1]
+        and table[:1] == rows[:1]
+        and table.names() == ["a", "ä"]
+    )
     for name, content in table.files().items():
         (tmp_path / name).write_bytes(content)
     assert list(RecordTable.read(tmp_path, 8)) == rows
-    with pytest.raises(ValueError, match="its table of records does not fit its bases; remove this folder"):
+    with pytest.raises(
+        ValueError, match="its table of records does not fit its bases; remove this folder"
+    ):
         RecordTable.read(tmp_path, 9)
 
 

@@ -11,7 +11,11 @@ from dnadiff.data.genome.genome import Genome, _kept
 from dnadiff.data.genome.record_names import check_names
 from dnadiff.data.genome.regions import Region, read_bed, read_gtf, read_regions, zero_based
 
-formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
+formats = importlib.util.module_from_spec(
+    spec := importlib.util.spec_from_file_location(
+        "formats", Path(__file__).with_name("formats.py")
+    )
+)
 spec.loader.exec_module(formats)
 
 
@@ -35,7 +39,10 @@ def test_bed_row_is_half_open_and_gtf_row_is_not(make_genome, tmp_path):
 def test_headers_comments_blank_lines_and_gzip_are_read(tmp_path):
     text = '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with spaces\t0\t-\r\nchr1 7 9 b 0 .\n'
     (tmp_path / "r.bed.gz").write_bytes(gzip.compress(text.encode()))
-    assert read_bed(tmp_path / "r.bed.gz") == [Region("chr1", 1, 5, "name with spaces", "-"), Region("chr1", 7, 9, "b")]
+    assert read_bed(tmp_path / "r.bed.gz") == [
+        Region("chr1", 1, 5, "name with spaces", "-"),
+        Region("chr1", 7, 9, "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,9 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, row, message):
 
 
 def test_chr1_against_1_is_noticed(tmp_path):
-    with pytest.raises(ValueError, match="no record is called chr1, chr2; the records are 1, 2") as caught:
+    with pytest.raises(
+        ValueError, match="no record is called chr1, chr2; the records are 1, 2"
+    ) as caught:
         read_bed(write(tmp_path, "chr1\t0\t4\nchr2\t0\t4\n"), {"1": 100, "2": 100})
     assert "one side writes 'chr1' where the other writes '1'" in str(caught.value)
 
@@ -70,7 +79,10 @@ def test_a_file_without_rows_is_refused(tmp_path):
 def test_bundled_coding_sequences_begin_with_start_codons():
     genome = Genome.open("bundled:ecoli_K12_MG1655.fa.gz")
     regions = read_bed("bundled:ecoli_K12_MG1655.CDS.bed.gz", genome.lengths)
-    codons = [genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3]) for r in regions]
+    codons = [
+        genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3])
+        for r in regions
+    ]
     assert len(regions) == 4379 and codons.count("ATG") / len(codons) > 0.85
     assert {r.strand for r in regions} == {"+", "-"}
 
@@ -100,7 +112,10 @@ def test_a_place_is_written_as_browsers_write_it(text, region):
         ("chr1:0-5", "starts before the record"),
         ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
         ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
-        ("chr1-5", "is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000"),
+        (
+            "chr1-5",
+            "is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000",
+        ),
         ("nothing.bed", "does not exist"),
     ],
 )
@@ -111,9 +126,16 @@ def test_a_place_that_is_none_is_named(text, message):
 
 def test_files_are_told_apart_by_their_names(tmp_path):
     bed = write(tmp_path, "chr1\t4\t8\n")
-    gff = write(tmp_path, "chr1\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nchr1\tx\texon\t1\t9\t.\t.\t0\tID=b\n", "r.gff3")
+    gff = write(
+        tmp_path,
+        "chr1\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nchr1\tx\texon\t1\t9\t.\t.\t0\tID=b\n",
+        "r.gff3",
+    )
     assert read_regions(bed, LENGTHS) == [Region("chr1", 4, 8)]
-    assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [Region("chr1", 4, 8), Region("chr1", 4, 8, "a")]
+    assert read_regions([str(bed), str(gff)], LENGTHS, "CDS") == [
+        Region("chr1", 4, 8),
+        Region("chr1", 4, 8, "a"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,14 +152,19 @@ def test_a_feature_without_a_gff_file_is_refused(tmp_path, monkeypatch, names, k
     for name in ("all.bed", "rows.txt"):
         write(tmp_path, "chr1\t4\t8\n", name)
     assert read_regions(names, LENGTHS)
-    with pytest.raises(ValueError, match=f"^feature 'CDS' chooses rows of a GTF or GFF file, and {kind}.*; leave feature out"):
+    with pytest.raises(
+        ValueError,
+        match=f"^feature 'CDS' chooses rows of a GTF or GFF file, and {kind}.*; leave feature out",
+    ):
         read_regions(names if len(names) > 1 else names[0], LENGTHS, "CDS")
 
 
 def test_an_unknown_strand_of_gff_is_none_and_that_of_bed_is_refused(tmp_path):
     gff = write(tmp_path, "chr1\tRefSeq\tgene\t5\t8\t.\t?\t.\tID=a\n", "r.gff3")
     assert read_gtf(gff) == read_regions(gff, LENGTHS) == [Region("chr1", 4, 8, "a", ".")]
-    with pytest.raises(ValueError, match=r"line 1 has the strand '\?'; '\+', '-' and '\.' are allowed"):
+    with pytest.raises(
+        ValueError, match=r"line 1 has the strand '\?'; '\+', '-' and '\.' are allowed"
+    ):
         read_bed(write(tmp_path, "chr1\t4\t8\ta\t0\t?\n"))
 
 
@@ -145,13 +172,21 @@ def test_a_contig_may_be_called_as_a_header_begins(tmp_path):
     text = "track name=x\nbrowser position chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 7\ntrack\ttype=bed\tuse=1\n"
     names = [(r.chrom, r.start, r.end) for r in read_bed(write(tmp_path, text))]
     assert names == [("track1", 1, 5), ("track", 2, 6), ("browserA", 0, 9), ("browser", 3, 7)]
-    gff = write(tmp_path, "trackA\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nbrowser\tx\tCDS\t1\t2\t.\t.\t0\tID=b\n", "r.gff3")
+    gff = write(
+        tmp_path,
+        "trackA\tx\tCDS\t5\t8\t.\t.\t0\tID=a\nbrowser\tx\tCDS\t1\t2\t.\t.\t0\tID=b\n",
+        "r.gff3",
+    )
     assert [r.chrom for r in read_gtf(gff)] == ["trackA", "browser"]
 
 
 @pytest.mark.parametrize("start", ["##FASTA\n>chr1\n", ">chr1\n"])
 def test_the_sequences_that_gff_may_carry_are_not_rows(tmp_path, start):
-    gff = write(tmp_path, f"##gff-version 3\nchr1\tx\tCDS\t5\t8\t.\t+\t0\tID=a\n{start}ACGTACGT\nACGT ACGT\n", "r.gff3")
+    gff = write(
+        tmp_path,
+        f"##gff-version 3\nchr1\tx\tCDS\t5\t8\t.\t+\t0\tID=a\n{start}ACGTACGT\nACGT ACGT\n",
+        "r.gff3",
+    )
     assert read_gtf(gff) == [Region("chr1", 4, 8, "a", "+")]
 
 
@@ -161,7 +196,9 @@ def test_bgzip_of_regions_cut_between_two_blocks_is_noticed(tmp_path):
         read_bed(tmp_path / "r.bed.gz")
 
 
-@pytest.mark.parametrize("text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}])
+@pytest.mark.parametrize(
+    "text", ["chr1:,-5", "chr1:5-,", "chr1:,-,", 1.5, True, [None], {"chr1": 2}]
+)
 def test_what_is_no_region_is_named(text):
     with pytest.raises(ValueError, match=r"(write chr1:1001-2000|is no region; give a file)"):
         read_regions(text, LENGTHS)
@@ -175,8 +212,14 @@ def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, 
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     bed = write(tmp_path, "chr1\t0\t4\nchrX\t0\t9\nchr1\t5\t6\n")
     with caplog.at_level(logging.WARNING):
-        assert read_bed(bed, {"chr1": 10, "chr2": 5}, skip_unknown=True) == [Region("chr1", 0, 4), Region("chr1", 5, 6)]
-    assert "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records" in caplog.text
+        assert read_bed(bed, {"chr1": 10, "chr2": 5}, skip_unknown=True) == [
+            Region("chr1", 0, 4),
+            Region("chr1", 5, 6),
+        ]
+    assert (
+        "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records"
+        in caplog.text
+    )
     for lengths, message in (
         ({"chr1": 5}, "ends beyond chr1"),
         ({"chr2": 9}, "no record is called chr1, chrX; the records are chr2"),
@@ -200,7 +243,9 @@ class Counted(str):
         return str.__hash__(self)
 
 
-@pytest.mark.parametrize("how", [lambda names: check_names(names, names, "here"), lambda names: _kept(names, names)])
+@pytest.mark.parametrize(
+    "how", [lambda names: check_names(names, names, "here"), lambda names: _kept(names, names)]
+)
 def test_many_names_are_looked_up_in_linear_time(how):
     names = [Counted(f"contig{i}") for i in range(1000)]
     Counted.looks = 0
@@ -219,14 +264,24 @@ def test_every_damaged_bit_of_a_compressed_gff_with_sequences_is_noticed(tmp_pat
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         with contextlib.suppress(ValueError):
-            assert read_gtf(path) == regions, bit  # bits of the header without a meaning, such as the time, are accepted
+            assert read_gtf(path) == regions, (
+                bit
+            )  # bits of the header without a meaning, such as the time, are accepted
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("r.bed", "chr1\t0\t4\ta\t0\t+\nchr1\t2\t6\tb\n", "line 2 has 4 columns, the first row has 6"),
-        ("r.gff", "c\tx\tCDS\t5\t8\t.\t+\t0\tID=a\nc\tx\tCDS\t5\t8\t.\t+\t0\n", "line 2 has 8 columns, the first row has 9"),
+        (
+            "r.bed",
+            "chr1\t0\t4\ta\t0\t+\nchr1\t2\t6\tb\n",
+            "line 2 has 4 columns, the first row has 6",
+        ),
+        (
+            "r.gff",
+            "c\tx\tCDS\t5\t8\t.\t+\t0\tID=a\nc\tx\tCDS\t5\t8\t.\t+\t0\n",
+            "line 2 has 8 columns, the first row has 9",
+        ),
     ],
 )
 def test_a_row_with_missing_fields_is_refused(tmp_path, name, rows, message):
@@ -246,29 +301,55 @@ def test_millions_of_blank_lines_are_refused(tmp_path, monkeypatch):
     few.write_text("chr1\t1\t5\n" + "\n" * 5 + "chr1\t7\t9\n")
     many.write_text("chr1\t1\t5\n" + " \n" * 6 + "chr1\t7\t9\n")
     assert len(regions.read_bed(few)) == 2
-    with pytest.raises(ValueError, match=r"many\.bed has more than 5 blank lines up to line 7; remove them"):
+    with pytest.raises(
+        ValueError, match=r"many\.bed has more than 5 blank lines up to line 7; remove them"
+    ):
         regions.read_bed(many)
 
 
 def test_a_feature_that_no_row_has_is_named_with_those_that_are_there(tmp_path):
     (tmp_path / "x.gtf").write_text("c\tx\texon\t3\t9\t.\t+\t.\t\nc\tx\tCDS\t3\t9\t.\t+\t0\t\n")
-    with pytest.raises(ValueError, match=r"x\.gtf has no row with the feature 'cds' in its third column; it has exon, CDS$"):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.gtf has no row with the feature 'cds' in its third column; it has exon, CDS$",
+    ):
         read_gtf(tmp_path / "x.gtf", feature="cds")
 
 
-def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warning(tmp_path, caplog, monkeypatch):
+def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warning(
+    tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     declared = "c\tx\tregion\t1\t100\t.\t+\t.\tID=c;Is_circular=true\n"
-    genes = "".join(f"c\tx\tgene\t{first}\t{last}\t.\t+\t.\tID=g{first}\n" for first, last in ((5, 8), (90, 110), (95, 101)))
+    genes = "".join(
+        f"c\tx\tgene\t{first}\t{last}\t.\t+\t.\tID=g{first}\n"
+        for first, last in ((5, 8), (90, 110), (95, 101))
+    )
     with caplog.at_level(logging.WARNING):
-        assert read_gtf(write(tmp_path, declared + genes, "c.gff3"), "gene", {"c": 100}) == [Region("c", 4, 8, "g5", "+")]
-    assert len(caplog.records) == 1 and "c.gff3: 2 features cross the end of a circular record" in caplog.text and "c:90-110" in caplog.text
-    with pytest.raises(ValueError, match=r"line 2 has the region c:90-110, which ends beyond c \(100 bases\); records are read as linear"):
+        assert read_gtf(write(tmp_path, declared + genes, "c.gff3"), "gene", {"c": 100}) == [
+            Region("c", 4, 8, "g5", "+")
+        ]
+    assert (
+        len(caplog.records) == 1
+        and "c.gff3: 2 features cross the end of a circular record" in caplog.text
+        and "c:90-110" in caplog.text
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"line 2 has the region c:90-110, which ends beyond c \(100 bases\); records are read as linear",
+    ):
         read_gtf(write(tmp_path, genes, "l.gff3"), "gene", {"c": 100})
     with pytest.raises(ValueError, match="ends beyond c"):  # not across the end
-        read_gtf(write(tmp_path, declared + "c\tx\tgene\t101\t120\t.\t+\t.\tID=g\n", "b.gff3"), "gene", {"c": 100})
+        read_gtf(
+            write(tmp_path, declared + "c\tx\tgene\t101\t120\t.\t+\t.\tID=g\n", "b.gff3"),
+            "gene",
+            {"c": 100},
+        )
 
 
-@pytest.mark.parametrize("path", ["https://h/genes.gtf.gz?download=1", "cached:https://h/genes.GFF3?x=1", "s3://b/genes.gff"])
+@pytest.mark.parametrize(
+    "path",
+    ["https://h/genes.gtf.gz?download=1", "cached:https://h/genes.GFF3?x=1", "s3://b/genes.gff"],
+)
 def test_the_query_of_an_address_does_not_hide_the_kind_of_a_file(path):
     assert regions._is_gff(path) and not regions._is_gff("https://h/genes.bed?from=x.gtf")

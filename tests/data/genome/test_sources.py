@@ -15,7 +15,11 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.paths import expand
 from dnadiff.data.genome.sources import read_codes
 
-formats = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("formats", Path(__file__).with_name("formats.py")))
+formats = importlib.util.module_from_spec(
+    spec := importlib.util.spec_from_file_location(
+        "formats", Path(__file__).with_name("formats.py")
+    )
+)
 spec.loader.exec_module(formats)
 SMALL = {"a": "ACGTNNacgtnn", "b": "TTTTg"}
 
@@ -24,7 +28,10 @@ def letters(genome):
     """{name: letters} with soft-masking in lower case."""
     found = {}
     for name, length in genome.lengths.items():
-        upper, soft = genome.tokenizer.decode(genome.window(name, 0, length)), genome.soft_masked(name, 0, length)
+        upper, soft = (
+            genome.tokenizer.decode(genome.window(name, 0, length)),
+            genome.soft_masked(name, 0, length),
+        )
         found[name] = "".join(c.lower() if s else c for c, s in zip(upper, soft))
     return found
 
@@ -35,7 +42,10 @@ def write(folder, name, content):
 
 
 record_sets = st.dictionaries(
-    st.from_regex(r"[A-Za-z0-9._|-]{1,8}", fullmatch=True), st.text("ACGTNacgtn", min_size=1, max_size=150), min_size=1, max_size=4
+    st.from_regex(r"[A-Za-z0-9._|-]{1,8}", fullmatch=True),
+    st.text("ACGTNacgtn", min_size=1, max_size=150),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -48,7 +58,9 @@ record_sets = st.dictionaries(
     final_newline=st.booleans(),
     packing=st.sampled_from(sorted(formats.COMPRESSED)),
 )
-def test_fasta_of_any_layout_comes_back(tmp_path_factory, records, width, newline, blank, final_newline, packing):
+def test_fasta_of_any_layout_comes_back(
+    tmp_path_factory, records, width, newline, blank, final_newline, packing
+):
     content = formats.fasta(records, width, newline, blank, final_newline)
     file = write(tmp_path_factory.mktemp("f"), "x.fa", formats.COMPRESSED[packing](content))
     genome = Genome.open(file)
@@ -56,10 +68,16 @@ def test_fasta_of_any_layout_comes_back(tmp_path_factory, records, width, newlin
     for row in genome.rows:
         text = records[row["name"]]
         assert (row["length"], row["unknown"]) == (len(text), text.upper().count("N"))
-        assert (row["gc"], row["soft"]) == (sum(c in "GCgc" for c in text), sum(c.islower() for c in text))
+        assert (row["gc"], row["soft"]) == (
+            sum(c in "GCgc" for c in text),
+            sum(c.islower() for c in text),
+        )
     runs = genome.n_runs
     marked = np.array([c in "Nn" for text in records.values() for c in text])
-    assert [runs.before(np.array([i]))[0] for i in range(len(marked) + 1)] == [0, *np.cumsum(marked)]
+    assert [runs.before(np.array([i]))[0] for i in range(len(marked) + 1)] == [
+        0,
+        *np.cumsum(marked),
+    ]
 
 
 @settings(max_examples=25, deadline=None)
@@ -76,7 +94,10 @@ def test_a_chunk_border_may_fall_anywhere(tmp_path, monkeypatch):
         monkeypatch.setattr("dnadiff.data.genome.packer._PIECE", max(1, chunk // 3))
         monkeypatch.setattr("dnadiff.data.genome.twobit._CHUNK", max(1, chunk // 4))
         monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / f"cache{chunk}"))
-        for name, content in (("x.fa", formats.fasta(records, 7, "\r\n")), ("x.2bit", formats.twobit(records))):
+        for name, content in (
+            ("x.fa", formats.fasta(records, 7, "\r\n")),
+            ("x.2bit", formats.twobit(records)),
+        ):
             genome = Genome.open(write(tmp_path, name, content))
             assert letters(genome) == records
             starts, ends = genome.n_runs.starts, genome.n_runs.ends
@@ -87,14 +108,19 @@ def test_genbank_and_its_gzip_are_read(tmp_path):
     content = formats.genbank({"U00001": "acgtnacgta" * 13, "U00002": "ttga"})
     for name, packed in (("x.gb", content), ("x.gbk.gz", gzip.compress(content))):
         genome = Genome.open(write(tmp_path, name, packed))
-        assert {n: t.upper() for n, t in letters(genome).items()} == {"U00001": "ACGTNACGTA" * 13, "U00002": "TTGA"}
+        assert {n: t.upper() for n, t in letters(genome).items()} == {
+            "U00001": "ACGTNACGTA" * 13,
+            "U00002": "TTGA",
+        }
 
 
 def test_real_genomes_agree_between_formats(tmp_path, shared_data):
     one = Genome.open(shared_data / "genomes" / "small_genomes.fa.gz")
     records = {n: t.upper() for n, t in letters(one).items()}
     two = Genome.open(write(tmp_path, "small.2bit", formats.twobit(records)))
-    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one.records, two.records))
+    assert all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one.records, two.records)
+    )
     assert one.lengths["NC_001416.1"] == 48_502
 
 
@@ -105,8 +131,14 @@ def test_several_files_a_folder_and_labels(tmp_path):
         write(tmp_path, "notes.txt", b"x"),
     )
     assert Genome.open(tmp_path).lengths == {"chr1": 4, "chr2": 4}
-    labeled = Genome.open({"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]})
-    assert labeled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labeled.labels == ["human", "yeast", "yeast"]
+    labeled = Genome.open(
+        {"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]}
+    )
+    assert labeled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labeled.labels == [
+        "human",
+        "yeast",
+        "yeast",
+    ]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="is a folder without sequence files"):
         expand(tmp_path / "empty")
@@ -117,7 +149,9 @@ def test_an_open_pyfaidx_is_a_source_and_keeps_its_names(tmp_path):
     assert letters(Genome.open(pyfaidx.Fasta(str(file)))) == {"chr1": "ACGT", "chr2": "TT"}
     renamed = pyfaidx.Fasta(str(file), key_function=lambda name: name.removeprefix("chr"))
     assert letters(Genome.open(renamed)) == {"1": "ACGT", "2": "TT"}
-    with pytest.raises(ValueError, match=r"holds 2 records, this pyfaidx\.Fasta shows 1; open it without a filter"):
+    with pytest.raises(
+        ValueError, match=r"holds 2 records, this pyfaidx\.Fasta shows 1; open it without a filter"
+    ):
         Genome.open(pyfaidx.Fasta(str(file), filt_function=lambda name: name == "chr1"))
 
 
@@ -125,7 +159,10 @@ def test_ambiguity_codes_are_n_or_refused(tmp_path):
     file = write(tmp_path, "x.fa", b">a\nACGT\n>b\nACNRyk\n")
     genome = Genome.open(file)
     assert letters(genome)["b"] == "ACNNnn" and genome.rows[1]["unknown"] == 4
-    with pytest.raises(ValueError, match=r"record b holds 3 ambiguity codes .*, the first at position 4; set data\.iupac=unknown"):
+    with pytest.raises(
+        ValueError,
+        match=r"record b holds 3 ambiguity codes .*, the first at position 4; set data\.iupac=unknown",
+    ):
         Genome.open(file, iupac="refuse")
     assert Genome.open(file, keep="a", iupac="unknown").names == ["a"]
     with pytest.raises(ValueError, match="iupac 'maybe'"):
@@ -133,12 +170,21 @@ def test_ambiguity_codes_are_n_or_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keep", "names"), [(None, ["chr1", "chr10", "chrX", "chr1_alt"]), ("chr([0-9]+|X)", ["chr1", "chr10", "chrX"]), (["chrX"], ["chrX"])]
+    ("keep", "names"),
+    [
+        (None, ["chr1", "chr10", "chrX", "chr1_alt"]),
+        ("chr([0-9]+|X)", ["chr1", "chr10", "chrX"]),
+        (["chrX"], ["chrX"]),
+    ],
 )
 def test_records_are_chosen_by_name(tmp_path, keep, names):
-    file = write(tmp_path, "x.fa", formats.fasta({"chr1": "A", "chr10": "C", "chrX": "G", "chr1_alt": "T"}))
+    file = write(
+        tmp_path, "x.fa", formats.fasta({"chr1": "A", "chr10": "C", "chrX": "G", "chr1_alt": "T"})
+    )
     genome = Genome.open(file, keep)
-    assert genome.names == names and letters(genome) == {n: t for n, t in letters(Genome.open(file)).items() if n in names}
+    assert genome.names == names and letters(genome) == {
+        n: t for n, t in letters(Genome.open(file)).items() if n in names
+    }
     for wrong, message in (
         ("chr(", "is not a regular expression"),
         ("scaffold.*", "leaves no record; the records are chr1"),
@@ -155,7 +201,10 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
         (b"\n \n", "is empty; give"),
         (b"ACGT\n", "is not FASTA: line 1 is 'ACGT', expected a header"),
         (b"\r\n\r\n@read\nACGT\n", "is not FASTA: line 3 is '@read'"),
-        (b">a\nACGT\n\nAC-T\n", r"line 4: record a: letter '-' at column 3 is not a nucleotide; allowed are A, C"),
+        (
+            b">a\nACGT\n\nAC-T\n",
+            r"line 4: record a: letter '-' at column 3 is not a nucleotide; allowed are A, C",
+        ),
         (b">a\nACGT\n>p\nMKV*\n", r"line 4: record p: letter '\*' at column 4"),
         (">a\nACé\n".encode(), "line 2: record a: letter 'é' at column 3"),
         (b">a\nAC>b\nAC\n", "line 2: '>' in the middle of a sequence line"),
@@ -165,7 +214,10 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
         (b">a\nAC\n>a x\nGT\n", "line 3: record a has the name of an earlier record; rename one"),
         (gzip.compress(b">a\n" + b"ACGTTGCA" * 99, mtime=0)[:25], "is damaged or cut short"),
         (formats.twobit({"a": "ACGT" * 20})[:-5], "is a damaged or cut short 2bit file"),
-        (formats.twobit({"a": "ACGT"}, version=7), "is a 2bit file of version 7; expected version 0 or 1"),
+        (
+            formats.twobit({"a": "ACGT"}, version=7),
+            "is a 2bit file of version 7; expected version 0 or 1",
+        ),
         (formats.genbank({"X": "acgt"}).replace(b"acgt", b"ac*t"), r"letter '\*' at column 3"),
     ],
     ids=map(str, range(16)),
@@ -187,10 +239,18 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
     content = formats.bgzip(formats.fasta({"a": "ACGT" * 200, "b": "TTTT"}))
-    borders = [place for place in range(1, len(content)) if content[place:].startswith(b"\x1f\x8b\x08\x04")]
-    assert len(borders) > 3 and letters(Genome.open(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
+    borders = [
+        place for place in range(1, len(content)) if content[place:].startswith(b"\x1f\x8b\x08\x04")
+    ]
+    assert (
+        len(borders) > 3
+        and letters(Genome.open(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
+    )
     for border in borders:
-        with pytest.raises(ValueError, match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; fetch it again"):
+        with pytest.raises(
+            ValueError,
+            match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; fetch it again",
+        ):
             Genome.open(write(tmp_path, "cut.fa.gz", content[:border]))
 
 
@@ -201,7 +261,10 @@ def test_genbank_cut_after_any_line_is_noticed(tmp_path):
         with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
             Genome.open(write(tmp_path, "cut.gb", b"".join(lines[:end])))
     for wrong, message in (
-        (b"".join(lines[:12]), "is damaged or cut short .Premature end of file in sequence data.: fetch it again"),
+        (
+            b"".join(lines[:12]),
+            "is damaged or cut short .Premature end of file in sequence data.: fetch it again",
+        ),
         (b"".join(lines).replace(b"130 bp", b"131 bp"), "Expected sequence length 131, found 130"),
         (b"".join(lines[:-1]), "Premature end of file in sequence data"),
     ):
@@ -223,15 +286,22 @@ def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
 
 
 def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
-    with pytest.raises(ValueError, match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name and a length"):
-        Genome.open(write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq ")))
+    with pytest.raises(
+        ValueError,
+        match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name and a length",
+    ):
+        Genome.open(
+            write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq "))
+        )
 
 
 def test_a_line_of_genbank_with_another_position_is_refused(tmp_path):
     content = formats.genbank({"U1": "acgtnacgta" * 13})
     assert content.count(b"\n       61 ") == 1
     for wrong in (b"\n       62 ", b"\n          "):
-        with pytest.raises(ValueError, match=r"a line of sequence begins with '.*', expected the position 61"):
+        with pytest.raises(
+            ValueError, match=r"a line of sequence begins with '.*', expected the position 61"
+        ):
             Genome.open(write(tmp_path, "x.gb", content.replace(b"\n       61 ", wrong)))
 
 
@@ -253,7 +323,10 @@ def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
     fewer = content[:8] + struct.pack("<I", 1) + content[12:]
     huge = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 2**31, 4))
     after = content.replace(struct.pack("<III", 54, 9, 4), struct.pack("<III", 54, 9, 60))
-    overlapping = content.replace(b"\1b" + content[content.index(b"\1b") + 2 :][:4], b"\1b" + content[content.index(b"\1a") + 2 :][:4])
+    overlapping = content.replace(
+        b"\1b" + content[content.index(b"\1b") + 2 :][:4],
+        b"\1b" + content[content.index(b"\1a") + 2 :][:4],
+    )
     assert len({content, fewer, huge, after, overlapping}) == 5
     for damaged, message in (
         (fewer, "its records overlap, or bytes between them belong to none"),
@@ -262,13 +335,18 @@ def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
         (huge, "bytes are missing"),
         (after, "blocks of N or lower case overlap or exceed the 54 bases"),
     ):
-        with pytest.raises(ValueError, match=rf"x\.2bit is a damaged or cut short 2bit file \({message}|[\d,]+ {message}"):
+        with pytest.raises(
+            ValueError,
+            match=rf"x\.2bit is a damaged or cut short 2bit file \({message}|[\d,]+ {message}",
+        ):
             Genome.open(write(tmp_path, "x.2bit", damaged))
 
 
 @pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])
 def test_what_is_no_path_is_named(path):
-    with pytest.raises(ValueError, match=r"^data\.path is .*; expected the name of a file or of a folder, .*"):
+    with pytest.raises(
+        ValueError, match=r"^data\.path is .*; expected the name of a file or of a folder, .*"
+    ):
         Genome.open(path)
 
 
@@ -281,12 +359,21 @@ def test_what_names_no_records_is_named(tmp_path, keep):
 
 
 def test_a_genome_of_other_bases_has_another_digest(tmp_path):
-    one, same, other = (write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text) for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA")))
+    one, same, other = (
+        write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text)
+        for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA"))
+    )
     digests = [Genome.open(path).digest for path in (one, same, other)]
     assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
 
 
 def test_genbank_records_without_an_accession_are_named_by_their_locus(tmp_path):
     content = formats.genbank({"pUC19": "acgt", "pBR322": "ttga"})
-    lines = [line[:12] + b"." if line.startswith((b"ACCESSION", b"VERSION")) else line for line in content.split(b"\n")]
-    assert Genome.open(write(tmp_path, "x.gb", b"\n".join(lines))).lengths == {"pUC19": 4, "pBR322": 4}
+    lines = [
+        line[:12] + b"." if line.startswith((b"ACCESSION", b"VERSION")) else line
+        for line in content.split(b"\n")
+    ]
+    assert Genome.open(write(tmp_path, "x.gb", b"\n".join(lines))).lengths == {
+        "pUC19": 4,
+        "pBR322": 4,
+    }

@@ -40,14 +40,20 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.send_response(304)
             self.end_headers()
             return None
-        wanted = self.headers.get("Range") if self.headers.get("If-Range", tag) == tag and self.ranges else None
+        wanted = (
+            self.headers.get("Range")
+            if self.headers.get("If-Range", tag) == tag and self.ranges
+            else None
+        )
         type(self).asked.append((name, self.headers.get("Range")))
         type(self).conditions.append(self.headers.get("If-Range"))
         start, _, end = (wanted or "bytes=0-").removeprefix("bytes=").partition("-")
         body = content[int(start) : int(end) + 1 if end else None]
         self.send_response(206 if wanted else 200)
         if wanted:
-            self.send_header("Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(content)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(content)}"
+            )
         if self.tag:
             self.send_header("ETag", tag)
         if self.chunked:
@@ -59,7 +65,11 @@ class Server(http.server.BaseHTTPRequestHandler):
         cut = type(self).cuts > 0
         type(self).cuts -= cut
         body = body[: self.cut] if cut else body
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(body), body) + (b"" if cut else b"0\r\n\r\n") if self.chunked else body)
+        self.wfile.write(
+            b"%x\r\n%s\r\n" % (len(body), body) + (b"" if cut else b"0\r\n\r\n")
+            if self.chunked
+            else body
+        )
         self.close_connection = True
         return None
 
@@ -80,7 +90,9 @@ def folder(tmp_path, monkeypatch):
 def server():
     Mine = type("Mine", (Server,), {"asked": [], "conditions": [], "files": {"/x.fa": FASTA}})
     running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mine)
-    threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    threading.Thread(
+        target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     Mine.url = f"http://127.0.0.1:{running.server_address[1]}"
     Mine.fasta = f"{Mine.url}/x.fa"
     yield Mine
@@ -167,7 +179,10 @@ def google_server(stores):
     gcsfs = pytest.importorskip("gcsfs.core", reason="gcsfs is not installed (extra remote)")
     from fsspec import config, register_implementation
 
-    with stores.serving(stores.google_storage(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
+    with (
+        stores.serving(stores.google_storage(kept := {})) as url,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("STORAGE_EMULATOR_HOST", url)
         patch.setitem(config.conf, "gs", {"token": "anon"})
         # The default class asks a second server, by gRPC and TLS, for the kind of bucket.
@@ -179,10 +194,14 @@ def google_server(stores):
 @pytest.fixture(scope="session")
 def hub_server(stores):
     """The files of a server with the interface of the Hugging Face Hub."""
-    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed (extra hub)")
+    constants = pytest.importorskip(
+        "huggingface_hub.constants", reason="huggingface_hub is not installed (extra hub)"
+    )
     config = pytest.importorskip("fsspec.config", reason="fsspec is not installed (extra remote)")
     with stores.serving(stores.hub(kept := {})) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)  # this server is local; HF_HUB_OFFLINE=1 is read on import
+        patch.setattr(
+            constants, "HF_HUB_OFFLINE", False
+        )  # this server is local; HF_HUB_OFFLINE=1 is read on import
         patch.setitem(config.conf, "hf", {"endpoint": url, "token": "hf_test"})
         yield kept
 
@@ -194,7 +213,11 @@ def bucket(request, monkeypatch):
         return Kept("gs://genomes", request.getfixturevalue("google_server"))
     if request.param == "hf":
         return Kept("hf://datasets/lab/genomes", request.getfixturevalue("hub_server"))
-    for key, value in (("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"), ("AWS_DEFAULT_REGION", "us-east-1")):
+    for key, value in (
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_server"))
     return S3()

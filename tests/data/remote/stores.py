@@ -35,7 +35,9 @@ def content_of(files: dict[str, bytes], name: str) -> Response:
         abort(404)
     reply = Response(files[name], mimetype="application/octet-stream")
     reply.set_etag(hashlib.md5(files[name]).hexdigest())
-    return reply.make_conditional(request.environ, accept_ranges=True, complete_length=len(files[name]))
+    return reply.make_conditional(
+        request.environ, accept_ranges=True, complete_length=len(files[name])
+    )
 
 
 def google_storage(files: dict[str, bytes]) -> Flask:
@@ -62,8 +64,18 @@ def google_storage(files: dict[str, bytes]) -> Flask:
         prefix, mark = request.args.get("prefix", ""), request.args.get("delimiter", "")
         names = sorted(name for name in files if name.startswith(prefix))
         inside = [name for name in names if not mark or mark not in name[len(prefix) :]]
-        folders = sorted({prefix + name[len(prefix) :].partition(mark)[0] + mark for name in names if name not in inside})
-        return {"kind": "storage#objects", "items": [about(name) for name in inside], "prefixes": folders}
+        folders = sorted(
+            {
+                prefix + name[len(prefix) :].partition(mark)[0] + mark
+                for name in names
+                if name not in inside
+            }
+        )
+        return {
+            "kind": "storage#objects",
+            "items": [about(name) for name in inside],
+            "prefixes": folders,
+        }
 
     @app.get("/storage/v1/b/<bucket>/o/<path:name>")
     def metadata(bucket, name):
@@ -78,7 +90,9 @@ def google_storage(files: dict[str, bytes]) -> Flask:
         if request.args["uploadType"] == "resumable":
             started[str(len(started))] = (request.json["name"], b"")
             reply = Response("")
-            reply.headers["Location"] = f"{request.host_url}upload/storage/v1/b/{bucket}/o/{len(started) - 1}"
+            reply.headers["Location"] = (
+                f"{request.host_url}upload/storage/v1/b/{bucket}/o/{len(started) - 1}"
+            )
             return reply
         # two parts, of which the first names the file
         mark = request.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
@@ -106,11 +120,21 @@ def hub(files: dict[str, bytes]) -> Flask:
     app = Flask("hub")
 
     def about(name: str) -> dict:
-        return {"type": "file", "path": name, "size": len(files[name]), "oid": hashlib.sha1(files[name]).hexdigest()}
+        return {
+            "type": "file",
+            "path": name,
+            "size": len(files[name]),
+            "oid": hashlib.sha1(files[name]).hexdigest(),
+        }
 
     def folders() -> dict[str, dict]:
-        parents = {name.rsplit("/", depth)[0] for name in files for depth in range(1, 1 + name.count("/"))}
-        return {name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in parents}
+        parents = {
+            name.rsplit("/", depth)[0] for name in files for depth in range(1, 1 + name.count("/"))
+        }
+        return {
+            name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
+            for name in parents
+        }
 
     def check(repository):
         if repository != REPOSITORY:
@@ -120,23 +144,42 @@ def hub(files: dict[str, bytes]) -> Flask:
     @app.get("/api/datasets/<path:repository>")
     def info(repository):
         check(repository)
-        return {"id": repository, "sha": "0" * 40, "siblings": [], "private": False, "tags": [], "downloads": 0, "likes": 0}
+        return {
+            "id": repository,
+            "sha": "0" * 40,
+            "siblings": [],
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+        }
 
     @app.post("/api/datasets/<path:repository>/paths-info/main")
     def paths(repository):
         check(repository)
         names = request.form.getlist("paths") or request.get_json(silent=True)["paths"]
-        return [about(name) if name in files else folders()[name] for name in names if name in files or name in folders()]
+        return [
+            about(name) if name in files else folders()[name]
+            for name in names
+            if name in files or name in folders()
+        ]
 
     @app.get("/api/datasets/<owner>/<name>/tree/main")
     @app.get("/api/datasets/<owner>/<name>/tree/main/<path:folder>")
     def tree(owner, name, folder=""):
         check(f"{owner}/{name}")
-        prefix, deep = f"{folder}/" if folder else "", request.args.get("recursive", "").lower() == "true"
+        prefix, deep = (
+            f"{folder}/" if folder else "",
+            request.args.get("recursive", "").lower() == "true",
+        )
         if folder and folder not in folders():
             abort(Response("{}", 404, {"X-Error-Code": "EntryNotFound"}))
         everything = {**{each: about(each) for each in files}, **folders()}
-        return [row for each, row in sorted(everything.items()) if each.startswith(prefix) and (deep or "/" not in each[len(prefix) :])]
+        return [
+            row
+            for each, row in sorted(everything.items())
+            if each.startswith(prefix) and (deep or "/" not in each[len(prefix) :])
+        ]
 
     @app.get("/datasets/<owner>/<name>/resolve/main/<path:file>")
     def content(owner, name, file):
@@ -146,7 +189,12 @@ def hub(files: dict[str, bytes]) -> Flask:
     @app.post("/api/datasets/<path:repository>/preupload/main")
     def preupload(repository):
         check(repository)
-        return {"files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in request.json["files"]]}
+        return {
+            "files": [
+                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for each in request.json["files"]
+            ]
+        }
 
     @app.post("/api/datasets/<path:repository>/commit/main")
     def commit(repository):
@@ -154,6 +202,10 @@ def hub(files: dict[str, bytes]) -> Flask:
         for line in map(json.loads, request.data.splitlines()):
             if line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        return {"commitUrl": f"{request.host_url}datasets/{REPOSITORY}/commit/{'1' * 40}", "commitOid": "1" * 40, "success": True}
+        return {
+            "commitUrl": f"{request.host_url}datasets/{REPOSITORY}/commit/{'1' * 40}",
+            "commitOid": "1" * 40,
+            "success": True,
+        }
 
     return app

@@ -33,7 +33,9 @@ def test_a_file_is_fetched_once_with_its_checksum(server, caplog):
         file = resolve(server.fasta)
     assert file.read_bytes() == FASTA and file.name == "x.fa"
     assert f"fetched 32,007 bytes, sha256 {hashlib.sha256(FASTA).hexdigest()}" in caplog.text
-    assert resolve(server.fasta) == again(server) == file and len(server.asked) == 1  # the server answered that it has not changed
+    assert (
+        resolve(server.fasta) == again(server) == file and len(server.asked) == 1
+    )  # the server answered that it has not changed
     assert Genome.open(server.fasta).lengths == {"chr1": 32_000}
     with open_binary(server.fasta) as content:
         assert content.read() == FASTA
@@ -63,9 +65,17 @@ def test_of_a_folder_the_copies_are_used_without_a_connection(server, caplog):
     found = cached.fetch_some(folder, names)
     server.status = 503
     cached._current.clear()
-    assert cached.fetch_some(folder, names) == found and (found / "model.bin").read_bytes() == b"weights"
-    assert "never.json could not be fetched (HTTP 503" in caplog.text and "/m the files in the cache are used" in caplog.text
-    with pytest.raises(LostError, match=r"other/never\.json could not be fetched \(HTTP 503 .*\) after 3 tries"):
+    assert (
+        cached.fetch_some(folder, names) == found
+        and (found / "model.bin").read_bytes() == b"weights"
+    )
+    assert (
+        "never.json could not be fetched (HTTP 503" in caplog.text
+        and "/m the files in the cache are used" in caplog.text
+    )
+    with pytest.raises(
+        LostError, match=r"other/never\.json could not be fetched \(HTTP 503 .*\) after 3 tries"
+    ):
         cached.fetch_some(parse(f"{server.url}/other"), names)
 
 
@@ -78,20 +88,31 @@ def test_a_server_that_refuses_access_does_not_remove_copies(server, caplog):
     assert (found / "model.bin").read_bytes() == b"weights" and "HTTP 403" in caplog.text
     server.status = 404
     cached._current.clear()
-    assert cached.fetch_some(parse(f"{server.url}/m"), ("model.bin",)) is None and not (found / "model.bin").exists()
+    assert (
+        cached.fetch_some(parse(f"{server.url}/m"), ("model.bin",)) is None
+        and not (found / "model.bin").exists()
+    )
 
 
 def test_a_weak_tag_shows_changes_and_does_not_resume_in_another_call(server, caplog):
     server.weak, server.cuts = True, 1
     assert resolve(server.fasta) == again(server)
-    assert [asked for _, asked in server.asked] == [None, "bytes=10000-"] and server.conditions == [None, None]
+    assert [asked for _, asked in server.asked] == [None, "bytes=10000-"] and server.conditions == [
+        None,
+        None,
+    ]
     server.files["/x.fa"] = FASTA + b"A\n"
     assert again(server).read_bytes() == FASTA + b"A\n" and "has changed since" in caplog.text
     part = cached.target_of(parse(f"{server.url}/y.fa")).with_name(".y.fa.part")
     server.files["/y.fa"] = FASTA
     part.write_bytes(FASTA[:100])
-    part.with_name(".y.fa.part.json").write_text(json.dumps({"version": f'W/"{hash(FASTA)}"', "total": len(FASTA)}))
-    assert resolve(f"{server.url}/y.fa").read_bytes() == FASTA and server.asked[-1] == ("/y.fa", None)
+    part.with_name(".y.fa.part.json").write_text(
+        json.dumps({"version": f'W/"{hash(FASTA)}"', "total": len(FASTA)})
+    )
+    assert resolve(f"{server.url}/y.fa").read_bytes() == FASTA and server.asked[-1] == (
+        "/y.fa",
+        None,
+    )
 
 
 def test_what_a_query_says_is_in_no_message_and_no_file(server, folder, caplog):
@@ -105,9 +126,18 @@ def test_what_a_query_says_is_in_no_message_and_no_file(server, folder, caplog):
             with pytest.raises(OSError, match=re.escape(f"{server.url}/y.fa?... ")) as error:
                 resolve(f"{server.url}/y.fa?sv=1&sig=SECRET")
             assert "SECRET" not in str(error.value)
-    assert f"{server.fasta}?...: fetched 32,007 bytes" in caplog.text and "SECRET" not in caplog.text
-    assert not [path for path in folder.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()]
-    for wrong in (f"{address} b", "https://user:SECRET@server/x.fa", "https://server?sig=SECRET", "ftp://server/x.fa"):
+    assert (
+        f"{server.fasta}?...: fetched 32,007 bytes" in caplog.text and "SECRET" not in caplog.text
+    )
+    assert not [
+        path for path in folder.rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()
+    ]
+    for wrong in (
+        f"{address} b",
+        "https://user:SECRET@server/x.fa",
+        "https://server?sig=SECRET",
+        "ftp://server/x.fa",
+    ):
         with pytest.raises(ValueError, match=r"address|names no file") as error:
             parse(wrong)
         assert "SECRET" not in str(error.value)
@@ -146,7 +176,11 @@ def test_how_addresses_are_shown(text, expected):
     assert shown(text) == expected
 
 
-@pytest.mark.parametrize("settings", [{}, {"tag": False}, {"ranges": False, "cuts": 1}, {"chunked": True, "cuts": 1}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tag": False}, {"ranges": False, "cuts": 1}, {"chunked": True, "cuts": 1}],
+    ids=str,
+)
 def test_a_lost_connection_is_resumed(server, settings):
     vars_of = {"cuts": 2, **settings}
     for key, value in vars_of.items():
@@ -167,7 +201,8 @@ def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(ser
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "_more", lost)
         with pytest.raises(
-            OSError, match=r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are kept, and the next call"
+            OSError,
+            match=r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are kept, and the next call",
         ):
             resolve(server.fasta)
     assert no_copy(folder)
@@ -198,7 +233,9 @@ def test_a_part_of_another_version_is_not_continued(server):
 def test_a_file_that_did_not_come_whole_is_not_there(server, folder, settings, message):
     for key, value in settings.items():
         setattr(server, key, value)
-    with pytest.raises((OSError, ValueError), match=re.escape(server.fasta) + ".*" + message) as error:
+    with pytest.raises(
+        (OSError, ValueError), match=re.escape(server.fasta) + ".*" + message
+    ) as error:
         resolve(server.fasta)
     assert no_copy(folder) and "\n" not in str(error.value)
 
@@ -229,7 +266,10 @@ def test_a_name_that_is_not_known_is_a_lost_connection():
 def test_a_path_has_the_address_that_was_written():
     from pathlib import Path
 
-    assert parse(Path("s3://bucket/a//b.fa")).text == "s3://bucket/a/b.fa" and parse("HTTPS://x/y.fa").text == "https://x/y.fa"
+    assert (
+        parse(Path("s3://bucket/a//b.fa")).text == "s3://bucket/a/b.fa"
+        and parse("HTTPS://x/y.fa").text == "https://x/y.fa"
+    )
     signed = parse("https://x/folder/y.fa.gz?key=1/2")
     assert (signed.name, signed.folder, signed.inside("z").text) == (
         "y.fa.gz",
@@ -237,15 +277,25 @@ def test_a_path_has_the_address_that_was_written():
         "https://x/folder/y.fa.gz/z?key=1/2",
     )
     assert parse("s3://b/what?.fa").name == "what?.fa"
-    assert [parse(f"{scheme}://b/a b/c d.fa").name for scheme in ("s3", "gs", "hf")] == ["c d.fa"] * 3
+    assert [parse(f"{scheme}://b/a b/c d.fa").name for scheme in ("s3", "gs", "hf")] == [
+        "c d.fa"
+    ] * 3
     with pytest.raises(ValueError, match="contains a control character"):
         parse("s3://b/a\tb.fa")
 
 
-@pytest.mark.parametrize(("address", "extra"), [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")])
+@pytest.mark.parametrize(
+    ("address", "extra"),
+    [("s3://b/x.fa", "remote"), ("gs://b/x.fa", "remote"), ("hf://a/b/x.fa", "hub")],
+)
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address, extra):
-    monkeypatch.setattr("fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed"))
-    with pytest.raises(ValueError, match=rf"{address} needs a package that is not installed: pip install -e '\.\[{extra}\]'"):
+    monkeypatch.setattr(
+        "fsspec.filesystem", lambda scheme: __import__("a_package_that_is_not_installed")
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"{address} needs a package that is not installed: pip install -e '\.\[{extra}\]'",
+    ):
         resolve(address)
 
 
@@ -294,5 +344,8 @@ def test_an_address_with_a_query_is_no_pattern_and_may_be_a_manifest(server, pre
 def test_a_pattern_of_addresses_is_expanded_for_text(monkeypatch, tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
-    monkeypatch.setattr("dnadiff.data.patterns.expand_remote", lambda text: [str(tmp_path / f"{name}.jsonl") for name in "ab"])
+    monkeypatch.setattr(
+        "dnadiff.data.patterns.expand_remote",
+        lambda text: [str(tmp_path / f"{name}.jsonl") for name in "ab"],
+    )
     assert list(Files("s3://bucket/*.jsonl")) == ["a", "b"]

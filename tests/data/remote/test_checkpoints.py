@@ -33,8 +33,12 @@ def models(trained, exported, tmp_path):
     for name, folder in (("run", trained), ("model", exported)):
         (tmp_path / "served").mkdir(exist_ok=True)
         (tmp_path / "served" / name).symlink_to(folder)
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path / "served")))
-    threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    running = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path / "served"))
+    )
+    threading.Thread(
+        target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    ).start()
     yield f"http://127.0.0.1:{running.server_address[1]}"
     running.shutdown()
     running.server_close()
@@ -50,7 +54,9 @@ def test_a_file_a_run_folder_and_an_exported_folder_are_loaded_from_a_server(mod
 def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, tmp_path):
     expected, folder = checkpoint.load(trained), tmp_path / "served" / "sharded"
     content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
-    plain, parts = shards.split(content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None)
+    plain, parts = shards.split(
+        content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None
+    )
     shards.write(folder / "checkpoints" / "best.ckpt", plain, parts, 0, 1, "ab", lambda: None)
     (folder / "evaluate.json").write_text('{"of": "the run"}')
     for name in (f"{models}/sharded", f"{models}/sharded/checkpoints/best.ckpt"):
@@ -61,13 +67,25 @@ def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, tm
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(hard_links, models, trained, tmp_path, monkeypatch):
+def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(
+    hard_links, models, trained, tmp_path, monkeypatch
+):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
     content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
-    plain, parts = shards.split(content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None)
-    shards.write(tmp_path / "served" / "sharded" / "checkpoints" / "best.ckpt", plain, parts, 0, 1, "ab", lambda: None)
+    plain, parts = shards.split(
+        content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None
+    )
+    shards.write(
+        tmp_path / "served" / "sharded" / "checkpoints" / "best.ckpt",
+        plain,
+        parts,
+        0,
+        1,
+        "ab",
+        lambda: None,
+    )
     monkeypatch.setattr(Path, "symlink_to", refuse)
     if not hard_links:
         monkeypatch.setattr("os.link", refuse)
@@ -89,7 +107,8 @@ def test_copies_are_loaded_without_a_connection(models, monkeypatch):
         assert fingerprint(checkpoint.load(name).denoiser) == weights
     cached._current.clear()
     with pytest.raises(
-        OSError, match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries"
+        OSError,
+        match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries",
     ):
         checkpoint.load(f"{models}/other")
 
@@ -107,25 +126,38 @@ def test_a_lost_connection_does_not_select_other_weights(models, monkeypatch):
 
 
 def test_a_checkpoint_that_does_not_exist_is_one_line(models):
-    with pytest.raises(FileNotFoundError, match=r"checkpoints/none\.ckpt does not exist \(HTTP 404"):
+    with pytest.raises(
+        FileNotFoundError, match=r"checkpoints/none\.ckpt does not exist \(HTTP 404"
+    ):
         checkpoint.load(f"{models}/run/checkpoints/none.ckpt")
-    with pytest.raises(FileNotFoundError, match=r"none does not exist, or is no folder with an exported or a published model"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"none does not exist, or is no folder with an exported or a published model",
+    ):
         checkpoint.load(f"{models}/none")
 
 
 def data_of(trained, **changes):
     """The data of a checkpoint of unknown origin."""
     model = checkpoint.load(trained)
-    model = dataclasses.replace(model, config=model.config | {"data": model.config["data"] | changes})
+    model = dataclasses.replace(
+        model, config=model.config | {"data": model.config["data"] | changes}
+    )
     return run_data(model.config["data"], model.tokenizer)
 
 
 def test_an_address_in_a_checkpoint_is_never_fetched(server, trained, folder, tmp_path):
     (tmp_path / "m.tsv").write_text(f"path\n{server.fasta}\n")
     for path in (server.fasta, [server.fasta], {"x": server.fasta}, str(tmp_path / "m.tsv")):
-        with pytest.raises(FileNotFoundError, match=r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it on"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it on",
+        ):
             data_of(trained, path=path).prepare()
-    for change in ({"blacklist": server.fasta}, {"split": {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}}):
+    for change in (
+        {"blacklist": server.fasta},
+        {"split": {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}},
+    ):
         with pytest.raises(FileNotFoundError, match="is not in the cache"):
             data_of(trained, **change).prepare()
     with pytest.raises(FileNotFoundError, match="is not in the cache"):
@@ -146,18 +178,30 @@ def test_what_the_user_fetched_is_read_again_without_the_server(server, trained,
 
 def test_only_the_users_own_configuration_may_fetch(server):
     split = {"_target_": "dnadiff.data.splits.RegionSplit", "bed": server.fasta}
-    assert build(split).bed == f"cached:{server.fasta}" and build(split, trust=None).bed == server.fasta
+    assert (
+        build(split).bed == f"cached:{server.fasta}"
+        and build(split, trust=None).bed == server.fasta
+    )
 
 
 def test_a_compressed_file_is_decompressed_from_a_server(server, cli, trained, tmp_path):
     pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")
     (tmp_path / "x.fa").write_text(">a\nACGTTGACG\n")
     status, _, err = cli(
-        "compress", f"checkpoint={trained}", "batch_size=4", "num_groups=2", "window=32", "threads=1", "input=x.fa", "output=x.dnd"
+        "compress",
+        f"checkpoint={trained}",
+        "batch_size=4",
+        "num_groups=2",
+        "window=32",
+        "threads=1",
+        "input=x.fa",
+        "output=x.dnd",
     )
     assert status == 0, err
     server.files["/y.fa.dnd"] = (tmp_path / "x.dnd").read_bytes()
-    status, _, err = cli("decompress", f"checkpoint={trained}", f'input="{server.url}/y.fa.dnd?sig=1"')
+    status, _, err = cli(
+        "decompress", f"checkpoint={trained}", f'input="{server.url}/y.fa.dnd?sig=1"'
+    )
     assert status == 0, err
     (found,) = tmp_path.rglob("y.fa")
     assert found.read_text() == (tmp_path / "x.fa").read_text()

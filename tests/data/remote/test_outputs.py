@@ -31,14 +31,20 @@ def test_patterns_and_manifests(bucket):
     assert Genome.open(f"{bucket.url}/set/*.fa").names == ["a", "b"]
     genome = Genome.open(f"{bucket.url}/set/m.tsv")
     assert genome.names == ["yeast:b", "human:a"] and genome.weights.tolist() == [2, 1]
-    with pytest.raises(FileNotFoundError, match=re.escape(f"{bucket.url}/set/*.fna matches no file")):
+    with pytest.raises(
+        FileNotFoundError, match=re.escape(f"{bucket.url}/set/*.fna matches no file")
+    ):
         Genome.open(f"{bucket.url}/set/*.fna")
     bucket.put("set/bad.tsv", b"path\n/etc/hostname\n")
-    with pytest.raises(ValueError, match=r"bad\.tsv: line 2: /etc/hostname is not in the folder of the manifest"):
+    with pytest.raises(
+        ValueError, match=r"bad\.tsv: line 2: /etc/hostname is not in the folder of the manifest"
+    ):
         Genome.open(f"{bucket.url}/set/bad.tsv")
 
 
-def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(bucket, monkeypatch):
+def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(
+    bucket, monkeypatch
+):
     content = bytes(range(256)) * 40
     bucket.put("x.bin", content)
     monkeypatch.setattr("dnadiff.data.remote.objects.BLOCK", 1000)
@@ -55,7 +61,9 @@ def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_agai
     monkeypatch.setattr(files, "cat_file", lossy)
     assert resolve(f"{bucket.url}/x.bin").read_bytes() == content
     first = [(0, 1000)] * 3 + [(1000, 2000)] * 2  # what came stays
-    assert asked == first + [(at, min(at + 1000, len(content))) for at in range(2000, len(content), 1000)]
+    assert asked == first + [
+        (at, min(at + 1000, len(content))) for at in range(2000, len(content), 1000)
+    ]
 
 
 def test_what_does_not_exist_is_one_line(bucket):
@@ -75,12 +83,17 @@ def test_an_output_is_uploaded_when_it_is_complete(bucket, folder, caplog):
         file.write(b"half")
         raise RuntimeError
     assert bucket.get("out/x.txt") is None
-    with caplog.at_level(logging.INFO, logger="dnadiff"), atomic_write(f"{bucket.url}/out/x.txt") as file:
+    with (
+        caplog.at_level(logging.INFO, logger="dnadiff"),
+        atomic_write(f"{bucket.url}/out/x.txt") as file,
+    ):
         file.write(b"whole")
     assert bucket.get("out/x.txt") == b"whole" and "uploaded 5 bytes" in caplog.text
     assert not list((folder / "outputs").iterdir())
     with (
-        pytest.raises(FileExistsError, match=re.escape(f"{bucket.url}/out/x.txt exists; set overwrite=true")),
+        pytest.raises(
+            FileExistsError, match=re.escape(f"{bucket.url}/out/x.txt exists; set overwrite=true")
+        ),
         atomic_write(f"{bucket.url}/out/x.txt"),
     ):
         pass
@@ -97,21 +110,34 @@ def test_a_large_file_is_uploaded_in_parts(bucket):
 
 
 def test_a_command_gets_files_of_this_machine(bucket):
-    with outputs.uploading({"output": f"{bucket.url}/run/scores.tsv", "input": f"{bucket.url}/g.fa", "overwrite": False}, RUN) as config:
+    with outputs.uploading(
+        {
+            "output": f"{bucket.url}/run/scores.tsv",
+            "input": f"{bucket.url}/g.fa",
+            "overwrite": False,
+        },
+        RUN,
+    ) as config:
         assert config["input"] == f"{bucket.url}/g.fa"
         place = config["output"]
         assert place.endswith("/scores.tsv") and place.startswith("/")
         Path(place).write_text("table")
         Path(place).with_suffix(".json").write_text("{}")
     assert [bucket.get(f"run/scores.{ending}") for ending in ("tsv", "json")] == [b"table", b"{}"]
-    with pytest.raises(FileExistsError, match="overwrite=true"), outputs.uploading({"output": f"{bucket.url}/run/scores.tsv"}, RUN):
+    with (
+        pytest.raises(FileExistsError, match="overwrite=true"),
+        outputs.uploading({"output": f"{bucket.url}/run/scores.tsv"}, RUN),
+    ):
         pass
 
 
 def test_a_folder_with_objects_is_not_replaced(bucket):
     bucket.put("model/config.json", b"{}")
     address = f"{bucket.url}/model"
-    with pytest.raises(FileExistsError, match=f"{address} exists; set overwrite=true"), outputs.uploading({"output": address}, RUN):
+    with (
+        pytest.raises(FileExistsError, match=f"{address} exists; set overwrite=true"),
+        outputs.uploading({"output": address}, RUN),
+    ):
         pass
     with outputs.uploading({"output": address, "overwrite": True}, RUN) as local:
         assert Path(local["output"]).name == "model"
@@ -159,7 +185,10 @@ def memory(monkeypatch):
 def test_resuming_does_not_replace_a_complete_output(memory, folder):
     memory.kept |= {"s3://b/a.tsv": b"whole", "s3://b/a.tsv.json": b"{}"}
     config = {"output": "s3://b/a.tsv", "overwrite": False, "resume": True}
-    with pytest.raises(FileExistsError, match=r"^s3://b/a\.tsv exists; set overwrite=true"), outputs.uploading(config, RUN) as local:
+    with (
+        pytest.raises(FileExistsError, match=r"^s3://b/a\.tsv exists; set overwrite=true"),
+        outputs.uploading(config, RUN) as local,
+    ):
         check_output(local["output"])
     assert memory.kept["s3://b/a.tsv"] == b"whole" and not list((folder / "outputs").iterdir())
     with outputs.uploading({**config, "overwrite": True}, RUN) as local:
@@ -184,12 +213,23 @@ def test_a_copy_of_what_is_there_is_not_taken_for_an_unfinished_output(memory, f
 
 
 def test_samples_are_resumed_only_until_they_are_complete(memory, cli, trained, folder):
-    args = [f"checkpoint={trained}", "num_samples=2", "length=12", "sampler.num_groups=2", "output=s3://b/a.fa", "accelerator=cpu"]
+    args = [
+        f"checkpoint={trained}",
+        "num_samples=2",
+        "length=12",
+        "sampler.num_groups=2",
+        "output=s3://b/a.fa",
+        "accelerator=cpu",
+    ]
     assert cli("sample", *args)[0] == 0
     before = dict(memory.kept)
     assert set(before) == {"s3://b/a.fa", "s3://b/a.fa.json"}
     status, out, err = cli("sample", *args, "resume=true")
-    assert status == 0 and "a.fa is complete already" in out and "s3://b/a.fa is complete already; it is not uploaded again" in err
+    assert (
+        status == 0
+        and "a.fa is complete already" in out
+        and "s3://b/a.fa is complete already; it is not uploaded again" in err
+    )
     status, _, err = cli("sample", *args, "resume=true", "seed=7")
     assert status == 1 and "s3://b/a.fa exists; set overwrite=true" in err.strip().splitlines()[-1]
     assert memory.kept == before and not list((folder / "outputs").iterdir())
@@ -201,7 +241,10 @@ def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
 
     monkeypatch.setattr("dnadiff.data.remote.objects.ObjectStore.upload", fails)
     message = rf"{bucket.url}/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
-    with pytest.raises(OSError, match=message) as error, atomic_write(f"{bucket.url}/y.txt") as file:
+    with (
+        pytest.raises(OSError, match=message) as error,
+        atomic_write(f"{bucket.url}/y.txt") as file,
+    ):
         file.write(b"result")
     place = str(error.value).rpartition(" ")[2]
     assert Path(place, "y.txt").read_text() == "result"
@@ -223,11 +266,18 @@ def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder, mon
             Path(local[key]).write_text(key)
     with outputs.uploading(config, RUN) as local:
         assert [Path(local[key]).read_text() for key in ("output", "track")] == ["output", "track"]
-    assert set(memory.kept) == {"s3://b/a.tsv", "s3://b/t.bedgraph"} and not list((folder / "outputs").iterdir())
+    assert set(memory.kept) == {"s3://b/a.tsv", "s3://b/t.bedgraph"} and not list(
+        (folder / "outputs").iterdir()
+    )
 
 
 def test_what_cannot_be_written_is_one_line():
-    with pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP; choose s3://"), atomic_write("https://x/y.txt"):
+    with (
+        pytest.raises(
+            ValueError, match=r"https://x/y\.txt cannot be written by HTTP; choose s3://"
+        ),
+        atomic_write("https://x/y.txt"),
+    ):
         pass
     with (
         pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP"),

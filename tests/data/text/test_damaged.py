@@ -34,15 +34,28 @@ def test_a_flipped_bit_in_a_parquet_file_with_checksums_is_noticed(read, tmp_pat
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path, draw = tmp_path / "x.parquet", random.Random(1)
-    parquet.write_table(pyarrow.table({"text": WORDS}), path, write_page_checksum=True, compression="none", row_group_size=20)
+    parquet.write_table(
+        pyarrow.table({"text": WORDS}),
+        path,
+        write_page_checksum=True,
+        compression="none",
+        row_group_size=20,
+    )
     content, refused = path.read_bytes(), 0
-    pages = content.index(b"word 19") + 8  # the first pages; nothing protects the index at the end of the file
+    pages = (
+        content.index(b"word 19") + 8
+    )  # the first pages; nothing protects the index at the end of the file
     for _ in range(60):
         path.write_bytes(flipped(content[:pages], draw) + content[pages:])
         try:
             assert read(path) == WORDS
         except ValueError as error:
-            assert "x.parquet" in str(error) and "damaged" in str(error) and "\n" not in str(error) and not isinstance(error, UnicodeError)
+            assert (
+                "x.parquet" in str(error)
+                and "damaged" in str(error)
+                and "\n" not in str(error)
+                and not isinstance(error, UnicodeError)
+            )
             refused += 1
     assert refused > 40
 
@@ -51,15 +64,33 @@ def test_a_damaged_arrow_file_is_named(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
     path = tmp_path / "d.arrow"
-    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, pyarrow.schema([("text", pyarrow.string())])) as writer:
+    with (
+        pyarrow.OSFile(str(path), "wb") as sink,
+        pyarrow.ipc.new_stream(sink, pyarrow.schema([("text", pyarrow.string())])) as writer,
+    ):
         writer.write_table(pyarrow.table({"text": WORDS}))
     path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xff\xff"))
-    with pytest.raises(ValueError, match=r"^d: .*d\.arrow is damaged or cannot be read \(ArrowInvalid: .*UTF8.*\); fetch it again$"):
-        list(HubPart(Hub("arrow", {"train": "train"}, data_files={"train": str(path)}), "train", "d", streaming=True))
+    with pytest.raises(
+        ValueError,
+        match=r"^d: .*d\.arrow is damaged or cannot be read \(ArrowInvalid: .*UTF8.*\); fetch it again$",
+    ):
+        list(
+            HubPart(
+                Hub("arrow", {"train": "train"}, data_files={"train": str(path)}),
+                "train",
+                "d",
+                streaming=True,
+            )
+        )
 
 
 @pytest.mark.parametrize(
-    ("vocab", "merges"), [({"a": 0, "b": 1}, "a b\n"), ({"a": 0, "b": 1, "ab": 2}, "a b c\n"), ({"a": 0, "b": 1, "ab": 2}, "a\n")]
+    ("vocab", "merges"),
+    [
+        ({"a": 0, "b": 1}, "a b\n"),
+        ({"a": 0, "b": 1, "ab": 2}, "a b c\n"),
+        ({"a": 0, "b": 1, "ab": 2}, "a\n"),
+    ],
 )
 def test_errors_in_merges_name_the_files(vocab, merges, tmp_path):
     pytest.importorskip("tokenizers")
@@ -80,5 +111,8 @@ def test_a_special_token_with_half_of_a_surrogate_pair_is_refused(tmp_path):
     from dnadiff.data.text.pretrained import configured_special_tokens
 
     (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "\\ud800"}')
-    with pytest.raises(ValueError, match=r"special_tokens_map\.json is damaged: mask_token has half of a surrogate pair"):
+    with pytest.raises(
+        ValueError,
+        match=r"special_tokens_map\.json is damaged: mask_token has half of a surrogate pair",
+    ):
         configured_special_tokens(tmp_path)

@@ -25,7 +25,15 @@ from dnadiff.data.text.documents import Files, kind_of
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz")]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *"abcdefghijklmnopqrstuvwxyz",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,10 @@ def corpus(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     paths = {}
     for part, number in (("train", 60), ("valid", 20), ("test", 20)):
-        lines = [" ".join("abcdefghijklmnopqrstuvwxyz"[(i * i + k) % 26] for k in range(1 + i % 9)) for i in range(number)]
+        lines = [
+            " ".join("abcdefghijklmnopqrstuvwxyz"[(i * i + k) % 26] for k in range(1 + i % 9))
+            for i in range(number)
+        ]
         paths[part] = tmp_path / f"{part}.txt"
         paths[part].write_text("\n".join(lines) + "\n")
     return {part: str(path) for part, path in paths.items()}
@@ -72,15 +83,26 @@ def test_padding_a_literal_example(tmp_path, letters):
     tiles = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False).test_windows("test")
     rows = [[2, 5, 6, 7, 3, 0, 0, 0], [2, 3, 0, 0, 0, 0, 0, 0], [2, 9, 10, 11, 12, 13, 14, 3]]
     assert [t["ids"].tolist() for t in tiles] == rows
-    assert [t["valid"].tolist() for t in tiles] == [t["weight"].bool().tolist() for t in tiles] == [[i > 0 for i in row] for row in rows]
+    assert (
+        [t["valid"].tolist() for t in tiles]
+        == [t["weight"].bool().tolist() for t in tiles]
+        == [[i > 0 for i in row] for row in rows]
+    )
 
 
 def test_without_special_tokens_windows_are_plain_text(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\n")
     options = {"insert_special_tokens": False, "length": 4}
-    tiles = module({"test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options).test_windows("test")
+    tiles = module(
+        {"test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options
+    ).test_windows("test")
     assert [t["ids"].tolist() for t in tiles] == [[5, 6, 7, 8], [9, 10, 11, 12]]
-    data = module({"train": str(tmp_path / "t.txt"), "test": str(tmp_path / "t.txt")}, letters, insert_valid_eos=False, **options)
+    data = module(
+        {"train": str(tmp_path / "t.txt"), "test": str(tmp_path / "t.txt")},
+        letters,
+        insert_valid_eos=False,
+        **options,
+    )
     assert 3 in data.sequences("train")[0] and 3 not in data.sequences("test")[0]
     assert "[SEP] after each document (not in test)" in data.layout()
 
@@ -119,7 +141,9 @@ def test_a_resumed_run_sees_the_same_batches(corpus, letters, wrap):
 
     expected = batches()
     for number in (0, 2, len(expected) // 2 - 1, len(expected) // 2 + 1):
-        assert [ids for _, ids in batches(expected[number][0])][:3] == [ids for _, ids in expected[number + 1 : number + 4]]
+        assert [ids for _, ids in batches(expected[number][0])][:3] == [
+            ids for _, ids in expected[number + 1 : number + 4]
+        ]
 
 
 @pytest.mark.parametrize("wrap", [True, False])
@@ -128,10 +152,17 @@ def test_workers_receive_paths_and_give_the_same_batches(corpus, letters, wrap):
     for windows in (data.train_batches(), data.test_windows("valid")):
         packed = pickle.dumps(windows)
         assert (
-            data.tokenized.tokens("train").folder.name.encode() in packed or data.tokenized.tokens("valid").folder.name.encode() in packed
+            data.tokenized.tokens("train").folder.name.encode() in packed
+            or data.tokenized.tokens("valid").folder.name.encode() in packed
         )
         assert data.sequences("train")[0].tobytes() not in packed and len(packed) < 4000
-    single, multiple = ([b["ids"].tolist() for b in module(corpus, letters, wrap=wrap, num_workers=n).train_dataloader()] for n in (0, 2))
+    single, multiple = (
+        [
+            b["ids"].tolist()
+            for b in module(corpus, letters, wrap=wrap, num_workers=n).train_dataloader()
+        ]
+        for n in (0, 2)
+    )
     assert single == multiple
 
 
@@ -139,27 +170,42 @@ def test_random_windows_start_anywhere(tmp_path):
     (tmp_path / "book.txt").write_text("abcdefghij" * 30)
     data = TextDataModule(str(tmp_path / "book.txt"), length=8, batch_size=16, epoch_size=160)
     starts = {data.tokenizer.decode(row)[0] for b in data.train_dataloader() for row in b["ids"]}
-    assert starts == set("abcdefghij") and data.describe()["layout"].startswith("wrapped: documents one after the other in windows of 8")
+    assert starts == set("abcdefghij") and data.describe()["layout"].startswith(
+        "wrapped: documents one after the other in windows of 8"
+    )
 
 
 def test_the_last_documents_are_validation(corpus, letters):
     data = module(corpus["train"], letters, path_is="train", valid_documents=10)
     assert data.parts == ["train", "valid"]
     tokens = data.tokenized.tokens("train")
-    assert tokens is data.tokenized.tokens("valid") and [i.end for i in data.tokenized.documents_of("train")] == [50] == [
-        i.start for i in data.tokenized.documents_of("valid")
-    ]
-    assert np.array_equal(data.sequences("valid")[0], np.concatenate([tokens[d] for d in range(50, 60)]))
-    with pytest.raises(ValueError, match=r"has no test part; set part=train, or part=valid, or data\.path=\{test: FILE\}"):
+    assert tokens is data.tokenized.tokens("valid") and [
+        i.end for i in data.tokenized.documents_of("train")
+    ] == [50] == [i.start for i in data.tokenized.documents_of("valid")]
+    assert np.array_equal(
+        data.sequences("valid")[0], np.concatenate([tokens[d] for d in range(50, 60)])
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"has no test part; set part=train, or part=valid, or data\.path=\{test: FILE\}",
+    ):
         data.test_windows("test")
-    with pytest.raises(ValueError, match=r"60 documents and valid_documents is 60: none is left for training"):
+    with pytest.raises(
+        ValueError, match=r"60 documents and valid_documents is 60: none is left for training"
+    ):
         module(corpus["train"], letters, path_is="train", valid_documents=60).check_training()
 
 
 def test_many_documents_are_split_by_document(tmp_path):
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"number {i} "}) + "\n" for i in range(200)))
+    (tmp_path / "t.jsonl").write_text(
+        "".join(json.dumps({"text": f"number {i} "}) + "\n" for i in range(200))
+    )
     data = TextDataModule(str(tmp_path / "t.jsonl"), length=16, batch_size=4)
-    assert [(i.start, i.end) for part in ("train", "test", "valid") for i in data.tokenized.documents_of(part)] == [
+    assert [
+        (i.start, i.end)
+        for part in ("train", "test", "valid")
+        for i in data.tokenized.documents_of(part)
+    ] == [
         (0, 160),
         (160, 180),
         (180, 200),
@@ -170,19 +216,37 @@ def test_files_of_all_kinds(tmp_path):
     (tmp_path / "a.txt").write_text("one\n two \n\n")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n\n{"text": "four"}\n'))
     (tmp_path / "c.csv").write_text('title,text\nT,"five, 5"\n')
-    assert list(Files([tmp_path / n for n in ("a.txt", "b.jsonl.gz", "c.csv")])) == ["one\n two \n\n", "three", "four", "five, 5"]
+    assert list(Files([tmp_path / n for n in ("a.txt", "b.jsonl.gz", "c.csv")])) == [
+        "one\n two \n\n",
+        "three",
+        "four",
+        "five, 5",
+    ]
     assert list(Files(tmp_path / "c.csv", column=["title", "text"])) == ["T five, 5"]
-    assert [list(Files(tmp_path / "a.txt", kind)) for kind in ("line", "row")] == [["one", "two", ""], ["one\n", " two \n", ""]]
-    assert list(Files(str(tmp_path / "*.txt"), "line", keep_line_ends=True)) == ["one\n", " two \n", "\n"]
+    assert [list(Files(tmp_path / "a.txt", kind)) for kind in ("line", "row")] == [
+        ["one", "two", ""],
+        ["one\n", " two \n", ""],
+    ]
+    assert list(Files(str(tmp_path / "*.txt"), "line", keep_line_ends=True)) == [
+        "one\n",
+        " two \n",
+        "\n",
+    ]
     assert list(Files(tmp_path / "b.jsonl.gz").since(1)) == ["four"]
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.table({"text": ["six", "seven"], "n": [1, 2]}), tmp_path / "d.parquet")
+    parquet.write_table(
+        pyarrow.table({"text": ["six", "seven"], "n": [1, 2]}), tmp_path / "d.parquet"
+    )
     assert list(Files(tmp_path / "d.parquet")) == ["six", "seven"]
-    with pytest.raises(ValueError, match=r"d\.parquet: row 1 has a value of type int in 'n', and text is expected"):
+    with pytest.raises(
+        ValueError, match=r"d\.parquet: row 1 has a value of type int in 'n', and text is expected"
+    ):
         list(Files(tmp_path / "d.parquet", column="n"))
-    with pytest.raises(ValueError, match=r"d\.parquet has no column 'body'; set data\.column to one of 'text', 'n'"):
+    with pytest.raises(
+        ValueError, match=r"d\.parquet has no column 'body'; set data\.column to one of 'text', 'n'"
+    ):
         list(Files(tmp_path / "d.parquet", column="body"))
     (tmp_path / "d.parquet").write_bytes((tmp_path / "d.parquet").read_bytes()[:100])
     with pytest.raises(ValueError, match="not a valid parquet file"):
@@ -192,19 +256,33 @@ def test_files_of_all_kinds(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ({"text": "x"}, {"column": "body"}, r"t\.jsonl: line 1 has no column 'body'; set data\.column to one of 'text'"),
-        ({"text": None, "id": "a"}, {}, r"t\.jsonl: line 1 has null in 'text', and text is expected; remove the row, or set data\.column"),
+        (
+            {"text": "x"},
+            {"column": "body"},
+            r"t\.jsonl: line 1 has no column 'body'; set data\.column to one of 'text'",
+        ),
+        (
+            {"text": None, "id": "a"},
+            {},
+            r"t\.jsonl: line 1 has null in 'text', and text is expected; remove the row, or set data\.column",
+        ),
         ({"text": 7}, {}, r"t\.jsonl: line 1 has a value of type int in 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
         ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
         ('["a"]', {}, r"t\.jsonl: line 1 is a list; expected one object per line"),
-        ('{"text": "a\\ud800b"}', {}, r"t\.jsonl: line 1 contains an unpaired surrogate \(\\ud800\)"),
+        (
+            '{"text": "a\\ud800b"}',
+            {},
+            r"t\.jsonl: line 1 contains an unpaired surrogate \(\\ud800\)",
+        ),
         ({"text": "x"}, {"column": []}, r"column is \[\]; set data\.column"),
         (None, {"documents": "page"}, r"documents is 'page'; choose file, line, row"),
     ],
 )
 def test_unreadable_files_are_reported(tmp_path, content, options, message):
-    (tmp_path / "t.jsonl").write_text(content if isinstance(content, str) else json.dumps(content) + "\n")
+    (tmp_path / "t.jsonl").write_text(
+        content if isinstance(content, str) else json.dumps(content) + "\n"
+    )
     with pytest.raises(ValueError, match=message):
         list(Files(tmp_path / "t.jsonl", **options))
 
@@ -219,7 +297,8 @@ def test_a_compressed_table_is_a_table(tmp_path, ending):
 def test_other_tables_are_refused(tmp_path, ending):
     (tmp_path / f"t{ending}").write_text("text\tlabel\none\t1\n")
     with pytest.raises(
-        ValueError, match=r"tables are read as \.jsonl, \.json, \.ndjson, \.csv, \.parquet, not \.(tsv|tab|xlsx); convert it"
+        ValueError,
+        match=r"tables are read as \.jsonl, \.json, \.ndjson, \.csv, \.parquet, not \.(tsv|tab|xlsx); convert it",
     ):
         Files(tmp_path / f"t{ending}")
 
@@ -227,7 +306,9 @@ def test_other_tables_are_refused(tmp_path, ending):
 @pytest.mark.parametrize("ending", ["gz", "BGZ"])
 def test_compressed_parquet_is_refused_with_the_remedy(tmp_path, ending):
     (tmp_path / f"t.parquet.{ending}").write_bytes(gzip.compress(b"PAR1"))
-    with pytest.raises(ValueError, match=r"parquet is not read from a compressed file; unpack it \(gunzip\)"):
+    with pytest.raises(
+        ValueError, match=r"parquet is not read from a compressed file; unpack it \(gunzip\)"
+    ):
         Files(tmp_path / f"t.parquet.{ending}")
 
 
@@ -237,11 +318,20 @@ def test_a_null_in_a_parquet_file_is_named_with_its_row(tmp_path, monkeypatch):
 
     parquet.write_table(pyarrow.table({"text": ["one", "two", None]}), tmp_path / "n.parquet")
     monkeypatch.setattr("dnadiff.data.text.documents._ROWS", 2)
-    with pytest.raises(ValueError, match=r"n\.parquet: row 3 has null in 'text', and text is expected"):
+    with pytest.raises(
+        ValueError, match=r"n\.parquet: row 3 has null in 'text', and text is expected"
+    ):
         list(Files(tmp_path / "n.parquet"))
 
 
-@pytest.mark.parametrize("path", ["https://h/x.jsonl?download=1", "cached:https://h/x.jsonl?download=1", "s3://b/x.JSONL.gz?versionId=2"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://h/x.jsonl?download=1",
+        "cached:https://h/x.jsonl?download=1",
+        "s3://b/x.JSONL.gz?versionId=2",
+    ],
+)
 def test_the_query_of_an_address_does_not_hide_the_kind_of_a_file(path):
     assert kind_of(path) == "jsonl"
 
@@ -265,7 +355,9 @@ def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
     assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
     monkeypatch.setattr("dnadiff.data.text.documents._MAX_FIELD", 1000)
-    with pytest.raises(ValueError, match=r"t\.csv: line 2 is not CSV \(field larger than field limit"):
+    with pytest.raises(
+        ValueError, match=r"t\.csv: line 2 is not CSV \(field larger than field limit"
+    ):
         list(Files(tmp_path / "t.csv"))
 
 
@@ -298,8 +390,14 @@ def test_a_pattern_without_a_match_is_reported(tmp_path):
         ({"wrap": None}, r"data\.wrap None must be true or false"),
         ({"insert_eos": "no"}, r"data\.insert_eos 'no' must be true or false"),
         ({"insert_valid_eos": 0}, r"data\.insert_valid_eos 0 must be true or false"),
-        ({"insert_special_tokens": "false"}, r"data\.insert_special_tokens 'false' must be true or false"),
-        ({"valid_documents": 10}, r"valid_documents is 10, but a single path .* set data\.path_is=train"),
+        (
+            {"insert_special_tokens": "false"},
+            r"data\.insert_special_tokens 'false' must be true or false",
+        ),
+        (
+            {"valid_documents": 10},
+            r"valid_documents is 10, but a single path .* set data\.path_is=train",
+        ),
         ({"column": 7}, r"column is 7; set data\.column"),
     ],
 )
@@ -309,62 +407,97 @@ def test_contradictory_settings_are_rejected(corpus, options, message):
 
 
 def test_unknown_parts_are_rejected(corpus):
-    with pytest.raises(ValueError, match="path has the parts dev; expected some of train, valid, test"):
+    with pytest.raises(
+        ValueError, match="path has the parts dev; expected some of train, valid, test"
+    ):
         module({"dev": corpus["train"]})
     with pytest.raises(ValueError, match=r"path names no file; set data\.path"):
         TextDataModule(None, length=8, batch_size=2)
 
 
 def test_a_tokenizer_without_the_required_tokens_is_rejected(corpus):
-    with pytest.raises(ValueError, match=r"tokenizer characters has no token that ends a text; set data\.insert_eos=false"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokenizer characters has no token that ends a text; set data\.insert_eos=false",
+    ):
         module(corpus, insert_eos=True).prepare()
-    with pytest.raises(ValueError, match=r"has no token that begins a text; set data\.insert_special_tokens=false"):
+    with pytest.raises(
+        ValueError, match=r"has no token that begins a text; set data\.insert_special_tokens=false"
+    ):
         module(corpus, insert_special_tokens=True).prepare()
     with pytest.raises(ValueError, match="the model was trained on dna, but these data are text"):
         module(corpus).expect(DNATokenizer())
 
 
 def test_training_reports_the_missing_part(corpus, letters):
-    with pytest.raises(ValueError, match=r"has only train; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N"):
+    with pytest.raises(
+        ValueError,
+        match=r"has only train; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N",
+    ):
         module({"train": corpus["train"]}, letters).check_training()
-    with pytest.raises(ValueError, match=r"has only test; set data\.path=\{train: FILE, valid: FILE\}$"):
+    with pytest.raises(
+        ValueError, match=r"has only test; set data\.path=\{train: FILE, valid: FILE\}$"
+    ):
         module(corpus["test"], letters, path_is="test").check_training()
 
 
-def test_held_out_documents_of_a_single_file_can_have_other_end_tokens(tmp_path, monkeypatch, letters):
+def test_held_out_documents_of_a_single_file_can_have_other_end_tokens(
+    tmp_path, monkeypatch, letters
+):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     (tmp_path / "t.txt").write_text("a b\n" * 200)
-    plain, data = (module(str(tmp_path / "t.txt"), letters, insert_valid_eos=eos) for eos in (None, False))
-    assert data.sequences("train")[0].tolist() == [5, 6, 3] * 160 == plain.sequences("train")[0].tolist()
+    plain, data = (
+        module(str(tmp_path / "t.txt"), letters, insert_valid_eos=eos) for eos in (None, False)
+    )
+    assert (
+        data.sequences("train")[0].tolist()
+        == [5, 6, 3] * 160
+        == plain.sequences("train")[0].tolist()
+    )
     assert [data.sequences(part)[0].tolist() for part in ("valid", "test")] == [[5, 6] * 20] * 2
     assert plain.sequences("valid")[0].tolist() == [5, 6, 3] * 20
     about = data.describe()
-    assert about["split_tokens"] == {"train": 480, "valid": 40, "test": 40} and about["records"] == 200
+    assert (
+        about["split_tokens"] == {"train": 480, "valid": 40, "test": 40} and about["records"] == 200
+    )
     assert about["layout"].endswith("[SEP] after each document (not in valid and test)")
     assert about["split_hash"] != plain.describe()["split_hash"]
-    (tmp_path / "t.txt").write_text("a b\n" * 50)  # too few to split by document: the split divides the stream of tokens
-    with pytest.raises(ValueError, match=r"insert_valid_eos=false differs from training, and the split divides 50 documents by position"):
+    (tmp_path / "t.txt").write_text(
+        "a b\n" * 50
+    )  # too few to split by document: the split divides the stream of tokens
+    with pytest.raises(
+        ValueError,
+        match=r"insert_valid_eos=false differs from training, and the split divides 50 documents by position",
+    ):
         module(str(tmp_path / "t.txt"), letters, insert_valid_eos=False).prepare()
 
 
 def test_validation_split_off_training_can_have_other_end_tokens(corpus, letters):
     options = {"path_is": "train", "valid_documents": 10}
-    plain, data = (module(corpus["train"], letters, insert_valid_eos=eos, **options) for eos in (None, False))
-    assert [t for t in plain.sequences("valid")[0].tolist() if t != 3] == data.sequences("valid")[0].tolist()
+    plain, data = (
+        module(corpus["train"], letters, insert_valid_eos=eos, **options) for eos in (None, False)
+    )
+    assert [t for t in plain.sequences("valid")[0].tolist() if t != 3] == data.sequences("valid")[
+        0
+    ].tolist()
     assert np.array_equal(plain.sequences("train")[0], data.sequences("train")[0])
     assert plain.describe()["split_hash"] != data.describe()["split_hash"]
 
 
 def test_reports_count_truncated_documents(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c d e f\na b c d e f g\n\na b c d e f g h i\n")
-    data = module({"test": str(tmp_path / "t.txt")}, letters, wrap=False)  # six letters and two ends fit
+    data = module(
+        {"test": str(tmp_path / "t.txt")}, letters, wrap=False
+    )  # six letters and two ends fit
     data.test_windows("test")
     assert data.describe()["cut_documents"] == {"test": 2}
 
 
 def test_a_file_of_one_document_cannot_be_padded(tmp_path):
     (tmp_path / "t.txt").write_text("a b\nc\n")
-    with pytest.raises(ValueError, match=r"no document is left for this part; .*data\.documents=line"):
+    with pytest.raises(
+        ValueError, match=r"no document is left for this part; .*data\.documents=line"
+    ):
         module(str(tmp_path / "t.txt"), documents="file", wrap=False).prepare()
 
 
@@ -381,7 +514,11 @@ def test_the_tokenizer_of_a_model_replaces_that_of_the_data(corpus, letters):
 
 
 def folders():
-    return sorted(p for p in os.listdir(os.path.join(os.environ["DNADIFF_CACHE"], "texts")) if not p.endswith(".lock"))
+    return sorted(
+        p
+        for p in os.listdir(os.path.join(os.environ["DNADIFF_CACHE"], "texts"))
+        if not p.endswith(".lock")
+    )
 
 
 def test_the_cache_key_contains_exactly_what_determines_the_ids(corpus, letters):
@@ -389,9 +526,19 @@ def test_the_cache_key_contains_exactly_what_determines_the_ids(corpus, letters)
         return module(path, tokenizer, **options).tokenized.tokens("train").folder.name
 
     first = opened()
-    assert {opened(length=16), opened(windows="uniform"), opened(insert_special_tokens=False), opened(num_proc=1)} == {first}
+    assert {
+        opened(length=16),
+        opened(windows="uniform"),
+        opened(insert_special_tokens=False),
+        opened(num_proc=1),
+    } == {first}
     other_letters = CharTokenizer("abcdefghijklmnopqrstuvwxyz \n")
-    changed = [opened(detokenizer="ptb"), opened(insert_eos=False), opened(tokenizer=other_letters), opened(documents="file")]
+    changed = [
+        opened(detokenizer="ptb"),
+        opened(insert_eos=False),
+        opened(tokenizer=other_letters),
+        opened(documents="file"),
+    ]
     with open(corpus["train"], "a") as file:
         file.write("z z z\n")
     assert len({first, *changed, opened()}) == 6 and len(folders()) == 6
@@ -406,7 +553,9 @@ def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch
         if damage == "version":
             (folder / "index.json").write_text(json.dumps(index | {"format": 0}))
         else:
-            (folder / "tokens").write_bytes(before[:-2] if damage == "cut" else bytes(2) + before[2:])
+            (folder / "tokens").write_bytes(
+                before[:-2] if damage == "cut" else bytes(2) + before[2:]
+            )
         assert module(corpus, letters).tokenized.tokens("train").tokens.tobytes() == before
         assert caplog.text.count("tokenizing it again") == number + 1
     monkeypatch.setattr(store, "FORMAT", 2)
@@ -422,7 +571,9 @@ def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
         "print(t.folder, int(t.tokens.sum()))"
     )
     running = [python("-c", code) for _ in range(2)]
-    assert [process.wait() for process in running] == [0, 0], [process.errors for process in running]
+    assert [process.wait() for process in running] == [0, 0], [
+        process.errors for process in running
+    ]
     results = {process.output for process in running}
     assert len(results) == 1 and "" not in results and len(folders()) == 1
 
@@ -432,19 +583,29 @@ def test_several_processes_give_the_same_result_as_one(corpus, letters, monkeypa
     one = module(corpus, letters, num_proc=1).tokenized.tokens("train")
     monkeypatch.setattr(store, "FORMAT", 2)
     many = module(corpus, letters, num_proc=3).tokenized.tokens("train")
-    assert one.folder != many.folder and np.array_equal(one.tokens, many.tokens) and np.array_equal(one.ends, many.ends)
+    assert (
+        one.folder != many.folder
+        and np.array_equal(one.tokens, many.tokens)
+        and np.array_equal(one.ends, many.ends)
+    )
 
 
 def test_an_error_in_another_process_is_reported(corpus, monkeypatch):
     monkeypatch.setattr(store, "_CHUNK", 40)
-    with pytest.raises(ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"):
+    with pytest.raises(
+        ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"
+    ):
         module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokenized.tokens("train")
     assert folders() == []
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_processes_may_be_started_by_every_method(method, monkeypatch):
-    monkeypatch.setattr(store, "ProcessPoolExecutor", partial(store.ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)))
+    monkeypatch.setattr(
+        store,
+        "ProcessPoolExecutor",
+        partial(store.ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)),
+    )
     assert list(store.map_in_order(abs, range(-9, 0), 2)) == [*range(9, 0, -1)]
 
 
@@ -467,7 +628,9 @@ with locked(Path(sys.argv[1])):
 
 @pytest.mark.slow
 def test_workers_of_a_killed_process_exit_and_release_the_lock(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     process.kill()
     process.wait()
@@ -500,7 +663,9 @@ def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters, mo
                 file.write("z z z\n")
 
     monkeypatch.setattr("dnadiff.data.text.corpus.Files", Growing)
-    with pytest.raises(ValueError, match="a file changed while it was read; start again when it is complete"):
+    with pytest.raises(
+        ValueError, match="a file changed while it was read; start again when it is complete"
+    ):
         module(corpus, letters).tokenized.tokens("train")
     assert folders() == []
 
@@ -509,7 +674,10 @@ def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters, mo
     ("rows", "message"),
     [
         ("text,more\na,b\nc\n", "line 3 has 1 fields, the header has 2; complete the row"),
-        ("text\none, two\n", "line 2 has 2 fields, the header has 1; complete the row, or quote a field with commas"),
+        (
+            "text\none, two\n",
+            "line 2 has 2 fields, the header has 1; complete the row, or quote a field with commas",
+        ),
         ('text,more\na,b\nc,"d', r"line 3 is not CSV \(unexpected end of data\)"),
     ],
 )
@@ -524,7 +692,9 @@ def test_every_damaged_bit_in_the_pages_of_a_parquet_file_is_noticed(tmp_path, c
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = ["the dog and the cat", "acgt" * 10]
     path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"text": texts}), path, compression=compression, write_page_checksum=True)
+    parquet.write_table(
+        pyarrow.table({"text": texts}), path, compression=compression, write_page_checksum=True
+    )
     with parquet.ParquetFile(path) as file:
         column = file.metadata.row_group(0).column(0)
         end = column.dictionary_page_offset + column.total_compressed_size
@@ -543,7 +713,9 @@ def test_a_parquet_file_without_checksums_is_named(tmp_path, caplog, monkeypatch
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     for checked in (True, False):
         caplog.clear()
-        parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "t.parquet", write_page_checksum=checked)
+        parquet.write_table(
+            pyarrow.table({"text": ["a", "b"]}), tmp_path / "t.parquet", write_page_checksum=checked
+        )
         with caplog.at_level("INFO", "dnadiff"):
             assert list(Files(tmp_path / "t.parquet")) == ["a", "b"]
         assert ("t.parquet: its pages have no checksums" in caplog.text) == (not checked)

@@ -27,7 +27,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases])
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases]
+)
 def test_sentences_of_each_corpus(name, text):
     assert detokenizer(name)(text) == CASES[name][text]
 

@@ -16,14 +16,34 @@ from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.training.data_module import TrainingData
 
 LETTERS = CharTokenizer("abcdefghij")
-TEXTS = ["abc", "", "defghij", "a", "bcdefghijabcdefghijabcdefghij", "ab", "cdefg", "h", "", "ij", "abcdefgh"]
+TEXTS = [
+    "abc",
+    "",
+    "defghij",
+    "a",
+    "bcdefghijabcdefghijabcdefghij",
+    "ab",
+    "cdefg",
+    "h",
+    "",
+    "ij",
+    "abcdefgh",
+]
 
 
 NONE = Ends(None, None)
 
 
 def loader(batch_size=2, length=4, ends=NONE, texts=TEXTS, **options):
-    return StreamLoader(lambda first: iter(texts[first:]), LETTERS.encode_batch, length, batch_size, LETTERS.vocab, ends, **options)
+    return StreamLoader(
+        lambda first: iter(texts[first:]),
+        LETTERS.encode_batch,
+        length,
+        batch_size,
+        LETTERS.vocab,
+        ends,
+        **options,
+    )
 
 
 def test_blocks_follow_each_other_through_the_documents():
@@ -31,12 +51,20 @@ def test_blocks_follow_each_other_through_the_documents():
     batches = list(loader())
     shown = "".join(LETTERS.decode(row) for b in batches for row in b["ids"])
     assert shown == joined[: len(shown)] and len(joined) - len(shown) < 8
-    assert batches[0]["index"].tolist() == [0, 1] and batches[2]["index"].tolist() == [4, 5] and all(b["weight"].all() for b in batches)
+    assert (
+        batches[0]["index"].tolist() == [0, 1]
+        and batches[2]["index"].tolist() == [4, 5]
+        and all(b["weight"].all() for b in batches)
+    )
 
 
 def test_every_block_has_tokens_at_its_ends():
     batch = next(iter(loader(length=6, ends=Ends(5, 7))))
-    assert batch["ids"].shape == (2, 6) and set(batch["ids"][:, 0].tolist()) == {5} and set(batch["ids"][:, -1].tolist()) == {7}
+    assert (
+        batch["ids"].shape == (2, 6)
+        and set(batch["ids"][:, 0].tolist()) == {5}
+        and set(batch["ids"][:, -1].tolist()) == {7}
+    )
     assert "".join(LETTERS.decode(row[1:-1]) for row in batch["ids"]) == "".join(TEXTS)[:8]
 
 
@@ -68,23 +96,35 @@ def test_an_epoch_has_complete_optimizer_steps():
     assert ours.state_dict() == {"epoch": 1, "batch": 0, "document": 0, "token": 0}
     assert [state["batch"] for state in states] == [0, 0, 0, 4]  # never in the middle of a step
     stream = loader(accumulated=4)
-    stream.load_state_dict({"epoch": 0, "batch": 3, "document": 0, "token": 0})  # of an older version
-    assert [batch["ids"].tolist() for batch in stream] == batches and stream.state_dict()["epoch"] == 1
-    with pytest.raises(ValueError, match="before the first 16 windows of 4 tokens, which one optimizer step needs"):
+    stream.load_state_dict(
+        {"epoch": 0, "batch": 3, "document": 0, "token": 0}
+    )  # of an older version
+    assert [batch["ids"].tolist() for batch in stream] == batches and stream.state_dict()[
+        "epoch"
+    ] == 1
+    with pytest.raises(
+        ValueError, match="before the first 16 windows of 4 tokens, which one optimizer step needs"
+    ):
         next(iter(loader(accumulated=8)))
 
 
 def test_a_limit_of_batches_ends_an_epoch():
     ours = loader(progress=lambda: (3, 3))
     states = [ours.state_dict() for _ in itertools.islice(ours, 3)]
-    assert states[-1] == {"epoch": 1, "batch": 0, "document": 0, "token": 0} and [state["epoch"] for state in states] == [0, 0, 1]
+    assert states[-1] == {"epoch": 1, "batch": 0, "document": 0, "token": 0} and [
+        state["epoch"] for state in states
+    ] == [0, 0, 1]
 
 
 def test_processes_share_the_blocks():
     both = [list(loader(1, rank=rank, world_size=2)) for rank in (0, 1)]
-    shared = [sorted(first["index"].tolist() + second["index"].tolist()) for first, second in zip(*both)]
+    shared = [
+        sorted(first["index"].tolist() + second["index"].tolist()) for first, second in zip(*both)
+    ]
     assert shared == [[2 * k, 2 * k + 1] for k in range(len(both[0]))] and len(shared) > 5
-    assert torch.equal(torch.cat([both[0][0]["ids"], both[1][0]["ids"]]), next(iter(loader()))["ids"])
+    assert torch.equal(
+        torch.cat([both[0][0]["ids"], both[1][0]["ids"]]), next(iter(loader()))["ids"]
+    )
 
 
 def test_too_little_text_is_rejected():
@@ -106,13 +146,23 @@ def hub(request, tmp_path, monkeypatch):
 
         parquet.write_table(pyarrow.table({"text": texts}), path)
     else:
-        path.write_text("".join((json.dumps({"text": t}) if request.param == "json" else t) + "\n" for t in texts))
+        path.write_text(
+            "".join(
+                (json.dumps({"text": t}) if request.param == "json" else t) + "\n" for t in texts
+            )
+        )
     return Hub(request.param, {"train": "train"}, data_files={"train": str(path)}), texts
 
 
 def test_a_dataset_is_read_with_and_without_streaming(hub):
     source, texts = hub
-    options = {"hub": source, "tokenizer": LETTERS, "windows": "blocks", "valid_documents": 8, "num_documents": 40}
+    options = {
+        "hub": source,
+        "tokenizer": LETTERS,
+        "windows": "blocks",
+        "valid_documents": 8,
+        "num_documents": 40,
+    }
     stored, stream = (TextDataModule(None, 16, 2, streaming=s, **options) for s in (False, True))
     stored.check_training()
     stream.check_training()
@@ -128,7 +178,11 @@ def test_a_dataset_is_read_with_and_without_streaming(hub):
 def test_files_read_by_datasets_are_identified_by_their_content(kind, tmp_path):
     folder = tmp_path / "docs"
     folder.mkdir()
-    named = {"id": "json", "data_files": {"train": str(folder / "*.jsonl")}} if kind == "pattern" else {"id": str(folder)}
+    named = (
+        {"id": "json", "data_files": {"train": str(folder / "*.jsonl")}}
+        if kind == "pattern"
+        else {"id": str(folder)}
+    )
     keys = []
     for number, text in ((0, "a"), (0, "b"), (1, "a"), (0, "a")):
         (folder / f"{number}.jsonl").write_text(json.dumps({"text": text}) + "\n")
@@ -144,8 +198,13 @@ def test_a_stream_that_ends_before_its_validation_is_rejected(tmp_path, monkeypa
     options = {"tokenizer": LETTERS, "path_is": "train", "streaming": True, "valid_documents": 2}
     TextDataModule(str(tmp_path / "t.jsonl"), 4, 2, num_documents=11, **options).check_training()
     for number in (12, 50):
-        with pytest.raises(ValueError, match=rf"t\.jsonl: the training part has fewer than {number} documents; set data\.num_documents"):
-            TextDataModule(str(tmp_path / "t.jsonl"), 4, 2, num_documents=number, **options).check_training()
+        with pytest.raises(
+            ValueError,
+            match=rf"t\.jsonl: the training part has fewer than {number} documents; set data\.num_documents",
+        ):
+            TextDataModule(
+                str(tmp_path / "t.jsonl"), 4, 2, num_documents=number, **options
+            ).check_training()
 
 
 class Recorder(lightning.LightningModule):
@@ -167,17 +226,28 @@ def test_a_run_resumed_from_a_checkpoint_sees_the_same_batches(tmp_path, monkeyp
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
 
     def fit(steps, resume=None):
-        data = TextDataModule(str(tmp_path / "t.jsonl"), 4, 2, tokenizer=LETTERS, path_is="train", streaming=True)
+        data = TextDataModule(
+            str(tmp_path / "t.jsonl"), 4, 2, tokenizer=LETTERS, path_is="train", streaming=True
+        )
         model = Recorder()
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", limit_val_batches=0, **quiet)
+        quiet = {
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+        }
+        trainer = lightning.Trainer(
+            max_steps=steps, accelerator="cpu", limit_val_batches=0, **quiet
+        )
         trainer.fit(model, TrainingData(data), ckpt_path=resume, weights_only=True)
         trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
         return model.seen
 
     expected = fit(17)
     for step in (3, 8, 9):
-        assert fit(step) == expected[:step] and fit(17, tmp_path / f"{step}.ckpt") == expected[step:], step
+        assert (
+            fit(step) == expected[:step] and fit(17, tmp_path / f"{step}.ckpt") == expected[step:]
+        ), step
 
 
 def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch, tmp_path):
@@ -187,9 +257,15 @@ def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch, tmp_
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     data = TextDataModule(
-        None, 8, 2, tokenizer=LETTERS, name="corpus", hub=Hub("nobody/no-such-corpus", {"train": "train", "valid": "dev"})
+        None,
+        8,
+        2,
+        tokenizer=LETTERS,
+        name="corpus",
+        hub=Hub("nobody/no-such-corpus", {"train": "train", "valid": "dev"}),
     )
     with pytest.raises(
-        ValueError, match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE, valid: FILE\}'"
+        ValueError,
+        match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE, valid: FILE\}'",
     ):
         data.tokenized.tokens("train")
