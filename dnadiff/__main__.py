@@ -24,14 +24,16 @@ def main() -> None:
     """Print them."""
     width = max(map(len, COMMANDS))
     print(
-        f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n"
+        f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's "
+        f"dnadiff)\n\n{FIRST}\nAll commands:\n"
     )
     for name, description in COMMANDS.items():
         print(f"  python -m dnadiff.{name.ljust(width)}  {description}")
     print("\nEach has --help.")
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
         print(
-            f"\nerror: python -m dnadiff takes no arguments, got {sys.argv[1]!r}; did you mean python -m dnadiff.{sys.argv[1]}?",
+            f"\nerror: python -m dnadiff takes no arguments, got {sys.argv[1]!r}; did you mean "
+            f"python -m dnadiff.{sys.argv[1]}?",
             file=sys.stderr,
         )
         raise SystemExit(1)

@@ -1,4 +1,5 @@
-"""Sequences as rows of blocks, for block diffusion: block i of a sequence has its tokens i b to (i + 1) b - 1."""
+"""Sequences as rows of blocks, for block diffusion: block i of a sequence has its tokens i b to (i
++ 1) b - 1."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 
 def block_rows(x: Tensor, block_size: int, fill: float) -> Tensor:
-    """(B, L) -> (B * blocks, b), the blocks of a sequence one after another; a shorter last block is filled up with `fill`."""
+    """(B, L) -> (B * blocks, b), the blocks of a sequence one after another; a shorter last block
+    is filled up with `fill`."""
     missing = -x.shape[1] % block_size
     return (F.pad(x, (0, missing), value=fill) if missing else x).reshape(-1, block_size)
 
@@ -20,7 +22,8 @@ def sequence_rows(rows: Tensor, length: int) -> Tensor:
 
 
 def after_first(chosen: Tensor, block_size: int) -> Tensor:
-    """The positions in blocks after the first block with a chosen one: (B, L) bool -> (B, L) bool, nothing where none is chosen."""
+    """The positions in blocks after the first block with a chosen one: (B, L) bool -> (B, L) bool,
+    nothing where none is chosen."""
     block = torch.arange(chosen.shape[1], device=chosen.device) // block_size
     first = torch.where(chosen, block, chosen.shape[1]).amin(-1, keepdim=True)
     return block > first

@@ -1,8 +1,9 @@
-"""Confidence intervals by resampling: blocks of neighboring windows for likelihoods, items for classification.
+"""Confidence intervals by resampling: blocks of neighboring windows for likelihoods, items for
+classification.
 
-Neighboring windows of a genome are correlated, so resampling single windows gives intervals that are too narrow. Resampling
-whole blocks keeps the correlation inside each block (block bootstrap, Kuensch 1989). To compare two models on the same windows,
-resample the difference of their values.
+Neighboring windows of a genome are correlated, so resampling single windows gives intervals that
+are too narrow. Resampling whole blocks keeps the correlation inside each block (block bootstrap,
+Kuensch 1989). To compare two models on the same windows, resample the difference of their values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MIN_BLOCKS = 5  # fewer blocks give no usable estimate of their spread
 
 
 class ConfidenceInterval(NamedTuple):
-    """A ratio with its bootstrap standard error and 95 % interval; NaN where there are too few blocks for an interval."""
+    """A ratio with its bootstrap standard error and 95 % interval; NaN where there are too few
+    blocks for an interval."""
 
     value: float
     se: float
@@ -26,12 +28,14 @@ class ConfidenceInterval(NamedTuple):
 
 
 def blocks(num_items: int, block_size: int) -> np.ndarray:
-    """Block number of each item, `(num_items,)`: consecutive runs of `effective_block_size` items (the last may be shorter)."""
+    """Block number of each item, `(num_items,)`: consecutive runs of `effective_block_size` items
+    (the last may be shorter)."""
     return np.arange(num_items) // effective_block_size(num_items, block_size)
 
 
 def effective_block_size(num_items: int, block_size: int) -> int:
-    """Items per block: `block_size`, reduced if necessary to get at least 20 blocks, from which a spread can be estimated."""
+    """Items per block: `block_size`, reduced if necessary to get at least 20 blocks, from which a
+    spread can be estimated."""
     return max(1, min(block_size, num_items // 20))
 
 
@@ -44,8 +48,9 @@ def ratio(
 ) -> ConfidenceInterval:
     """sum(numerator) / sum(denominator) with a block bootstrap interval.
 
-    The bootstrap standard error of n blocks is too small by sqrt((n - 1) / n), which matters for small n, so it is scaled up. The
-    interval is value ± t se with the 97.5 % quantile t of Student's t distribution with n - 1 degrees of freedom.
+    The bootstrap standard error of n blocks is too small by sqrt((n - 1) / n), which matters for
+    small n, so it is scaled up. The interval is value ± t se with the 97.5 % quantile t of
+    Student's t distribution with n - 1 degrees of freedom.
 
     Args:
         numerator: (S,), for example the nats of each window, or the difference of two models' nats.
@@ -54,7 +59,8 @@ def ratio(
         seed: of the resampling; the same seed and blocks give the same replicates in every call.
 
     Returns:
-        The ratio and its interval. Error and interval are NaN if fewer than 5 blocks have a positive denominator.
+        The ratio and its interval. Error and interval are NaN if fewer than 5 blocks have a
+        positive denominator.
 
     Raises:
         ValueError: if the denominator sums to zero.
@@ -92,7 +98,8 @@ def verdict(
     below: str,
     between: str = "not distinguishable",
 ) -> str:
-    """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0; UNDECIDED if a bound is None or NaN."""
+    """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0;
+    UNDECIDED if a bound is None or NaN."""
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return UNDECIDED
     return above if low > 0 else below if high < 0 else between

@@ -1,7 +1,8 @@
 """Draw from categorical distributions given as log-probabilities, with exact tails.
 
-Each row takes one uniform number and inverts the cumulative distribution in float64. Gumbel noise in
-float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of times too rarely (arXiv 2409.02908).
+Each row takes one uniform number and inverts the cumulative distribution in float64. Gumbel noise
+in float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of times too rarely
+(arXiv 2409.02908).
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ class NoMassError(ValueError):
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """One id for each row: `log_probs (M, V)` (need not be normalized), `uniform (M,)` float64 in (0, 1) -> `(M,)` int64.
+    """One id for each row: `log_probs (M, V)` (need not be normalized), `uniform (M,)` float64 in
+    (0, 1) -> `(M,)` int64.
 
-    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the CPU.
+    A symbol of probability 0 is never drawn. On a device without float64 the draw happens on the
+    CPU.
 
     Raises:
         NoMassError: if every symbol of a row has probability 0.
@@ -50,7 +53,8 @@ def temper(log_probs: Tensor, temperature: float) -> Tensor:
         return log_probs
     if not 0 < temperature < math.inf:
         raise ValueError(
-            f"temperature {temperature} must be positive and finite; use 1 for the model's own distribution"
+            f"temperature {temperature} must be positive and finite; use 1 for the model's own "
+            "distribution"
         )
     log_probs = log_probs.double()
     log_probs = log_probs - log_probs.amax(
@@ -70,7 +74,8 @@ def top_k(log_probs: Tensor, k: int | None) -> Tensor:
 
 
 def nucleus(log_probs: Tensor, mass: float) -> Tensor:
-    """The smallest set of symbols whose probability reaches `mass`, the rest at -inf; 1 keeps all (arXiv 1904.09751)."""
+    """The smallest set of symbols whose probability reaches `mass`, the rest at -inf; 1 keeps all
+    (arXiv 1904.09751)."""
     if mass == 1:
         return log_probs
     if not 0 < mass < 1:

@@ -1,7 +1,8 @@
-"""Checks of single values from users. Each returns the value, or raises a ValueError that names the key, the value and what is expected.
+"""Checks of single values from users. Each returns the value, or raises a ValueError that names the
+key, the value and what is expected.
 
-A key is written as the user sets it, as in `sampler.num_steps`. `check_value` compares a value with a type hint, so that the signature of
-a class is all that the keys of its configuration need.
+A key is written as the user sets it, as in `sampler.num_steps`. `check_value` compares a value with
+a type hint, so that the signature of a class is all that the keys of its configuration need.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LARGEST = 2**63 - 1  # of 64 bits: what tensors and files can hold
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The limits of a number in a type hint, as in `Annotated[int, Range(1)]`; `above` and `below` are limits that it must not reach."""
+    """The limits of a number in a type hint, as in `Annotated[int, Range(1)]`; `above` and `below`
+    are limits that it must not reach."""
 
     minimum: float = -math.inf
     maximum: float = math.inf
@@ -53,7 +55,8 @@ class Range:
 
 
 class Built:
-    """In a type hint: an object that a configuration describes by its `_target_`, whatever its class."""
+    """In a type hint: an object that a configuration describes by its `_target_`, whatever its
+    class."""
 
 
 Natural = Annotated[int, Range(0)]
@@ -124,27 +127,30 @@ def boolean(key: str, value: object) -> bool:
 
 
 def name(key: str, value: object) -> str:
-    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as a number."""
+    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as
+    a number."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise ValueError(f"{key} {value!r} must be a name")
     return str(value)
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with `~` and `~name` replaced by home folders; a ValueError if there is no such user, or no home folder."""
+    """The path with `~` and `~name` replaced by home folders; a ValueError if there is no such
+    user, or no home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ValueError(
-            f"{path}: this machine knows no such home folder; write out the complete path, or ./~ for a file of that name"
+            f"{path}: this machine knows no such home folder; write out the complete path, or ./~ "
+            "for a file of that name"
         ) from error
 
 
 def check_value(key: str, value: object, hint: object) -> None:
     """ValueError unless the value has the type of a hint, naming the key of the part that has not.
 
-    Integers may be written as 1e3, and a mapping with a `_target_` stands for any object. Hints that say nothing about plain values
-    accept everything.
+    Integers may be written as 1e3, and a mapping with a `_target_` stands for any object. Hints
+    that say nothing about plain values accept everything.
     """
     if is_built(value) or _accepts(value, hint):
         return
@@ -173,7 +179,8 @@ def check_value(key: str, value: object, hint: object) -> None:
 def check_arguments(
     target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
 ) -> None:
-    """`check_value` for each argument of a class or function, whose key is `prefix` and its name; its default is always valid."""
+    """`check_value` for each argument of a class or function, whose key is `prefix` and its name;
+    its default is always valid."""
     hints, defaults = _signature(target)
     for name in hints.keys() & arguments.keys():
         if name not in defaults or arguments[name] is not defaults[name]:

@@ -1,4 +1,5 @@
-"""What the commands share: configuration, run folder, `--help`, one-line errors. Only this file, `config` and commands know Hydra."""
+"""What the commands share: configuration, run folder, `--help`, one-line errors. Only this file,
+`config` and commands know Hydra."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
     from dnadiff.checkpoint import Loaded
 
-# glibc returns large freed arrays to the system and requests them again in the next step, page by page: 20,000 page faults per step of
-# Caduceus 64 x 4 at 8,192 tokens, a fifth of its time. Commands keep the memory instead.
+# glibc returns large freed arrays to the system and requests them again in the next step, page by
+# page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.
+# Commands keep the memory instead.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = (
     -1,
     -3,
@@ -37,15 +39,25 @@ COMMANDS = {
     "evaluate": "held-out likelihood with error bars, compared with Markov models",
     "compare": "the paired difference of the held-out likelihoods of two models",
     "zero_shot": "held-out likelihood on several text data sets, in one table",
-    "score": "the likelihood of each record or region as a table, and the information content of each base",
+    "score": (
+        "the likelihood of each record or region as a table, and the information content of "
+        "each base"
+    ),
     "embed": "the network's features of each record or region, as npz, Parquet or AnnData",
-    "variants": "log-likelihood ratios of variants from a VCF file, a table, or all those of some regions",
+    "variants": (
+        "log-likelihood ratios of variants from a VCF file, a table, or all those of some regions"
+    ),
     "sample": "generate synthetic sequences, as FASTA",
     "judge": "compare samples with held-out windows; every metric with a real-vs-real baseline",
-    "judge_text": "generative perplexity of text samples under a local causal model, with entropy and repetition",
+    "judge_text": (
+        "generative perplexity of text samples under a local causal model, with entropy "
+        "and repetition"
+    ),
     "copies": "the longest match of each record of a FASTA file with the training data",
     "finetune": "fine-tune a trained model on classes, labels or values, compared with baselines",
-    "predict": "classes, labels or values of new sequences by a fine-tuned model, as a table and a track",
+    "predict": (
+        "classes, labels or values of new sequences by a fine-tuned model, as a table and a track"
+    ),
     "export": "a trained model as a folder to share, with a model card",
     "info": "what a model is, what it was trained on, and what it is for",
     "merge": "the output of a command from its shards",
@@ -53,7 +65,8 @@ COMMANDS = {
     "compress": "compress a FASTA file losslessly with a trained model",
     "decompress": "restore a compressed FASTA file, byte for byte",
 }
-# Commands that do not choose their number of threads: they run no network, or store the number in their output, as .dnd files do.
+# Commands that do not choose their number of threads: they run no network, or store the number in
+# their output, as .dnd files do.
 ONE_NUMBER_OF_THREADS = (
     "genome",
     "copies",
@@ -68,13 +81,16 @@ log = logging.getLogger("dnadiff")
 
 
 def run(name: str, function: Command, keys: Keys, argv: Sequence[str] | None = None) -> None:
-    """Run one command: compose `configs/<name>.yaml` with the overrides, then call `function(config, run folder, overrides)`.
+    """Run one command: compose `configs/<name>.yaml` with the overrides, then call
+    `function(config, run folder, overrides)`.
 
-    `keys` are the type hints of its own keys; those of the config groups come from the classes that they name.
-    An error ends the process with status 1 and one line on standard error; HYDRA_FULL_ERROR=1 shows the traceback.
-    A run folder that is left empty by an error is removed. `argv` None takes the arguments of the process.
+    `keys` are the type hints of its own keys; those of the config groups come from the classes that
+    they name. An error ends the process with status 1 and one line on standard error;
+    HYDRA_FULL_ERROR=1 shows the traceback. A run folder that is left empty by an error is removed.
+    `argv` None takes the arguments of the process.
     """
-    # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower. docs/results/performance.md has the numbers.
+    # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower.
+    # docs/results/performance.md has the numbers.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     keep_freed_memory()
     sys.argv = sys.argv if argv is None else [f"dnadiff.{name}", *argv]
@@ -178,7 +194,8 @@ def call(
 
 
 def report(error: Exception, name: str, overrides: Sequence[str]) -> str:
-    """The line on standard error that ends a command; it names the key of a value that it repeats, such as the name of a missing file."""
+    """The line on standard error that ends a command; it names the key of a value that it repeats,
+    such as the name of a missing file."""
     text = printable(explain(error, name, overrides))
     given = [
         (key, value.strip("'\""))
@@ -200,7 +217,8 @@ def report(error: Exception, name: str, overrides: Sequence[str]) -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command line."""
+    """The user's own folder of YAML files (`--config-dir`) and the other arguments of a command
+    line."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     parser.add_argument(
@@ -211,12 +229,14 @@ def parse(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def recompose(name: str, overrides: Sequence[str], resolve: bool = True) -> Config:
-    """The configuration of a command with other overrides, from inside a running one; `--config-dir` of the process applies."""
+    """The configuration of a command with other overrides, from inside a running one;
+    `--config-dir` of the process applies."""
     return compose(name, overrides, resolve, parse(sys.argv[1:])[0])
 
 
 def help_text(name: str, folder: Path | None = None) -> str:
-    """What `--help` prints: the page in the command's YAML file, with the choices that this command reads."""
+    """What `--help` prints: the page in the command's YAML file, with the choices that this command
+    reads."""
     import yaml
 
     page = yaml.safe_load((config_dir() / f"{name}.yaml").read_text(encoding="utf-8"))["hydra"][
@@ -233,7 +253,8 @@ def help_text(name: str, folder: Path | None = None) -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory for the next allocation; True if the C library is glibc and accepts the setting.
+    """Let this process keep freed memory for the next allocation; True if the C library is glibc
+    and accepts the setting.
 
     It applies to the whole process: for programs, not for libraries. Peak memory does not change.
     """
@@ -285,7 +306,10 @@ def _explain_missing(text: str, name: str) -> str:
     missing = (re.search(r"full_key: ([\w.]+)", text) or re.search(plain, text) or ("", "a value"))[
         1
     ]
-    return f"{missing} is missing: give {missing}=... on the command line (python -m dnadiff.{name} --help shows how)"
+    return (
+        f"{missing} is missing: give {missing}=... on the command line (python -m "
+        f"dnadiff.{name} --help shows how)"
+    )
 
 
 def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) -> str:
@@ -309,9 +333,15 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
         )
         return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with special characters, as in 'path=\"a b.fa\"'"
+        return (
+            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with "
+            "special characters, as in 'path=\"a b.fa\"'"
+        )
     if merged := re.match(r"Error merging override (.*)", text):
-        return f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a single value)"
+        return (
+            f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a "
+            "single value)"
+        )
     chosen = dict(o.partition("=")[::2] for o in group_choices(overrides))
     if (at := re.search(r"override '((\w+)/(\w+))", text)) and at[1] in chosen:
         return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {at[1]} out"
@@ -321,16 +351,24 @@ def _explain_composition(error: Exception, name: str, overrides: Sequence[str]) 
 
 
 def unknown_key(key: str, name: str, overrides: Sequence[str] = ()) -> str:
-    """The message for a key or group that the command does not have, given the groups that were chosen."""
+    """The message for a key or group that the command does not have, given the groups that were
+    chosen."""
     config = recompose(name, group_choices(overrides), resolve=False)
     if key.startswith("data.") and not config.get("data"):
-        return f"{key}: the data come from the checkpoint's run; to evaluate on others replace the whole group, as in data=fasta data.path=my.fa"
+        return (
+            f"{key}: the data come from the checkpoint's run; to evaluate on others replace "
+            "the "
+            "whole group, as in data=fasta data.path=my.fa"
+        )
     known, parent = set(_all_keys(config)), key.rpartition(".")[0]
     siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {
         k.partition(".")[0] for k in known
     }
     listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
-    return f"unknown key {key}{_closest(key, sorted(known))}; known{f' in {parent}' if parent else ''}: {listed}"
+    return (
+        f"unknown key {key}{_closest(key, sorted(known))}; "
+        f"known{f' in {parent}' if parent else ''}: {listed}"
+    )
 
 
 def _all_keys(config: Mapping[str, Json], prefix: str = "") -> Iterator[str]:
@@ -354,7 +392,8 @@ def group_choices(overrides: Sequence[str]) -> list[str]:
 
 
 def check_new_keys(overrides: Sequence[str], name: str) -> None:
-    """ValueError for a new key at the top level (`+x=1`), which nothing reads. Deeper ones (`+trainer.x=1`) go to a constructor, which checks."""
+    """ValueError for a new key at the top level (`+x=1`), which nothing reads. Deeper ones
+    (`+trainer.x=1`) go to a constructor, which checks."""
     added = [
         o.lstrip("+").partition("=")[0].rpartition("@")[2] for o in overrides if o.startswith("+")
     ]  # also of +group@key=choice
@@ -367,7 +406,8 @@ def check_new_keys(overrides: Sequence[str], name: str) -> None:
 
 
 def pick_device(accelerator: str) -> str:
-    """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`; ValueError if it is another word, or CUDA is not available."""
+    """The torch device for `auto`, `cpu`, `gpu`, `cuda` or `mps`; ValueError if it is another word,
+    or CUDA is not available."""
     import torch
 
     available, known = (
@@ -381,7 +421,8 @@ def pick_device(accelerator: str) -> str:
         )
     if torch.device(device).type == "cuda" and not available:
         raise ValueError(
-            f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; use auto or cpu"
+            f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; "
+            "use auto or cpu"
         )
     return device
 
@@ -399,7 +440,8 @@ def check_window(window: int | None, loaded: Loaded) -> int:
     longest = loaded.denoiser.backbone.max_length
     if longest is not None and window > longest:
         raise ValueError(
-            f"window {window} is more than the {longest} tokens that this network takes; set window to that or less"
+            f"window {window} is more than the {longest} tokens that this network takes; set "
+            "window to that or less"
         )
     return window
 

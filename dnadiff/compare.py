@@ -1,4 +1,5 @@
-"""`python -m dnadiff.compare`: the paired difference of the likelihoods of two models on the same held-out windows."""
+"""`python -m dnadiff.compare`: the paired difference of the likelihoods of two models on the same
+held-out windows."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def show(content: Json) -> None:
     )
     for model in ("a", "b"):
         print(
-            f"{model}: {content[model]['checkpoint']}, step {content[model]['step']:,}; {content['protocol'][model]}"
+            f"{model}: {content[model]['checkpoint']}, step {content[model]['step']:,}; "
+            f"{content['protocol'][model]}"
         )
     if content["se_total_note"]:
         print(content["se_total_note"])

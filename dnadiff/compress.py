@@ -1,4 +1,5 @@
-"""`python -m dnadiff.compress`: lossless compression of a FASTA file with a trained model. `dnadiff.decompress` restores it."""
+"""`python -m dnadiff.compress`: lossless compression of a FASTA file with a trained model.
+`dnadiff.decompress` restores it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ KEYS: Keys = {
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, float]:
-    """Compress, and return the number of coded bases and sizes in bits: of the ideal code, the code, the .dnd file, and the text."""
+    """Compress, and return the number of coded bases and sizes in bits: of the ideal code, the
+    code, the .dnd file, and the text."""
     import numpy as np
     import torch
 
@@ -35,7 +37,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     )
     if output.suffix.lower() == ".gz":
         raise ValueError(
-            f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name without .gz"
+            f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name "
+            "without .gz"
         )
     options = {
         key: checks.integer(key, config[key], low)
@@ -50,7 +53,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     about, letters = layout.parse(text, config["input"])
     if layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(
-            f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line breaks"
+            f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line "
+            "breaks"
         )
     ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
     parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]

@@ -1,7 +1,9 @@
-"""Configuration: the YAML files, composing them with Hydra, and building objects from the resulting dict.
+"""Configuration: the YAML files, composing them with Hydra, and building objects from the resulting
+dict.
 
-Objects are built here, so that loading a checkpoint and running a command follow the same rules. Loading does not run code: the
-configuration of a checkpoint may name classes of this package (and of packages that the user trusts) and nothing else.
+Objects are built here, so that loading a checkpoint and running a command follow the same rules.
+Loading does not run code: the configuration of a checkpoint may name classes of this package (and
+of packages that the user trusts) and nothing else.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Config = dict[
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 Keys = Mapping[str, object]  # type hints
-# Files on other machines. `build` marks those that a checkpoint names with CACHED: they are never fetched (`dnadiff.data.remote`).
+# Files on other machines. `build` marks those that a checkpoint names with CACHED: they are never
+# fetched (`dnadiff.data.remote`).
 CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 # Keys that mean the same in every command that has them.
 SHARED: Keys = {
@@ -56,7 +59,8 @@ SHARED: Keys = {
 
 
 def is_remote(path: object) -> bool:
-    """Whether a value is the address of a file on another machine, also one that went through `Path`, which drops a slash."""
+    """Whether a value is the address of a file on another machine, also one that went through
+    `Path`, which drops a slash."""
     return _REMOTE.match(str(path)) is not None
 
 
@@ -102,11 +106,13 @@ def compose(
 
 
 def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:
-    """Call a function with the configuration that the arguments of the process give, the run folder, which exists, and the overrides.
+    """Call a function with the configuration that the arguments of the process give, the run
+    folder, which exists, and the overrides.
 
-    `hydra.main` composes the configuration twice, first only to look up `hydra.mode`, and copies it four times, for launchers, callbacks
-    and logs. Here that is left to arguments that are options or mention Hydra, which include the folders of a user. The files of the
-    package set nothing that needs it.
+    `hydra.main` composes the configuration twice, first only to look up `hydra.mode`, and copies it
+    four times, for launchers, callbacks and logs. Here that is left to arguments that are options
+    or mention Hydra, which include the folders of a user. The files of the package set nothing that
+    needs it.
     """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -135,12 +141,14 @@ def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]]
 
 
 def _is_launched() -> bool:
-    """Whether this is one of several processes of one command; a batch script of SLURM with one task is not."""
+    """Whether this is one of several processes of one command; a batch script of SLURM with one
+    task is not."""
     return "LOCAL_RANK" in os.environ or any(os.environ.get(name, "1") != "1" for name in _SIZES)
 
 
 def _made(run_dir: Path) -> Path:
-    """The folder, or one with a number if it exists: the default names of two commands of one second are the same."""
+    """The folder, or one with a number if it exists: the default names of two commands of one
+    second are the same."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         candidate = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}_{number}")
@@ -162,13 +170,15 @@ def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]
         )
 
     with _unchecked_lazy_help():
-        # Hydra resolves a relative folder against the caller's file, which fails outside a checkout.
+        # Hydra resolves a relative folder against the caller's file, which fails outside a
+        # checkout.
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(job)()
 
 
 @contextmanager
 def _unchecked_lazy_help() -> Iterator[None]:
-    """Python 3.14 refuses an argument whose help is not a string, and Hydra 1.3 adds one (facebookresearch/hydra#3121)."""
+    """Python 3.14 refuses an argument whose help is not a string, and Hydra 1.3 adds one
+    (facebookresearch/hydra#3121)."""
     import argparse
 
     check = getattr(argparse.ArgumentParser, "_check_help", None)
@@ -188,7 +198,8 @@ def _unchecked_lazy_help() -> Iterator[None]:
 
 
 def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:
-    """A composed configuration as a plain dict; with `throw_on_missing` a value that is still `???` is an error."""
+    """A composed configuration as a plain dict; with `throw_on_missing` a value that is still `???`
+    is an error."""
     from omegaconf import OmegaConf
 
     content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=throw_on_missing)
@@ -202,10 +213,11 @@ def quoted(text: str) -> str:
 
 
 def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
-    """The config groups that a command reads and the names in each, as in `{"noise": ["cosine", ...]}`.
+    """The config groups that a command reads and the names in each, as in
+    `{"noise": ["cosine", ...]}`.
 
-    These are the groups in the command's defaults list and those inside them, such as `objective/masking`; `folder`, the user's own
-    folder of YAML files, is searched as well.
+    These are the groups in the command's defaults list and those inside them, such as
+    `objective/masking`; `folder`, the user's own folder of YAML files, is searched as well.
     """
     import yaml
 
@@ -227,7 +239,8 @@ def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
 
 
 def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Dotted keys and values of everything in a nested configuration that is not itself a mapping."""
+    """Dotted keys and values of everything in a nested configuration that is not itself a
+    mapping."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -238,8 +251,9 @@ def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, 
 def locate(target: Json, trust: Trust) -> Any:
     """The class or function that a `_target_` names.
 
-    A configuration that comes with a checkpoint (`trust` not None) may name only classes, and of this package only those with
-    `buildable = True`: constructing one has no effect outside itself. A function could do anything with the arguments given.
+    A configuration that comes with a checkpoint (`trust` not None) may name only classes, and of
+    this package only those with `buildable = True`: constructing one has no effect outside itself.
+    A function could do anything with the arguments given.
 
     Args:
         trust: packages whose classes may be built; None is any (the user's own command line).
@@ -253,8 +267,10 @@ def locate(target: Json, trust: Trust) -> Any:
     root = target.partition(".")[0]
     if trust is not None and root not in trust:
         raise ValueError(
-            f"refused to build {target!r}: this configuration may only name classes of {', '.join(trust)}; "
-            f"if you trust its source, load it with trust=({root!r},) in Python, or trust=[{root}] on the command line"
+            f"refused to build {target!r}: this configuration may only name classes of "
+            f"{', '.join(trust)}; "
+            f"if you trust its source, load it with trust=({root!r},) in Python, or trust=[{root}] "
+            "on the command line"
         )
     module_name, _, name = target.rpartition(".")
     try:
@@ -273,18 +289,22 @@ def locate(target: Json, trust: Trust) -> Any:
 def _may_build(found: Any, trust: Sequence[str]) -> bool:
     if not inspect.isclass(found):
         return False
-    # A module of this package may have imported a class from elsewhere: what counts is where the class was defined.
+    # A module of this package may have imported a class from elsewhere: what counts is where the
+    # class was defined.
     home = found.__module__.partition(".")[0]
     return home in trust and (home != PACKAGE or getattr(found, "buildable", False) is True)
 
 
 def check(config: Json, trust: Trust = (PACKAGE,), key: str = "") -> None:
-    """Look up every `_target_` in a nested configuration without calling any, and compare the values with its type hints.
+    """Look up every `_target_` in a nested configuration without calling any, and compare the
+    values with its type hints.
 
-    Nothing runs unless all are allowed. `key` is the place of the configuration in that of a command, for messages.
+    Nothing runs unless all are allowed. `key` is the place of the configuration in that of a
+    command, for messages.
 
     Raises:
-        ValueError: for a `_target_` that may not be built, or a value of the wrong type, naming its key.
+        ValueError: for a `_target_` that may not be built, or a value of the wrong type, naming its
+            key.
     """
     if isinstance(config, Mapping):
         if "_target_" in config:
@@ -300,11 +320,12 @@ def check(config: Json, trust: Trust = (PACKAGE,), key: str = "") -> None:
 def build(config: Config, *args: Any, trust: Trust = (PACKAGE,), **extra: Any) -> Any:
     """The object that a configuration describes.
 
-    `_target_` names the callable. `_partial_: true` returns a `functools.partial` for arguments known later. Nested
-    configurations are built first. `args` and `extra` go to the outermost call.
+    `_target_` names the callable. `_partial_: true` returns a `functools.partial` for arguments
+    known later. Nested configurations are built first. `args` and `extra` go to the outermost call.
 
     Raises:
-        ValueError: for a `_target_` that is missing, not trusted, or given arguments it does not take.
+        ValueError: for a `_target_` that is missing, not trusted, or given arguments it does not
+            take.
     """
     check(config, trust)
     return _build(config, args, extra, trust)

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.copies`: the longest exact match of each record of a FASTA file with a model's training part, on either strand."""
+"""`python -m dnadiff.copies`: the longest exact match of each record of a FASTA file with a model's
+training part, on either strand."""
 
 from __future__ import annotations
 

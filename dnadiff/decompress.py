@@ -1,4 +1,5 @@
-"""`python -m dnadiff.decompress`: restore the FASTA file that `dnadiff.compress` compressed, byte for byte."""
+"""`python -m dnadiff.decompress`: restore the FASTA file that `dnadiff.compress` compressed, byte
+for byte."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Random numbers that depend on (seed, purpose, step, row) alone, not on the batch in which a row is computed.
+"""Random numbers that depend on (seed, purpose, step, row) alone, not on the batch in which a row
+is computed.
 
-A counter-based generator: every number is the SplitMix64 finalizer (Steele, Lea and Flood, OOPSLA 2014) of a
-key and a position. So a sample keeps its noise whatever the batch size, device rank or number of workers.
+A counter-based generator: every number is the SplitMix64 finalizer (Steele, Lea and Flood, OOPSLA
+2014) of a key and a position. So a sample keeps its noise whatever the batch size, device rank or
+number of workers.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where numbers for tensors of this device are computed in float64: the device, or the CPU for Apple GPUs, which have no float64."""
+    """Where numbers for tensors of this device are computed in float64: the device, or the CPU for
+    Apple GPUs, which have no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
@@ -38,7 +41,8 @@ def float64_device(device: torch.device) -> torch.device:
     maxsize=4096, typed=True
 )  # 1, True and numpy.int64(1) are equal keys of an untyped cache
 def hash64(*words: int | str) -> int:
-    """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a random number itself."""
+    """A 64-bit integer that depends on all `words`: the key of a stream of random numbers, or a
+    random number itself."""
     text = "\x1f".join(f"{type(w).__name__}:{w}" for w in words)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -61,10 +65,12 @@ class Draws:
 
     Attributes:
         seed: set by the user.
-        rows: (B,) int64, the identity of each sequence: its sample index, or its place in the global batch.
+        rows: (B,) int64, the identity of each sequence: its sample index, or its place in the
+            global batch.
         num_rows: size of the global batch, over which stratified times are distributed; None is B.
         step: training step or network call.
-        place: (B,) int64, the place of each row among the strata of the global batch; None is `rows`.
+        place: (B,) int64, the place of each row among the strata of the global batch; None is
+            `rows`.
     """
 
     seed: int
@@ -90,9 +96,11 @@ class Draws:
         return replace(self, step=step)
 
     def for_blocks(self, blocks: int) -> Draws:
-        """Random numbers for every block of every sequence: B * blocks rows, those of a sequence one after another.
+        """Random numbers for every block of every sequence: B * blocks rows, those of a sequence
+        one after another.
 
-        The stratified times of a sequence's blocks are spread evenly over all strata. A single block has the numbers of its sequence.
+        The stratified times of a sequence's blocks are spread evenly over all strata. A single
+        block has the numbers of its sequence.
         """
         block = torch.arange(blocks, device=self.rows.device)
         # Without `num_rows` the numbers of a row must not depend on B, but its stratum must.
@@ -110,7 +118,8 @@ class Draws:
         )
 
     def uniform(self, purpose: str, *shape: int) -> Tensor:
-        """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random bits.
+        """Independent uniforms in the open interval (0, 1): `(B, *shape)` float64 with 52 random
+        bits.
 
         On a device without float64 (Apple GPUs) the result is on the CPU.
         """

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.embed`: the network's features of each sequence of a FASTA file, or of each region of a genome, as one file."""
+"""`python -m dnadiff.embed`: the network's features of each sequence of a FASTA file, or of each
+region of a genome, as one file."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     has_regions = config["genome"] is not None
     if not has_regions and not isinstance(config["input"], str):
         raise ValueError(
-            f"input {config['input']!r} is a list of regions; give their genome as well: genome=g.fa"
+            f"input {config['input']!r} is a list of regions; give their genome as well: "
+            "genome=g.fa"
         )
     model = checkpoint.load(config["checkpoint"], config["trust"])
     if model.tokenizer.vocab.complement is None:
@@ -86,7 +88,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         source.region_names,
     )
     log.info(
-        f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to {max(source.lengths):,} bases"
+        f"model: {model.path}; {len(source.names):,} sequences of {min(source.lengths):,} to "
+        f"{max(source.lengths):,} bases"
     )
     files.write(output, kind, about, counted(work, assignment), config["overwrite"])
     vector = (

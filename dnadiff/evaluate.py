@@ -1,4 +1,5 @@
-"""`python -m dnadiff.evaluate`: held-out likelihood with error bars, compared with Markov models of the training part of the same data."""
+"""`python -m dnadiff.evaluate`: held-out likelihood with error bars, compared with Markov models of
+the training part of the same data."""
 
 from __future__ import annotations
 

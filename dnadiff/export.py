@@ -1,4 +1,5 @@
-"""`python -m dnadiff.export`: a trained model as a folder to share: published layout, what loads it back, and a model card."""
+"""`python -m dnadiff.export`: a trained model as a folder to share: published layout, what loads it
+back, and a model card."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
     if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
         raise ValueError(
-            f"license {config['license']!r} is not an identifier of the Hugging Face Hub, such as apache-2.0, cc-by-4.0 or other"
+            f"license {config['license']!r} is not an identifier of the Hugging Face Hub, such as "
+            "apache-2.0, cc-by-4.0 or other"
         )
     output = run_dir / "model" if config["output"] is None else config["output"]
     target = check_folder(output, config["overwrite"], FILES)
@@ -86,7 +88,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     )
     if origin.data_license is None:
         print(
-            "the license of the training data is not recorded: give data_license=, or state it in README.md before you share the folder"
+            "the license of the training data is not recorded: give data_license=, or state it in "
+            "README.md before you share the folder"
         )
     print(f"files are in {target}")
     return target

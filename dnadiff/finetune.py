@@ -1,4 +1,5 @@
-"""`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same network from scratch and with baselines."""
+"""`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same
+network from scratch and with baselines."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ KEYS: Keys = {
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
-    """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for each of several tasks."""
+    """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for
+    each of several tasks."""
     from dnadiff import checkpoint
     from dnadiff.data import disk
     from dnadiff.data.files import atomic_write, check_output, write_json
@@ -160,18 +162,21 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
 
 
 def check_settings(config: Config) -> None:
-    """ValueError for values that cannot be used, before anything is read. Others are converted in place: 1e1 to 10, one value to a list."""
+    """ValueError for values that cannot be used, before anything is read. Others are converted in
+    place: 1e1 to 10, one value to a list."""
     from dnadiff.downstream.study_models import SCRATCH
 
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
     if config["stack"] and not config["fine_tune"]:
         raise ValueError(
-            "stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set stack=false"
+            "stack=true combines the fine-tuned network with k-mers, and fine_tune is false; set "
+            "stack=false"
         )
     if SCRATCH in config["save_models"] and not config["scratch"]:
         raise ValueError(
-            "save_models [scratch] saves the network from scratch, and scratch is false; set scratch=true, or leave scratch out of save_models"
+            "save_models [scratch] saves the network from scratch, and scratch is false; set "
+            "scratch=true, or leave scratch out of save_models"
         )
     commands.pick_device(config["accelerator"])
     for key, minimum, maximum in (("seed", 0, None), ("seeds", 1, None), ("kmer", 1, MAX_KMER)):
@@ -222,7 +227,8 @@ def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, F
 
 
 def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
-    """`head` and `inputs` of the configuration; with the published protocol the published ones, unless an override names others."""
+    """`head` and `inputs` of the configuration; with the published protocol the published ones,
+    unless an override names others."""
     from dnadiff.downstream.classifier import MEAN_HEAD
     from dnadiff.downstream.recipe import resolve
 
@@ -263,7 +269,8 @@ def run_task(
     networks: Path,
     kmers: KmerSet | None,
 ) -> dict[str, Json]:
-    """Compare the models on one task, with the `kmers` of the pretraining data also on the items inside and outside it; save networks in `networks`."""
+    """Compare the models on one task, with the `kmers` of the pretraining data also on the items
+    inside and outside it; save networks in `networks`."""
     from dnadiff.data.remote.address import shown_addresses
     from dnadiff.downstream.code_version import code_version
     from dnadiff.downstream.items import log_task
@@ -288,7 +295,8 @@ def run_task(
     ]
     if config["save_models"] and protocol.tests_all_items:
         log.info(
-            f"no network is saved with task.protocol={protocol.name}, which trains one for each fold; fixed and paper save one for each seed"
+            f"no network is saved with task.protocol={protocol.name}, which trains one for each "
+            "fold; fixed and paper save one for each seed"
         )
     results = ResultsFolder(
         folder, provenance, code_version(type(loaded.denoiser.backbone), config), kept
@@ -324,7 +332,8 @@ def run_task(
 
 
 def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
-    """The published model with the network and objective of the checkpoint; None if there is none, or if only some layers are used."""
+    """The published model with the network and objective of the checkpoint; None if there is none,
+    or if only some layers are used."""
     from dnadiff.downstream.published_results import published_model_of
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
@@ -336,7 +345,8 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
-    """Print the tables of each task, and for a suite one of all tasks, with published numbers and their training sizes."""
+    """Print the tables of each task, and for a suite one of all tasks, with published numbers and
+    their training sizes."""
     from dnadiff.downstream.metrics import title
     from dnadiff.downstream.published_results import suite_header, suite_rows
     from dnadiff.downstream.study import header, primary_metric, remarks, subset_rows, table_rows
@@ -347,7 +357,8 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
         if result["warning"]:
             print(f"{chr(10) * bool(number)}warning: {task['name']}: {result['warning']}")
         print(
-            f"{chr(10) * bool(number and not result['warning'])}{metric} on {task['tested']:,} test sequences of {task['name']}, "
+            f"{chr(10) * bool(number and not result['warning'])}{metric} on {task['tested']:,} "
+            f"test sequences of {task['name']}, "
             f"chance {task['chance']:.3f}; {duration(result['seconds'])} in total"
         )
         print(table(models, header(result)))
@@ -361,7 +372,8 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
             print(table(subset_rows(result), (f"{metric} (items)", *subsets)))
     if is_suite:
         print(
-            "\nall tasks; a published number used the training sequences in parentheses, and is not comparable with one that used fewer; "
+            "\nall tasks; a published number used the training sequences in parentheses, and is "
+            "not comparable with one that used fewer; "
             "chance: always the larger class"
         )
         print(table(suite_rows(studies), suite_header(studies)))

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.genome`: pack a genome into the cache, verify it, describe it, extract regions of it."""
+"""`python -m dnadiff.genome`: pack a genome into the cache, verify it, describe it, extract regions
+of it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
 def pack(
     data: DNADataModule, config: Config, assignment: Assignment | None = None
 ) -> list[str] | Path:
-    """Pack the genome into the cache unless it is there already, and print its folders, or a shard of its files.
+    """Pack the genome into the cache unless it is there already, and print its folders, or a shard
+    of its files.
 
     With `output` the files are listed in a JSON file.
     """
@@ -106,7 +108,8 @@ def pack(
 
 
 def verify(data: SequenceDataModule, config: Config) -> int:
-    """Compare every byte of the packed genome with its checksums, and return the number of bytes."""
+    """Compare every byte of the packed genome with its checksums, and return the number of
+    bytes."""
     start = time.monotonic()
     total = 0
     for file in {str(file.folder): file for _, file in data.open().files}.values():
@@ -163,7 +166,8 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
             )
         )
         print(
-            f"split: {content['split']}, hash {content['split_hash']}; {content['training_windows']:,} training windows may be drawn"
+            f"split: {content['split']}, hash {content['split_hash']}; "
+            f"{content['training_windows']:,} training windows may be drawn"
         )
         if content.get("leak"):
             print(f"leak: {content['leak']}")
@@ -174,7 +178,8 @@ def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
 
 
 def composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
-    """Total length of some records, GC content of the known bases, and fractions of N and of soft-masked bases."""
+    """Total length of some records, GC content of the known bases, and fractions of N and of
+    soft-masked bases."""
     length, unknown = sum(row["length"] for row in rows), sum(row["unknown"] for row in rows)
     return {
         "name": name,
@@ -220,7 +225,8 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
 
 
 def extract(data: SequenceDataModule, config: Config) -> int:
-    """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower case."""
+    """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower
+    case."""
     from dnadiff.data.files import check_output
     from dnadiff.data.genome.fasta import write_fasta
     from dnadiff.data.genome.regions import read_regions

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.info`: what a model is, what it was trained on, how well it predicts, and what it is for."""
+"""`python -m dnadiff.info`: what a model is, what it was trained on, how well it predicts, and what
+it is for."""
 
 from __future__ import annotations
 
@@ -71,14 +72,16 @@ def show(about: Config) -> None:
     )
     if about["data_changed"]:
         print(
-            "\nThe files of the training data had changed when the model was exported: their records are left out."
+            "\nThe files of the training data had changed when the model was exported: their "
+            "records are left out."
         )
     for text in filter(None, (about["remark"], about["note"])):
         print(f"\n{printable(text)}")
     found = about["likelihood"]
     if not found:
         print(
-            f"\nheld-out likelihood: not measured (python -m dnadiff.evaluate checkpoint={printable(about['checkpoint'])})"
+            "\nheld-out likelihood: not measured (python -m dnadiff.evaluate "
+            f"checkpoint={printable(about['checkpoint'])})"
         )
         return
     rows: list[tuple[str, ...]] = [

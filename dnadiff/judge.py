@@ -1,4 +1,5 @@
-"""`python -m dnadiff.judge`: compare samples with held-out windows of the same number and length, every metric with a real-vs-real baseline."""
+"""`python -m dnadiff.judge`: compare samples with held-out windows of the same number and length,
+every metric with a real-vs-real baseline."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ KEYS: Keys = {
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
-    """Compare samples with real windows, and return the content of the JSON file, or the folder of a shard."""
+    """Compare samples with real windows, and return the content of the JSON file, or the folder of
+    a shard."""
     from dnadiff.data.files import check_output
     from dnadiff.data.remote.address import shown
     from dnadiff.metrics import memorization
@@ -57,7 +59,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     seed = checks.integer("seed", config["seed"], 0)
     if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
         raise ValueError(
-            "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa"
+            "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, "
+            "data=, or real=y.fa"
         )
     samples = read_bases(config["samples"])
     length = common_length(samples, shown(config["samples"]))
@@ -75,7 +78,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     if searched is not None and training is None:
         number = memorization.num_training_bases(searched)
         log.info(
-            f"copies of the training part are not searched for: an index is made of at most {memorization.LARGEST:,} bases, and it has {number:,}"
+            "copies of the training part are not searched for: an index is made of at most "
+            f"{memorization.LARGEST:,} bases, and it has {number:,}"
         )
     log.info(
         f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}"
@@ -119,7 +123,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 
 def write(content: Config, quality: SampleQuality, output: Path, picture: Path) -> None:
-    """Write the picture, then the JSON file, which says that both are complete; nothing before both are known."""
+    """Write the picture, then the JSON file, which says that both are complete; nothing before both
+    are known."""
     from dnadiff.data.files import atomic_write, write_json
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
@@ -135,9 +140,11 @@ def write(content: Config, quality: SampleQuality, output: Path, picture: Path) 
 
 
 def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
-    """The data that the real windows are cut from, and those whose training part is searched for copies; None where there are none.
+    """The data that the real windows are cut from, and those whose training part is searched for
+    copies; None where there are none.
 
-    Copies are of the model's training data, also if `data` names others (`dnadiff.metrics.memorization.searched_data`).
+    Copies are of the model's training data, also if `data` names others
+    (`dnadiff.metrics.memorization.searched_data`).
     """
     from dnadiff import checkpoint
     from dnadiff.data.run_data import chosen_data
@@ -167,7 +174,8 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     lengths = sorted({len(bases) for bases in samples})
     if len(lengths) > 1:
         raise ValueError(
-            f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples must have the same length, so cut them to it"
+            f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples must have the "
+            "same length, so cut them to it"
         )
     return lengths[0]
 
@@ -203,7 +211,8 @@ def show(quality: SampleQuality) -> None:
         )
     )
     print(
-        f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are between a set and as many real windows"
+        f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are "
+        "between a set and as many real windows"
     )
     for line in quality.warnings():
         print(f"WARNING: {line}")

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.judge_text`: generative perplexity of text samples under a causal model, with entropy, repetition and real text."""
+"""`python -m dnadiff.judge_text`: generative perplexity of text samples under a causal model, with
+entropy, repetition and real text."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         key = override.lstrip("+").partition("=")[0]
         if re.split(r"[./@]", key)[0] in _OF_SAMPLING:
             raise ValueError(
-                f"{key} is for samples of checkpoint=, and the texts of samples={shown(config['samples'])} exist already; leave it out"
+                f"{key} is for samples of checkpoint=, and the texts of "
+                f"samples={shown(config['samples'])} exist already; leave it out"
             )
     device = commands.pick_device(config["accelerator"])
     judge = JudgeModel.load(config["judge"], config["trust"], device)
@@ -145,7 +147,8 @@ def draw(config: Config, model: Model) -> np.ndarray:
 def ids_of_texts(
     config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None
 ) -> list[np.ndarray]:
-    """Token ids of each text under the judge's tokenizer, from the samples or from the file `config["samples"]`."""
+    """Token ids of each text under the judge's tokenizer, from the samples or from the file
+    `config["samples"]`."""
     from dnadiff.metrics.text_quality import (
         content_span,
         decoded_documents,
@@ -167,7 +170,8 @@ def ids_of_texts(
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between blank lines of a .txt; plain or gzip."""
+    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between
+    blank lines of a .txt; plain or gzip."""
     from dnadiff.data.files import open_text
     from dnadiff.data.remote.address import file_name, shown
 
@@ -205,9 +209,11 @@ _READERS: dict[str, Callable[[str | Path, str], list[str]]] = {
 def real_texts(
     judge: JudgeModel, config: Config, lengths: Sequence[int]
 ) -> tuple[list[np.ndarray], str]:
-    """As many held-out texts of the judge's data as samples, of their median length, and the name of the part that they are from.
+    """As many held-out texts of the judge's data as samples, of their median length, and the name
+    of the part that they are from.
 
-    That is the test part, or the validation part of data without one. There are none, with a log message, if they cannot be read.
+    That is the test part, or the validation part of data without one. There are none, with a log
+    message, if they cannot be read.
     """
     import numpy as np
 
@@ -216,7 +222,8 @@ def real_texts(
 
     if judge.data is None:
         log.info(
-            f"no comparison with real text: {judge.path} names no data; for a row of it, judge a file of real text too (samples=real.txt)"
+            f"no comparison with real text: {judge.path} names no data; for a row of it, judge a "
+            "file of real text too (samples=real.txt)"
         )
         return [], ""
     length = int(np.median(lengths))
@@ -239,7 +246,8 @@ def real_texts(
         FileNotFoundError,
     ) as error:  # data of another machine; a disk that fails ends the command
         log.info(
-            f"no comparison with real text: the judge's data cannot be read in windows of {length}: {error}"
+            "no comparison with real text: the judge's data cannot be read in windows of "
+            f"{length}: {error}"
         )
         return [], ""
     texts = [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items]
@@ -289,7 +297,8 @@ def show(content: Mapping[str, Json]) -> None:
     )
     judge = content["judge"]
     print(
-        f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; entropy of the same tokens"
+        f"under {judge['checkpoint']}, in pieces of at most {judge['window']} of its tokens; "
+        "entropy of the same tokens"
     )
     if "real text" in content["rows"]:
         print(f"the real text is of {content['rows']['real text']['source']}")

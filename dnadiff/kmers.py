@@ -1,8 +1,8 @@
 """k-mers as integers: codes on both strands, sets of k-mers, k-mer spectra.
 
-A sequence is a uint8 array of *bases*: 0 A, 1 C, 2 G, 3 T, 4 unknown (N, the end of a record). The code of a k-mer takes two bits
-per base, with the first base in the highest bits. A k-mer that contains an unknown base has no code. Reading letters and files is
-done in `dnadiff.data`.
+A sequence is a uint8 array of *bases*: 0 A, 1 C, 2 G, 3 T, 4 unknown (N, the end of a record). The
+code of a k-mer takes two bits per base, with the first base in the highest bits. A k-mer that
+contains an unknown base has no code. Reading letters and files is done in `dnadiff.data`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ def check_bases(bases: np.ndarray) -> None:
             else type(bases).__name__
         )
         raise ValueError(
-            f"bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got {got}"
+            "bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got "
+            f"{got}"
         )
     if len(bases) and bases.max() > UNKNOWN:
         raise ValueError(
-            f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, 3 T)"
+            f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, "
+            "3 T)"
         )
 
 
 def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """The sequences as a list, after `check_bases` of each; raises ValueError for a single array."""
+    """The sequences as a list, after `check_bases` of each; raises ValueError for a single
+    array."""
     if isinstance(sequences, np.ndarray):
         raise ValueError("sequences is a single array; put it into a list: [bases]")
     sequences = list(sequences)
@@ -55,7 +58,8 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Code of the k-mer that starts at each position of the forward strand.
 
     Returns:
-        values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the k-mer contains an unknown base (its value is then meaningless).
+        values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the k-mer contains an unknown
+        base (its value is then meaningless).
     """
     integer("k", k, 1, MAX_K)
     check_bases(bases)
@@ -74,7 +78,8 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def canonical(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `codes`, for canonical k-mers: the smaller code of each k-mer and its reverse complement, the same on both strands."""
+    """As `codes`, for canonical k-mers: the smaller code of each k-mer and its reverse complement,
+    the same on both strands."""
     values, valid = codes(bases, k)
     return np.minimum(values, reverse_complement_codes(values, k)), valid
 
@@ -93,8 +98,8 @@ def reverse_complement_codes(values: np.ndarray, k: int) -> np.ndarray:
 def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False) -> np.ndarray:
     """Number of occurrences of each of the 4^k k-mers: counts (4**k,) int64, indexed by code.
 
-    With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse complement have equal counts.
-    k is 1..12.
+    With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse
+    complement have equal counts. k is 1..12.
     """
     integer("k", k, 1, MAX_SPECTRUM_K)
     counts = np.zeros(4**k, np.int64)
@@ -110,7 +115,8 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
 
 
 class KmerSet:
-    """The k-mers that occur in some sequences, on either strand. A base covered by one of them is *repeated*, others are *novel*.
+    """The k-mers that occur in some sequences, on either strand. A base covered by one of them is
+    *repeated*, others are *novel*.
 
     Memory: 8 bytes per distinct k-mer, twice that during construction. k is 1..31.
 
@@ -158,7 +164,8 @@ class KmerSet:
         return bool(self.hits(bases).any())
 
     def covered(self, bases: np.ndarray) -> np.ndarray:
-        """Whether each base is in an occurrence of a k-mer of the set: (L,) bool, True for *repeated* bases."""
+        """Whether each base is in an occurrence of a k-mer of the set: (L,) bool, True for
+        *repeated* bases."""
         hits = self.hits(bases)
         change = np.zeros(len(bases) + 1, np.int32)
         change[: len(hits)] += hits
@@ -167,6 +174,7 @@ class KmerSet:
 
 
 def blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
-    """Overlapping blocks that together contain every k-mer exactly once, each with its start position."""
+    """Overlapping blocks that together contain every k-mer exactly once, each with its start
+    position."""
     for start in range(0, len(bases) - k + 1, size):
         yield start, bases[start : start + size + k - 1]

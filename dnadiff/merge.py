@@ -1,4 +1,5 @@
-"""`python -m dnadiff.merge`: the output of a command from its shards, byte for byte as without shards."""
+"""`python -m dnadiff.merge`: the output of a command from its shards, byte for byte as without
+shards."""
 
 from __future__ import annotations
 
@@ -57,14 +58,16 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     manifest = folder.check_complete()
     if len(different := folder.environments(manifest)) > 1:
         log.warning(
-            f"shards were computed in different environments, and numbers may differ in their last digits: {'; '.join(different)}"
+            "shards were computed in different environments, and numbers may differ in their last "
+            f"digits: {'; '.join(different)}"
         )
     settings = command_config(config, manifest, folder)
     resume = mark.is_under_way and not config["overwrite"]
     check_output(output, config["overwrite"] or resume)
     if not resume:
         mark.set()
-    # A command without `resume` writes its output last. What is next to it was refused by the first merge, or written by it.
+    # A command without `resume` writes its output last. What is next to it was refused by the first
+    # merge, or written by it.
     overwrite = config["overwrite"] or (is_repeated and "resume" not in settings)
     settings |= {"output": str(output), "overwrite": overwrite} | (
         {"resume": resume} if "resume" in settings else {}
@@ -82,10 +85,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
 
 def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
-    """Remove the shards and the mark; what is left when this is interrupted, the next start removes."""
+    """Remove the shards and the mark; what is left when this is interrupted, the next start
+    removes."""
     if folder is not None:
         if folder.path.exists():
-            # A name of its own: a folder of an earlier merge may be left, for example with files that a network file system still holds.
+            # A name of its own: a folder of an earlier merge may be left, for example with files
+            # that a network file system still holds.
             folder.path.rename(
                 folder.path.with_name(f".{folder.path.name}.{uuid.uuid4().hex}.removed")
             )
@@ -97,14 +102,17 @@ def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
 
 
 def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> Config:
-    """The configuration of the command that made the shards, for merging them: no network runs, so it needs no GPU.
+    """The configuration of the command that made the shards, for merging them: no network runs, so
+    it needs no GPU.
 
     Raises:
-        ValueError: if the manifest is of no command with shards, or names classes that are neither in a YAML file nor trusted.
+        ValueError: if the manifest is of no command with shards, or names classes that are neither
+            in a YAML file nor trusted.
     """
     if manifest.command not in SHARDED:
         raise ValueError(
-            f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its folder and start over"
+            f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its "
+            "folder and start over"
         )
     settings = commands.recompose(manifest.command, manifest.overrides)
     known = {
@@ -125,7 +133,8 @@ def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> C
 
 
 def on_cpu(settings: Json) -> Json:
-    """The settings of a reward, and of those inside it, with the CPU in place of every other device."""
+    """The settings of a reward, and of those inside it, with the CPU in place of every other
+    device."""
     if not isinstance(settings, Mapping):
         return settings
     return {key: "cpu" if key == "device" else on_cpu(value) for key, value in settings.items()}

@@ -1,4 +1,5 @@
-"""What the logits of a network mean: log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of probabilities (SEDD).
+"""What the logits of a network mean: log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of
+probabilities (SEDD).
 
 Pure functions of tensors; `dnadiff.denoiser` calls the network.
 """
@@ -14,15 +15,18 @@ from typing_extensions import override
 
 from dnadiff.vocab import Vocab
 
-_COPIED_TOKENS = 1024  # vocabulary size below which two copies of log-probabilities on a GPU cost less than waiting for it
-FEW_TOKENS = 64  # vocabulary size up to which computing more logits on a GPU costs less than waiting for it to say which are needed
+# vocabulary size below which two copies of log-probabilities on a GPU cost less than waiting for it
+_COPIED_TOKENS = 1024
+# vocabulary size up to which computing more logits on a GPU costs less than waiting for it to say
+# which are needed
+FEW_TOKENS = 64
 
 
 class Parameterization(ABC):
     """Turns raw logits at some positions into predictions of x0.
 
-    Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and returns `(..., V)` in float32 or
-    better, with -inf for probability 0 and finite gradients.
+    Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and
+    returns `(..., V)` in float32 or better, with -inf for probability 0 and finite gradients.
 
     Attributes:
         normalized: whether ratios at a masked position always sum to what probabilities would.
@@ -37,17 +41,20 @@ class Parameterization(ABC):
 
     @abstractmethod
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
-        """Log-probabilities of x0 for samplers and likelihoods; ids that are never emitted have probability 0."""
+        """Log-probabilities of x0 for samplers and likelihoods; ids that are never emitted have
+        probability 0."""
 
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
         """The distribution of x0 that the objective trains; `log_probs` by default."""
         return self.log_probs(logits, xt)
 
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
-        """log p_t(xt with y here) / p_t(xt) for each token y, with `sigma (...)` the total noise at each position.
+        """log p_t(xt with y here) / p_t(xt) for each token y, with `sigma (...)` the total noise at
+        each position.
 
-        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma - 1). At a visible one the ratio of
-        the mask is e^sigma - 1 and that of other tokens 0. The token itself has ratio 1.
+        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma
+        - 1). At a visible one the ratio of the mask is e^sigma - 1 and that of other tokens 0. The
+          token itself has ratio 1.
         """
         log_odds = log_expm1(sigma)[..., None]
         log_score = self.log_probs(logits, xt)
@@ -74,7 +81,8 @@ def log_expm1(sigma: Tensor) -> Tensor:
 
 
 def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
-    """Log-softmax of `logits (..., V)` over the ids that are emitted, -inf for the others; float32, or float64 if they are."""
+    """Log-softmax of `logits (..., V)` over the ids that are emitted, -inf for the others; float32,
+    or float64 if they are."""
     return torch.log_softmax(
         _float(logits).masked_fill(~vocab.is_emitted(logits.device), -torch.inf), dim=-1
     )
@@ -83,7 +91,8 @@ def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
 class SUBS(Parameterization):
     """MDLM's substitution parameterization (arXiv 2406.07524v2, section 3.2.3).
 
-    Zero masking: ids in `vocab.never_emitted` have probability 0. Carry-over: a visible token is known.
+    Zero masking: ids in `vocab.never_emitted` have probability 0. Carry-over: a visible token is
+    known.
     """
 
     @override
@@ -93,7 +102,8 @@ class SUBS(Parameterization):
 
 def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
     hidden = xt == vocab.mask_id
-    # Losses and samplers often request masked positions alone: avoid two copies of (M, V), unless to ask costs more than the copies.
+    # Losses and samplers often request masked positions alone: avoid two copies of (M, V), unless
+    # to ask costs more than the copies.
     if not (log_probs.is_cuda and vocab.size < _COPIED_TOKENS) and hidden.all():
         return log_probs
     known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
@@ -101,10 +111,12 @@ def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
 
 
 class Softmax(SUBS):
-    """A plain softmax over all ids as the distribution that is trained (D3PM, BERT), with SUBS's two properties as switches.
+    """A plain softmax over all ids as the distribution that is trained (D3PM, BERT), with SUBS's
+    two properties as switches.
 
-    `log_probs`, for samplers and likelihoods, is that of SUBS whatever is switched off: a sample contains no mask, and a visible
-    token stays. For D3PM's posterior the latter changes nothing; the former redistributes the mass on the mask.
+    `log_probs`, for samplers and likelihoods, is that of SUBS whatever is switched off: a sample
+    contains no mask, and a visible token stays. For D3PM's posterior the latter changes nothing;
+    the former redistributes the mass on the mask.
     """
 
     def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
@@ -123,17 +135,20 @@ class Softmax(SUBS):
 
 
 class Score(SUBS):
-    """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's code).
+    """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's
+    code).
 
-    The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of letters, so that logits of 0 are
-    the ratios of a uniform guess. Nothing normalizes them: score entropy does. Normalized, they are the `log_probs` of SUBS.
+    The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of
+    letters, so that logits of 0 are the ratios of a uniform guess. Nothing normalizes them: score
+    entropy does. Normalized, they are the `log_probs` of SUBS.
     """
 
     normalized = False
 
     @override
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
-        # At visible positions, whose ratios no loss and no sampler uses, these are the network's raw outputs.
+        # At visible positions, whose ratios no loss and no sampler uses, these are the network's
+        # raw outputs.
         log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
         log_score = log_ratio.masked_fill(
             ~self.vocab.is_emitted(logits.device), -torch.inf

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.predict`: predictions of new sequences by the networks of a fine-tuned run, as a table and a track."""
+"""`python -m dnadiff.predict`: predictions of new sequences by the networks of a fine-tuned run, as
+a table and a track."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     count, longest = check()  # every error of the input comes before the networks run
     if longest > 4 * model.longest and config["window"] is None:
         log.warning(
-            f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; window={model.longest} cuts it into windows"
+            f"the longest sequence has {longest:,} bases, and the task {model.longest:,}; "
+            f"window={model.longest} cuts it into windows"
         )
     if config["resume"] and not resumed:
         log.info(f"{output}: nothing to resume; starting a new file")
@@ -125,7 +127,8 @@ def check_options(config: Config, run_dir: Path) -> Path:
     output = expand_user(config["output"] or run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
         raise ValueError(
-            f"output {output} is the name of another kind of file; give one that ends in {', '.join(TABLES)}"
+            f"output {output} is the name of another kind of file; give one that ends in "
+            f"{', '.join(TABLES)}"
         )
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
@@ -139,13 +142,15 @@ def check_options(config: Config, run_dir: Path) -> Path:
         TRACKS
     ):
         raise ValueError(
-            f"track {config['track']} has an unknown extension; it is written as bedGraph: {', '.join(TRACKS)}"
+            f"track {config['track']} has an unknown extension; it is written as bedGraph: "
+            f"{', '.join(TRACKS)}"
         )
     return output
 
 
 def check_class(config: Config, model: ClassifierEnsemble) -> None:
-    """ValueError unless a track has a class of the model, or a target; the only one need not be named."""
+    """ValueError unless a track has a class of the model, or a target; the only one need not be
+    named."""
     if config["track"] is not None and config["track_class"] is None and len(model.classes) == 1:
         config["track_class"] = model.classes[0]
     if config["track"] is not None and config["track_class"] not in model.classes:
@@ -172,7 +177,8 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
             else "1"
         )
         raise ValueError(
-            f"label_column names {len(labels)} columns, and this model expects {expected}; name that many, in this order"
+            f"label_column names {len(labels)} columns, and this model expects {expected}; name "
+            "that many, in this order"
         )
     columns = Columns(config["sequence_column"], config["name_column"], labels)
     cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
@@ -182,13 +188,15 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
 def check_queries(
     source: SequenceFile, has_track: bool, first: int = 0, last: int | None = None
 ) -> tuple[int, int]:
-    """Read everything that will be classified once; the number of predictions, and the bases of the longest.
+    """Read everything that will be classified once; the number of predictions, and the bases of the
+    longest.
 
     Args:
         first, last: only these queries; the last one is left out, None is all.
 
     Raises:
-        ValueError: for input that cannot be classified, or, with a track, for records of one name, whose intervals would overlap.
+        ValueError: for input that cannot be classified, or, with a track, for records of one name,
+            whose intervals would overlap.
     """
     from dnadiff.downstream.prediction_table import chrom_of
 
@@ -198,8 +206,10 @@ def check_queries(
         if has_track and query.start == 0:
             if (chrom := chrom_of(query.name)) in names:
                 raise ValueError(
-                    f"{source.path} has several records of the name {chrom}, which would overlap in the track; set name_column to a column "
-                    "of distinct names, leave name_column out to number the rows, or leave track out"
+                    f"{source.path} has several records of the name {chrom}, which would overlap "
+                    "in the track; set name_column to a column "
+                    "of distinct names, leave name_column out to number the rows, or leave "
+                    "track out"
                 )
             names.add(chrom)
     return count, longest
@@ -211,16 +221,19 @@ def summary_path(output: Path) -> Path:
 
 
 def check_track(config: Config, output: Path) -> None:
-    """ValueError if the run that completed the table did not write the track of this one, or the track is missing."""
+    """ValueError if the run that completed the table did not write the track of this one, or the
+    track is missing."""
     if not has_track(config, output):
         raise ValueError(
-            f"{output} is complete, but the track {config['track']} is missing or of another class or run: start over with overwrite=true, "
+            f"{output} is complete, but the track {config['track']} is missing or of another class "
+            "or run: start over with overwrite=true, "
             "without resume"
         )
 
 
 def has_track(config: Config, output: Path) -> bool:
-    """Whether the run that wrote the JSON file of the table also wrote the track that this one is to write, if any."""
+    """Whether the run that wrote the JSON file of the table also wrote the track that this one is
+    to write, if any."""
     from dnadiff.data.structured import read_json
 
     if config["track"] is None:
@@ -239,7 +252,8 @@ def has_track(config: Config, output: Path) -> bool:
 
 
 def seal(output: Path) -> None:
-    """Add the hash of the finished table to its JSON file, which is written before the table has its name."""
+    """Add the hash of the finished table to its JSON file, which is written before the table has
+    its name."""
     from dnadiff.data.files import write_json
     from dnadiff.data.structured import read_json
     from dnadiff.design.output import sha256
@@ -269,7 +283,8 @@ def classify(
     """Write the remaining rows, chunk by chunk."""
     model = work.model
     log.info(
-        f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; {count:,} predictions"
+        f"model: {model.path}, {model.target.summary}, seeds {', '.join(map(str, model.seeds))}; "
+        f"{count:,} predictions"
     )
     if stream.done:
         log.info(f"resuming after {stream.done:,} predictions")

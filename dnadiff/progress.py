@@ -1,4 +1,5 @@
-"""What a user sees of a running command: a progress bar on a terminal, occasional lines elsewhere, and messages of the log."""
+"""What a user sees of a running command: a progress bar on a terminal, occasional lines elsewhere,
+and messages of the log."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from typing import TextIO
 
 from typing_extensions import override
 
-# C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and halves of surrogate pairs.
+# C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and
+# halves of surrogate pairs.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -25,7 +27,8 @@ class Progress:
     """Counts steps, with tokens per second and the remaining time.
 
     Args:
-        total: number of steps; None if it is unknown. Without it, and before the first step, no remaining time is shown.
+        total: number of steps; None if it is unknown. Without it, and before the first step, no
+            remaining time is shown.
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
     """
@@ -50,7 +53,8 @@ class Progress:
         self.notes: dict[str, str] = {}
 
     def update(self, steps: int = 1, tokens: int = 0, **notes: str | float) -> None:
-        """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until replaced."""
+        """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until
+        replaced."""
         self.done += steps
         self.tokens += tokens
         self.notes |= {name: printable(str(value)) for name, value in notes.items()}
@@ -128,9 +132,11 @@ class _Bar:
 
 
 def printable(text: str) -> str:
-    r"""Text for a terminal: control characters are escaped, and long words and texts are shortened in their middle.
+    r"""Text for a terminal: control characters are escaped, and long words and texts are shortened
+    in their middle.
 
-    Names of records and files come from anywhere, and an escape sequence in one of them could change what the terminal shows.
+    Names of records and files come from anywhere, and an escape sequence in one of them could
+    change what the terminal shows.
 
     >>> printable("chr1\x1b[2J " + "A" * 1000)[:40]
     'chr1\\x1b[2J AAAAAAAAAAAAAAAAAAAAAAAAAAAA'
@@ -189,13 +195,15 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
 
 
 def configure_logging() -> None:
-    """Show messages of this package at level INFO, and of Lightning only what a user must act on."""
+    """Show messages of this package at level INFO, and of Lightning only what a user must act
+    on."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
     log.handlers[0].setFormatter(PrintableLines())
     log.setLevel(logging.INFO)
     for name in ("pytorch", "fabric"):
-        # Lightning sets the level of its own root logger when it is imported, but not of this child.
+        # Lightning sets the level of its own root logger when it is imported, but not of this
+        # child.
         logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning.*")
     harmless = r"lr_scheduler\.step|isinstance\(treespec|num_workers|Grad strides do not match|FSDP2-wrapped module .* returned a view"

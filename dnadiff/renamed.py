@@ -1,4 +1,5 @@
-"""Names of earlier versions that still work: classes in configurations, choices and keys of the command line."""
+"""Names of earlier versions that still work: classes in configurations, choices and keys of the
+command line."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Old paths of modules and classes that a configuration may name, so that runs and checkpoints of earlier versions load.
+# Old paths of modules and classes that a configuration may name, so that runs and checkpoints of
+# earlier versions load.
 MOVED = {
     "dnadiff.callbacks": "dnadiff.training.callbacks",
     "dnadiff.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
@@ -52,7 +54,8 @@ def current_name(target: str) -> str:
 
 
 def with_current_choices(overrides: Sequence[str]) -> list[str]:
-    """The overrides with renamed choices and keys under their current names, with one warning for each."""
+    """The overrides with renamed choices and keys under their current names, with one warning for
+    each."""
     current = []
     for override in overrides:
         choice = override.lstrip("+")

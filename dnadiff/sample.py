@@ -1,4 +1,5 @@
-"""`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text: free, from templates and motifs, or within a genome."""
+"""`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text: free, from
+templates and motifs, or within a genome."""
 
 from __future__ import annotations
 
@@ -159,7 +160,8 @@ def _page(
 
 
 def check_options(config: Config) -> None:
-    """Check the options that need no model, and convert integers; raises ValueError naming the key."""
+    """Check the options that need no model, and convert integers; raises ValueError naming the
+    key."""
     for key, minimum in (("num_samples", 1), ("batch_size", 1), ("seed", 0), ("proposals", 1)):
         if config[key] is not None:
             config[key] = integer(key, config[key], minimum)
@@ -168,7 +170,8 @@ def check_options(config: Config) -> None:
     for key in ("prompt", "output"):
         if config[key] is not None and not isinstance(config[key], (str, Path)):
             raise ValueError(
-                f"{key} {config[key]!r} must be a string; put it into quotes, as in '{key}=\"1984\"'"
+                f"{key} {config[key]!r} must be a string; put it into quotes, as in "
+                f"'{key}=\"1984\"'"
             )
     if config["proposals"] is not None:
         if not config["resample"]:
@@ -177,7 +180,8 @@ def check_options(config: Config) -> None:
             )
         if (proposals := config["proposals"]) < (drawn := config["num_samples"]):
             raise ValueError(
-                f"proposals {proposals} are fewer than the num_samples {drawn} drawn from them; set more"
+                f"proposals {proposals} are fewer than the num_samples {drawn} drawn from them; "
+                "set more"
             )
     if config["write"] not in tuple(options.WRITE_WHOLE):
         raise ValueError(f"write {config['write']!r} is not known; choose window or designed")
@@ -197,7 +201,8 @@ def check_options(config: Config) -> None:
         raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
     if config["feature"] is not None and config["infill"] is None:
         raise ValueError(
-            "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or leave feature out"
+            "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or "
+            "leave feature out"
         )
 
 
@@ -216,7 +221,8 @@ def generate(
     if work.weighted and model.denoiser.block_size is not None:
         calls += ", and one for each token that is fixed in a later block"
     log.info(
-        f"model: {model.path}; {len(request)} sequences of {span} by {work.header['sampler']}{calls}"
+        f"model: {model.path}; {len(request)} sequences of {span} by "
+        f"{work.header['sampler']}{calls}"
     )
     started = {
         "sampler_options": config["sampler"]
@@ -253,7 +259,8 @@ def generate(
 
 
 def calibrate(work: SampleWork, totals: Json, assignment: Assignment) -> None:
-    """Set the tilt for the target GC, calibrated now or, for a resumed file or shards, when they were started."""
+    """Set the tilt for the target GC, calibrated now or, for a resumed file or shards, when they
+    were started."""
     if totals["tilt"] is None:
         start = time.monotonic()
         found = assignment.prepared(SAMPLES, work)
@@ -269,7 +276,8 @@ def calibrate(work: SampleWork, totals: Json, assignment: Assignment) -> None:
         ):
             totals[key] += value
         log.info(
-            f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f} for G and C ({found['calls']} network calls)"
+            f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f} "
+            f"for G and C ({found['calls']} network calls)"
         )
     work.prepared = totals["tilt"]
 
@@ -282,7 +290,8 @@ def finish(
     stream: ResumableOutput,
     index: Callable[[], TrainingIndex] | None,
 ) -> None:
-    """Resample if requested, give the file its name, write the JSON file next to it, and print the closing table."""
+    """Resample if requested, give the file its name, write the JSON file next to it, and print the
+    closing table."""
     from dnadiff.design import provenance
     from dnadiff.design.output import discard
     from dnadiff.metrics import memorization
@@ -327,7 +336,8 @@ def finish(
         "sampler_options": totals.get(
             "sampler_options"
         ),  # as given, with defaults that depend on the model left open
-        # Upper limit of the network calls that fill the masks of a batch; methods of designs make more.
+        # Upper limit of the network calls that fill the masks of a batch; methods of designs make
+        # more.
         **(
             {}
             if reward_options.is_design(config)

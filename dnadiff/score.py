@@ -1,4 +1,5 @@
-"""`python -m dnadiff.score`: the likelihood of each record of a FASTA file or region of a genome, and the information content of each base."""
+"""`python -m dnadiff.score`: the likelihood of each record of a FASTA file or region of a genome,
+and the information content of each base."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         if track is None and any(o.startswith(f"{key}=") for o in overrides)
     ]:
         raise ValueError(
-            f"{unused[0]} is for the information content of each base; give per_base= too, or leave {unused[0]} out"
+            f"{unused[0]} is for the information content of each base; give per_base= too, or "
+            f"leave {unused[0]} out"
         )
     if (
         track is not None
@@ -160,7 +162,8 @@ def work_of_track(
 def settings_of(
     config: Config, model: Loaded, source: SequenceInput, keys: Sequence[str]
 ) -> dict[str, Json]:
-    """Everything that an output depends on, with `keys` of the configuration that only this one does."""
+    """Everything that an output depends on, with `keys` of the configuration that only this one
+    does."""
     from dnadiff.likelihood.stored_curve import fingerprint
 
     device = next(model.denoiser.parameters()).device.type
@@ -171,7 +174,8 @@ def settings_of(
 def resumable(
     output: Path, collected: Path, settings: Mapping[str, Json], interval: float, config: Config
 ) -> ResumableOutput | None:
-    """The output `collected`, from which the file `output` is made; None if resuming finds that nothing is left to do.
+    """The output `collected`, from which the file `output` is made; None if resuming finds that
+    nothing is left to do.
 
     Raises:
         FileExistsError: if the file exists, unless it can be resumed or replaced.
@@ -187,7 +191,8 @@ def resumable(
             if collected != output:
                 collected.unlink(missing_ok=True)
             log.info(
-                f"{output} is complete already; to compute it again, set overwrite=true without resume"
+                f"{output} is complete already; to compute it again, set overwrite=true without "
+                "resume"
             )
             return None
         if not config["overwrite"]:
@@ -198,7 +203,8 @@ def resumable(
                 else f"there is no {about.name} (earlier versions wrote none)"
             )
             raise FileExistsError(
-                f"{output} exists, and {known}: start over with overwrite=true, or choose another name"
+                f"{output} exists, and {known}: start over with overwrite=true, or choose another "
+                "name"
             )
     if config["resume"] and not has_journal:
         log.info(f"{output}: nothing to resume; starting a new file")
@@ -231,7 +237,8 @@ def write_table(
     if stream.notes:
         log.info(f"resuming after {stream.done:,} records")
     log.info(
-        f"model: {model.path}; {len(source.names):,} records in {work.num_windows:,} windows of at most {config['window']} bases"
+        f"model: {model.path}; {len(source.names):,} records in {work.num_windows:,} windows of at "
+        f"most {config['window']} bases"
     )
     bar = Progress(work.num_windows, "score", sums.pieces)
     work.report = bar.update

@@ -71,7 +71,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     before = saved_files(run_dir)
     if config.get("tokenizer") and "tokenizer" not in config["data"]:
         raise ValueError(
-            "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or choose data=text"
+            "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or "
+            "choose data=text"
         )
     check_strategy(config["trainer"].get("strategy", "auto"))
     check_compatible(config)
@@ -115,7 +116,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
 
 def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
-    """The data configuration with absolute paths, so that a run can be evaluated from any folder."""
+    """The data configuration with absolute paths, so that a run can be evaluated from any
+    folder."""
     resolved = {
         key: absolute_paths(value) if key in ("path", "blacklist") else value
         for key, value in data.items()
@@ -140,7 +142,8 @@ def absolute_paths(path: Json) -> Json:
 
 
 def check_compatible(config: Config) -> None:
-    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before any data is read."""
+    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before
+    any data is read."""
     from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
     from dnadiff.published.tensors import on_meta_device
@@ -174,7 +177,8 @@ def assemble(
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
         raise ValueError(
-            f"trainer.precision {config['trainer']['precision']} has weights in half precision, which lose small steps; set bf16-mixed"
+            f"trainer.precision {config['trainer']['precision']} has weights in half precision, "
+            "which lose small steps; set bf16-mixed"
         )
     torch.manual_seed(config["seed"])
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
@@ -218,21 +222,25 @@ def assemble(
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torch.device) -> None:
-    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear before anything is written.
+    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear
+    before anything is written.
 
-    The network computes on the device of the training, because a scan that was chosen by name may run only there, and returns to the CPU.
+    The network computes on the device of the training, because a scan that was chosen by name may
+    run only there, and returns to the CPU.
     """
     import torch
 
     longest = module.denoiser.backbone.max_length
     if longest is not None and data.length > longest:
         raise ValueError(
-            f"data.length {data.length} is more than the network takes; set data.length to at most {longest}"
+            f"data.length {data.length} is more than the network takes; set data.length to at most "
+            f"{longest}"
         )
     labels, known = len(data.labels), module.denoiser.backbone.num_labels
     if labels and labels != known:
         raise ValueError(
-            f"the data have {labels} labels, the network takes {known}; set backbone.num_labels={labels}"
+            f"the data have {labels} labels, the network takes {known}; set "
+            f"backbone.num_labels={labels}"
         )
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
@@ -258,14 +266,16 @@ def describe_run(
     about = data.describe()
     log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
     log.info(
-        f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} parameters; run folder {run_dir}"
+        f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} "
+        f"parameters; run folder {run_dir}"
     )
     for note in module.objective.notes():
         log.info(note)
 
 
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
-    """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the final table."""
+    """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the
+    final table."""
     from dnadiff.data.cache import hash_file
     from dnadiff.data.files import write_json
     from dnadiff.training.callbacks import Checkpoints
@@ -317,7 +327,8 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     print(table(shown))
     if not done:
         print(
-            f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add resume=true hydra.run.dir={run_dir}"
+            f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add "
+            f"resume=true hydra.run.dir={run_dir}"
         )
     print(f"files are in {run_dir}")
     return metrics

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.variants`: effects of variants from a VCF file, a table, or of all variants of some regions."""
+"""`python -m dnadiff.variants`: effects of variants from a VCF file, a table, or of all variants of
+some regions."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         return compare_predictions(config, output, assignment)
     if config["target"] is not None:
         raise ValueError(
-            f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is a pretrained one; leave it out"
+            f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is "
+            "a pretrained one; leave it out"
         )
     writer = writer_of(
         output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG
@@ -242,7 +244,8 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
     regions = read_regions(config["saturate"], genome.lengths, config["feature"])
     if config["stranded"] and (reverse := sum(region.strand == "-" for region in regions)):
         raise ValueError(
-            f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} regions of saturate have strand -; "
+            f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} "
+            "regions of saturate have strand -; "
             "leave stranded out, which averages both strands, or remove these regions"
         )
     return Saturation(regions, genome, config["deletions"]), regions
@@ -303,7 +306,8 @@ def generate(
 
     scorer, writer = work.scorer, work.writer
     log.info(
-        f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} bases, method {scorer.method_name}"
+        f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} "
+        f"bases, method {scorer.method_name}"
     )
     if stream.done:
         log.info(f"resuming after {stream.done:,} rows")

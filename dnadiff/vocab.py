@@ -1,6 +1,8 @@
-"""The differences between DNA and text: the size of the vocabulary, its special ids, and whether tokens have complements.
+"""The differences between DNA and text: the size of the vocabulary, its special ids, and whether
+tokens have complements.
 
-Objectives and samplers need nothing else to work on both. `dnadiff.data.tokenizer` maps characters to ids.
+Objectives and samplers need nothing else to work on both. `dnadiff.data.tokenizer` maps characters
+to ids.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class Vocab:
         mask_id: the absorbing state of the diffusion.
         pad_id: pads sequences to a common length.
         never_emitted: ids that have probability 0 under SUBS; always includes `mask_id`.
-        complement: `complement[i]` pairs with `i` on the other strand; its own inverse. None if the alphabet has no strands.
+        complement: `complement[i]` pairs with `i` on the other strand; its own inverse. None if the
+            alphabet has no strands.
     """
 
     size: int
@@ -41,11 +44,13 @@ class Vocab:
         ):
             if not all(0 <= i < self.size for i in ids):
                 raise ValueError(
-                    f"{name} {ids} is outside 0..{self.size - 1}; set {name} to ids of the vocabulary"
+                    f"{name} {ids} is outside 0..{self.size - 1}; set {name} to ids of the "
+                    "vocabulary"
                 )
         if self.mask_id not in self.never_emitted:
             raise ValueError(
-                f"never_emitted {self.never_emitted} must include mask_id {self.mask_id}: a sample may not contain the mask"
+                f"never_emitted {self.never_emitted} must include mask_id {self.mask_id}: a sample "
+                "may not contain the mask"
             )
         if len(self.never_emitted) >= self.size:
             raise ValueError(
@@ -59,7 +64,8 @@ class Vocab:
             self.complement[j] != i for i, j in enumerate(self.complement)
         ):
             raise ValueError(
-                "complement must be its own inverse: the complement of a complement is the token itself"
+                "complement must be its own inverse: the complement of a complement is the token "
+                "itself"
             )
 
     @cached_property
@@ -77,17 +83,20 @@ class Vocab:
         return _table(self._is_emitted, torch.bool, torch.device(device))
 
     def reverse_complement(self, ids: Tensor) -> Tensor:
-        """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no complement."""
+        """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no
+        complement."""
         if self.complement is None:
             raise ValueError(
-                "this vocabulary has no complement: reverse-complementing needs an alphabet with two strands, such as DNA"
+                "this vocabulary has no complement: reverse-complementing needs an alphabet with "
+                "two strands, such as DNA"
             )
         return _table(self.complement, torch.int64, ids.device)[ids.flip(-1).long()]
 
 
 @lru_cache(maxsize=64)
 def _table(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table on a device, copied there once: a copy in every call would make a GPU wait for the CPU. Do not write to it."""
+    """A table on a device, copied there once: a copy in every call would make a GPU wait for the
+    CPU. Do not write to it."""
     with torch.inference_mode(
         False
     ):  # a tensor of inference mode could not be used in training later

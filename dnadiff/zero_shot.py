@@ -1,4 +1,5 @@
-"""`python -m dnadiff.zero_shot`: held-out likelihood on several text data sets, under several protocols, in one table."""
+"""`python -m dnadiff.zero_shot`: held-out likelihood on several text data sets, under several
+protocols, in one table."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ KEYS: Keys = {
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
-    """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol and group of tokens."""
+    """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol
+    and group of tokens."""
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output, write_json
     from dnadiff.likelihood import evaluation
@@ -61,7 +63,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     model = checkpoint.load(config["checkpoint"], config["trust"])
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(
-            f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m dnadiff.evaluate data=..."
+            f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m "
+            "dnadiff.evaluate data=..."
         )
     device = commands.pick_device(config["accelerator"])
     protocols = protocols_of(model.denoiser, config["protocols"])
@@ -77,7 +80,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
         if one["part"] not in data.parts:
             remedy = "".join(f"part={part}, or " for part in data.parts)
             raise ValueError(
-                f"{name} has no {one['part']} part; set {remedy}'paths={{{name}: {{{one['part']}: FILE}}}}'"
+                f"{name} has no {one['part']} part; set {remedy}'paths={{{name}: {{{one['part']}: "
+                f"FILE}}}}'"
             )
         data.prepare()
         data.test_windows(one["part"])
@@ -110,7 +114,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
 
 
 def check(config: Config) -> None:
-    """Check sets, protocols and paths before anything is read; raises ValueError, naming the value and the choices."""
+    """Check sets, protocols and paths before anything is read; raises ValueError, naming the value
+    and the choices."""
     from dnadiff.likelihood.estimators import PROTOCOLS
 
     for key, example in (("sets", "ptb,lambada"), ("protocols", "count")):
@@ -142,7 +147,8 @@ def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str
 
 
 def settings(config: Config, name: str, trained_on: Config) -> Config:
-    """The configuration of `evaluate` for one set, with windows of the training length and layout, as in MDLM's code."""
+    """The configuration of `evaluate` for one set, with windows of the training length and layout,
+    as in MDLM's code."""
     one = commands.recompose("evaluate", [f"data={name}"])
     one |= {key: config[key] for key in PASSED} | {"orders": []}
     one["part"] = {
@@ -164,7 +170,8 @@ def files_by_part(
 ) -> str | list[str] | Config:
     """Local files of a set by part: those without a part are the one that is evaluated.
 
-    They are left as they are if the set finds the part in them itself: by its split, or at the end of the training part.
+    They are left as they are if the set finds the part in them itself: by its split, or at the end
+    of the training part.
     """
     path_is = data.get("path_is", "all")
     if isinstance(path, Mapping) or path_is == "all":

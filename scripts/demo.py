@@ -1,8 +1,10 @@
-"""What a user can do with dnadiff in ten minutes, with the command lines that one would type, and a page, report.html.
+"""What a user can do with dnadiff in ten minutes, with the command lines that one would type, and a
+page, report.html.
 
-In this order: designs in real flanks, variant effects of a held-out gene, the likelihood compared with counting models, and fine-tuning, all
-with the bundled model; then the training of a model of its own. Every stage fits a total time: the speed of this machine is measured first.
-A slow machine gets fewer designs, draws and seeds and a shorter training; what is shortened is printed.
+In this order: designs in real flanks, variant effects of a held-out gene, the likelihood compared
+with counting models, and fine-tuning, all with the bundled model; then the training of a model of
+its own. Every stage fits a total time: the speed of this machine is measured first. A slow machine
+gets fewer designs, draws and seeds and a shorter training; what is shortened is printed.
 """
 
 from __future__ import annotations
@@ -123,17 +125,20 @@ class Speed:
         return self.start + 2 * settings.num_bases * LONG / self.forward
 
     def evaluation(self, settings: Settings) -> float:
-        """Seconds of `evaluate`: besides the draws, Markov models, the 24-mers of the training part and the curve of code lengths."""
+        """Seconds of `evaluate`: besides the draws, Markov models, the 24-mers of the training part
+        and the curve of code lengths."""
         passes = settings.num_draws * (2 if settings.conjoin else 1)
         return 2.5 * self.start + passes * TEST_TOKENS / self.forward
 
     def finetuning(self, settings: Settings) -> float:
-        """Seconds of `finetune`: training, the predictions of validation and test windows, and the k-mer baseline."""
+        """Seconds of `finetune`: training, the predictions of validation and test windows, and the
+        k-mer baseline."""
         return 2.0 * self.start + settings.seeds * 1.3 * FINETUNE_TOKENS / self.short
 
     @property
     def own_evaluation(self) -> float:
-        """Seconds of `evaluate` with two draws for the small network, which is at least twice as fast without gradients."""
+        """Seconds of `evaluate` with two draws for the small network, which is at least twice as
+        fast without gradients."""
         return 2.5 * self.start + TEST_TOKENS / self.training
 
     @property
@@ -147,7 +152,8 @@ def choose(
     stages: Sequence[Callable[[Settings], float]],
     ladder: Sequence[Settings] = LADDER,
 ) -> Settings:
-    """The most complete settings whose remaining stages take at most `available` seconds, or else the shortest."""
+    """The most complete settings whose remaining stages take at most `available` seconds, or else
+    the shortest."""
     return next((s for s in ladder if sum(stage(s) for stage in stages) <= available), ladder[-1])
 
 
@@ -169,7 +175,8 @@ def command(name: str, *args: str) -> str:
 
 
 def measure(folder: Path) -> Speed:
-    """The speed of this machine, from a short training run in `folder` and from the bundled network."""
+    """The speed of this machine, from a short training run in `folder` and from the bundled
+    network."""
     begin = time.monotonic()
     command(
         "train",
@@ -207,7 +214,8 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], list[str], Speed]:
-    """Run all commands within `budget` seconds of `start`; returns their command lines, what was shortened, and the measured speed."""
+    """Run all commands within `budget` seconds of `start`; returns their command lines, what was
+    shortened, and the measured speed."""
 
     def remaining() -> float:
         return (1 - RESERVE) * (budget - (time.monotonic() - start))
@@ -369,7 +377,8 @@ def main() -> None:
     )
     total, per_second = duration(time.monotonic() - start), training["tokens_per_second"]
     print(
-        f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s (predicted {speed.training:,.0f})"
+        f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s "
+        f"(predicted {speed.training:,.0f})"
     )
     if shortened:
         print(

@@ -1,4 +1,5 @@
-"""The page of the demo: what the bundled model does, stored results, and the training of a model of its own."""
+"""The page of the demo: what the bundled model does, stored results, and the training of a model of
+its own."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def write_page(
     title = "dnadiff: a demonstration on E. coli"
     evaluation = bundled.evaluation or {}
     body = [
-        f"<header><h1>{escape(title)}</h1><p>Designs, variant effects, likelihoods and a classifier of a model of <i>E. coli</i> that ships "
+        f"<header><h1>{escape(title)}</h1><p>Designs, variant effects, likelihoods and a "
+        "classifier of a model of <i>E. coli</i> that ships "
         f"with the package, and the training of a small one. {sections.NOTICE}</p></header>",
         design_section(designs),
         section(
@@ -112,8 +114,10 @@ def write_page(
 def design_section(designs: Designs) -> str:
     """The designs in their flanks."""
     caption = (
-        f"{len(designs.sequences)} designs of {designs.name}, conditioned on its flanks (outside the dotted lines). Height: share of designs. "
-        f"{100 * designs.identity():.0f} % of the designed bases are those of the genome; 25 % is chance."
+        f"{len(designs.sequences)} designs of {designs.name}, conditioned on its flanks (outside "
+        "the dotted lines). Height: share of designs. "
+        f"{100 * designs.identity():.0f} % of the designed bases are those of the genome; 25 % is "
+        "chance."
     )
     return section(
         "Designs in real flanks",
@@ -125,12 +129,18 @@ def design_section(designs: Designs) -> str:
 
 def heat_map_caption() -> str:
     """What the colors mean."""
-    return "Log-likelihood ratio of each base (rows) to that of the genome (dots): red is less likely. Letters: information of the prediction."
+    return (
+        "Log-likelihood ratio of each base (rows) to that of the genome (dots): red is less "
+        "likely. Letters: information of the prediction."
+    )
 
 
 def stored_section() -> str:
     """A picture of results that were measured before."""
-    caption = "Stored, not measured by this run: test scores of classifiers by the number of training items (docs/results/fine_tuning.md)."
+    caption = (
+        "Stored, not measured by this run: test scores of classifiers by the number of "
+        "training items (docs/results/fine_tuning.md)."
+    )
     return (
         section(
             "Stored results", image(STORED, "test scores by the number of training items", caption)
@@ -155,4 +165,7 @@ def image(path: Path, label: str, caption: str) -> str:
     """A PNG or SVG file inside the page."""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
     kind = "svg+xml" if path.suffix == ".svg" else "png"
-    return f'<figure><img alt="{escape(label)}" src="data:image/{kind};base64,{data}" style="max-width:100%"><figcaption>{escape(caption)}</figcaption></figure>'
+    return (
+        f'<figure><img alt="{escape(label)}" src="data:image/{kind};base64,{data}" '
+        f'style="max-width:100%"><figcaption>{escape(caption)}</figcaption></figure>'
+    )

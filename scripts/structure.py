@@ -1,8 +1,9 @@
 """Size and shape of the Python code: `python scripts/structure.py [--list] [--update]`.
 
-Tokens leave out comments, docstrings and layout, so that formatting does not change them. The graph of imports is between files
-and includes imports inside functions. `--update` lowers the recorded values in tests/structure.json to those of today; the
-test of the structure allows 3 % above the recorded value, until a limit is reached.
+Tokens leave out comments, docstrings and layout, so that formatting does not change them. The graph
+of imports is between files and includes imports inside functions. `--update` lowers the recorded
+values in tests/structure.json to those of today; the test of the structure allows 3 % above the
+recorded value, until a limit is reached.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Source(NamedTuple):
         )
 
     def imports(self, known: set[str]) -> tuple[set[str], int]:
-        """The modules of the package that it imports, and the number of imports of them inside functions."""
+        """The modules of the package that it imports, and the number of imports of them inside
+        functions."""
         guards = [n for n in ast.walk(self.tree) if isinstance(n, ast.If) and is_typing(n.test)]
         typing = ids(part for guard in guards for part in guard.body)
         inside = ids(n for n in ast.walk(self.tree) if isinstance(n, (*FUNCTIONS, ast.Lambda)))
@@ -146,7 +148,8 @@ def sources(folder: Path) -> list[Source]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The groups of files that import each other, single files included; imported ones come first."""
+    """The groups of files that import each other, single files included; imported ones come
+    first."""
     reached: dict[str, set[str]] = {}
     for start in graph:
         found, todo = set(), [start]

@@ -1,4 +1,5 @@
-"""Hydra composes the same few sets of files hundreds of times in the tests, a tenth of a second each: compose each set once.
+"""Hydra composes the same few sets of files hundreds of times in the tests, a tenth of a second
+each: compose each set once.
 
 What Hydra does with the values of a command line, and with folders of a user, stays as it is.
 """
@@ -40,7 +41,8 @@ def remember(patch: pytest.MonkeyPatch) -> None:
 
 
 def share(self: Any, delegate: Any) -> None:
-    """`CachingConfigRepository.__init__` without a deep copy: `initialize_sources` replaces the list of sources, and changes none of them."""
+    """`CachingConfigRepository.__init__` without a deep copy: `initialize_sources` replaces the
+    list of sources, and changes none of them."""
     self.delegate, self.cache = copy.copy(delegate), {}
 
 

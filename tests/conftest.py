@@ -1,4 +1,5 @@
-"""Fixtures of the whole suite. The process that distributes tests to others reads this file too, so it does not import PyTorch."""
+"""Fixtures of the whole suite. The process that distributes tests to others reads this file too, so
+it does not import PyTorch."""
 
 import gc
 import importlib.util
@@ -15,7 +16,8 @@ STARTER = pytest.StashKey()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Keep Python's garbage collector from visiting the million objects of PyTorch and its modules, while they are made and later."""
+    """Keep Python's garbage collector from visiting the million objects of PyTorch and its modules,
+    while they are made and later."""
     gc.disable()
     try:
         return (yield)
@@ -45,7 +47,8 @@ def neighbor(name: str) -> ModuleType:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before the first test, make the copy of this process that `python` forks, if a test needs it."""
+    """Before the first test, make the copy of this process that `python` forks, if a test needs
+    it."""
     if any("python" in item.fixturenames for item in session.items):
         session.config.stash[STARTER] = neighbor("processes").Starter()
         session.config.add_cleanup(session.config.stash[STARTER].close)
@@ -53,7 +56,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def python(request, tmp_path_factory):
-    """Starts a Python process that need not import PyTorch: python("-m", "dnadiff.train", ...) -> tests/processes.py's `Process`."""
+    """Starts a Python process that need not import PyTorch: python("-m", "dnadiff.train", ...) ->
+    tests/processes.py's `Process`."""
     starter = request.config.stash[STARTER]
     starter.folder = tmp_path_factory.mktemp("printed")
     return starter.start
@@ -61,20 +65,24 @@ def python(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def without():
-    """Code that lets the rest of a `python("-c", ...)` import this package again, and none of the packages with these names."""
+    """Code that lets the rest of a `python("-c", ...)` import this package again, and none of the
+    packages with these names."""
     return lambda *absent: (
         f"import sys\nfor name in [*sys.modules]:\n    root = name.partition('.')[0]\n"
-        f"    if root == 'dnadiff': del sys.modules[name]\n    elif root in {absent}: sys.modules[name] = None\n"
+        f"    if root == 'dnadiff': del sys.modules[name]\n    elif root in {absent}: "
+        "sys.modules[name] = None\n"
         f"sys.modules.update(dict.fromkeys({absent}))\n"
     )
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(request, tmp_path_factory) -> Path:
-    """Packed genomes of the tests go into a folder of their own, also those of the processes that tests start.
+    """Packed genomes of the tests go into a folder of their own, also those of the processes that
+    tests start.
 
-    The C++ kernels, ten seconds of compilation, are kept in pytest's cache: all processes of pytest-xdist and later runs find them there.
-    With `-p no:cacheprovider` there is no such cache, and each process compiles them.
+    The C++ kernels, ten seconds of compilation, are kept in pytest's cache: all processes of
+    pytest-xdist and later runs find them there. With `-p no:cacheprovider` there is no such cache,
+    and each process compiles them.
     """
     folder, cache = tmp_path_factory.mktemp("cache"), getattr(request.config, "cache", None)
     if cache is not None:
@@ -87,7 +95,8 @@ def cache_folder(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk():
-    """Files are written without waiting until they are on the disk, which takes milliseconds each; tests lose no power."""
+    """Files are written without waiting until they are on the disk, which takes milliseconds each;
+    tests lose no power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda file: None)
         yield
@@ -95,7 +104,8 @@ def no_waiting_for_the_disk():
 
 @pytest.fixture(scope="session", autouse=True)
 def objects_are_frozen():
-    """Training asks whether objects are frozen. They are (`pytest_collection`), and counting a million of them takes a tenth of a second."""
+    """Training asks whether objects are frozen. They are (`pytest_collection`), and counting a
+    million of them takes a tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.get_freeze_count", lambda: 1)
         yield
@@ -103,7 +113,8 @@ def objects_are_frozen():
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_for_absent_devices():
-    """Every random seed is also kept for the first use of a GPU, with its stack, and every Trainer searches all packages for callbacks."""
+    """Every random seed is also kept for the first use of a GPU, with its stack, and every Trainer
+    searches all packages for callbacks."""
     torch, trainer = (
         sys.modules.get(name)
         for name in ("torch", "lightning.pytorch.trainer.connectors.callback_connector")
@@ -119,7 +130,8 @@ def nothing_for_absent_devices():
 
 @pytest.fixture(scope="session", autouse=True)
 def composing_once():
-    """The files of a configuration are read and merged once for each set of choices; the processes of `python` do it every time."""
+    """The files of a configuration are read and merged once for each set of choices; the processes
+    of `python` do it every time."""
     with pytest.MonkeyPatch.context() as patch:
         neighbor("composition").remember(patch)
         yield
@@ -127,7 +139,8 @@ def composing_once():
 
 @pytest.fixture(autouse=True)
 def log_of_a_library():
-    """Each test begins with the log as it is before a command of this process configures it, so that `caplog` sees its messages."""
+    """Each test begins with the log as it is before a command of this process configures it, so
+    that `caplog` sees its messages."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [], True
 
@@ -175,7 +188,8 @@ def parity():
 
 @pytest.fixture
 def tiny_fasta(tmp_path):
-    """A FASTA file of 6,000 bases with a run of N, drawn from a period of seven so that a network can learn it."""
+    """A FASTA file of 6,000 bases with a run of N, drawn from a period of seven so that a network
+    can learn it."""
     path = tmp_path / "tiny.fa"
     body = ("ACGTTGA" * 900)[:6000]
     body = body[:500] + "N" * 20 + body[520:]
@@ -185,7 +199,8 @@ def tiny_fasta(tmp_path):
 
 @pytest.fixture
 def cli(monkeypatch, tmp_path, capfd):
-    """Runs a command line in `tmp_path` within this process: cli("train", "seed=2") -> (exit status, output, errors)."""
+    """Runs a command line in `tmp_path` within this process: cli("train", "seed=2") -> (exit
+    status, output, errors)."""
     import importlib
 
     monkeypatch.chdir(tmp_path)

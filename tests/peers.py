@@ -36,7 +36,8 @@ class ThreadPeers:
 
 
 def together(size: int, function: Callable[[ThreadPeers], Any]) -> list[Any]:
-    """What `function(peers)` returns in each of `size` threads; an error in one of them is raised."""
+    """What `function(peers)` returns in each of `size` threads; an error in one of them is
+    raised."""
     barrier, slots = threading.Barrier(size, timeout=60), [None] * size
 
     def run(rank: int) -> Any:

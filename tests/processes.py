@@ -1,7 +1,8 @@
 """New Python processes without the seconds that importing PyTorch and Lightning takes.
 
-They are forked from a copy of the test process that was made before the first test: it has imported what the tests import and computed
-nothing. On systems other than Linux, and with a CUDA device, which cannot be used after a fork, they are started as usual.
+They are forked from a copy of the test process that was made before the first test: it has imported
+what the tests import and computed nothing. On systems other than Linux, and with a CUDA device,
+which cannot be used after a fork, they are started as usual.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import torch
 
 
 class Forked:
-    """What `subprocess.Popen` offers, for a process that the copy has forked: its number and, later, its status come from a pipe."""
+    """What `subprocess.Popen` offers, for a process that the copy has forked: its number and,
+    later, its status come from a pipe."""
 
     def __init__(self, status: IO[bytes]) -> None:
         self._status, self.returncode = status, None
@@ -69,7 +71,8 @@ class Process:
 
 
 class Starter:
-    """Starts processes: `start("-m", "dnadiff.sample", ..., cwd=folder)`, `start("-c", code)` or `start(script, ...)`.
+    """Starts processes: `start("-m", "dnadiff.sample", ..., cwd=folder)`, `start("-c", code)` or
+    `start(script, ...)`.
 
     What they print goes to files in `folder`.
     """
@@ -93,7 +96,8 @@ class Starter:
         env: Mapping[str, str] | None = None,
         fork: bool = True,
     ) -> Process:
-        """Start `python COMMAND` with one thread for each OpenMP region. `torch.compile` fails in a forked process: `fork=False`."""
+        """Start `python COMMAND` with one thread for each OpenMP region. `torch.compile` fails in a
+        forked process: `fork=False`."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         printed, words = (folder / "output", folder / "errors"), [str(word) for word in command]
         env = {

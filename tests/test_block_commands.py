@@ -14,7 +14,8 @@ from dnadiff.denoiser import BlockDenoiser
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A small Caduceus trained in blocks of 4 for a few steps on a sequence of period seven, and its evaluation."""
+    """A small Caduceus trained in blocks of 4 for a few steps on a sequence of period seven, and
+    its evaluation."""
     from dnadiff import evaluate, train
     from dnadiff.config import compose
 
@@ -55,7 +56,8 @@ def test_the_evaluation_is_of_blocks(run):
     assert table["length"] == 4 and [row["groups"] for row in table["rows"]] == [1, 2, 4]
     assert table["applies_to"].startswith("each block of sampler=block")
     assert sum(table["h"]["bits"]) / 4 == pytest.approx(found["groups"]["all"]["bits"], rel=1e-6)
-    # The period has seven letters: with four to the left all is known, and only a first block is not.
+    # The period has seven letters: with four to the left all is known, and only a first block is
+    # not.
     assert table["alone_bits"] > table["h0_bits"] + 0.3
     assert table["rows"][-1]["uniform"]["lost_structure"] == pytest.approx(0, abs=1e-9)
     cost = table["rows"][0]["uniform"]
@@ -211,7 +213,8 @@ def test_what_does_not_fit_is_refused_in_one_line(cli, run, tmp_path, command, o
 
 
 def test_an_error_in_blocks_comes_before_the_run_folder(cli, tmp_path, monkeypatch):
-    # The first pass read the sequence as a whole, which a network trained in blocks never does again.
+    # The first pass read the sequence as a whole, which a network trained in blocks never does
+    # again.
     from dnadiff.backbone.caduceus import Caduceus
 
     def fails(*args):

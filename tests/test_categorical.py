@@ -6,7 +6,8 @@ from dnadiff.draws import Draws
 
 
 def test_tails_are_exact():
-    # facts 20: 50,256 symbols of 1e-8 and one with the rest; the tail is hit with 5e-4, ten times in 20,000 draws.
+    # facts 20: 50,256 symbols of 1e-8 and one with the rest; the tail is hit with 5e-4, ten times
+    # in 20,000 draws.
     probs = torch.full((50_257,), 1e-8, dtype=torch.float64)
     probs[123] = 1 - probs.sum() + 1e-8
     u = Draws.for_batch(0, 20_000).uniform("token")

@@ -1,4 +1,5 @@
-"""The command line: --help, a user's own folder, and one-line errors with status 1 that leave nothing behind."""
+"""The command line: --help, a user's own folder, and one-line errors with status 1 that leave
+nothing behind."""
 
 import importlib
 import os
@@ -16,8 +17,13 @@ from dnadiff.config import config_dir
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
     "backbon=dit": "unknown key backbon; did you mean backbone?",
-    "data=fasta data.path=plain.fa data.window=intervals": "unknown key data.window; did you mean data.windows?",
-    "backbone=caduceu": "backbone=caduceu does not exist; did you mean caduceus?; known: caduceus, caduceus_ps, dit, mamba",
+    "data=fasta data.path=plain.fa "
+    "data.window=intervals": "unknown key data.window; did you mean data.windows?",
+    "backbone=caduceu": (
+        "backbone=caduceu does not exist; did you mean caduceus?; known: "
+        "caduceus, "
+        "caduceus_ps, dit, mamba"
+    ),
     "data=fasta": "data.path is missing: give data.path=...",
     "data=fasta data.path=none.fa": "none.fa does not exist",
     "data=fasta data.path=empty.fa": "empty.fa is empty",
@@ -29,9 +35,16 @@ WRONG_TRAINING = {
     "trainer.max_steps=few": "trainer.max_steps 'few' must be an integer",
     "objective.weighting=elbo": "choose one of nelbo, cross_entropy",
     "backbone.scan=fastest": "unknown scan 'fastest'",
-    "backbone/size=119x4": "backbone/size=119x4 does not exist; did you mean 118x4?; known: 118x4, 256x16, 256x4, 256x8, 64x4",
-    "backbone.bidirectional_strategy=concat": "bidirectional_strategy 'concat' is not known; choose add or ew_multiply",
-    "data=text data.path=book.txt data.length=8 backbone=caduceus_ps": "this vocabulary has no complement",
+    "backbone/size=119x4": (
+        "backbone/size=119x4 does not exist; did you mean 118x4?; known: "
+        "118x4, "
+        "256x16, 256x4, 256x8, 64x4"
+    ),
+    "backbone.bidirectional_strategy=concat": (
+        "bidirectional_strategy 'concat' is not known; choose add or ew_multiply"
+    ),
+    "data=text data.path=book.txt data.length=8 "
+    "backbone=caduceus_ps": "this vocabulary has no complement",
     "data.length=0": "data.length 0 must be an integer of at least 1",
     "init_from=nowhere": "checkpoint nowhere does not exist",
     "seed=abc": "seed 'abc' must be an integer",
@@ -39,8 +52,10 @@ WRONG_TRAINING = {
     "backbone.n_layers=[1,2]": "backbone.n_layers [1, 2] must be an integer",
     "backbone.n_layers=0": "backbone.n_layers 0 must be an integer of at least 1",
     "noise.eps=abc": "noise.eps 'abc' must be a finite number",
-    "data=fasta data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
-    "data=fasta data.path=short.fa data/split=fraction data.split.test=5": "data.split.test 5 must be a list",
+    "data=fasta "
+    "data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
+    "data=fasta data.path=short.fa data/split=fraction "
+    "data.split.test=5": "data.split.test 5 must be a list",
     "resume=no": "resume=no is neither true nor false; set resume=true or resume=false",
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
@@ -274,7 +289,8 @@ def test_a_traceback_is_shown_on_request(python, tmp_path):
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """A user's own folder of YAML files, and their package on the Python path: a noise schedule and a split of the sizes of a network."""
+    """A user's own folder of YAML files, and their package on the Python path: a noise schedule and
+    a split of the sizes of a network."""
     package = tmp_path / "python" / "my_package"
     package.mkdir(parents=True)
     package.joinpath("__init__.py").write_text(
@@ -284,7 +300,8 @@ def own_folder(tmp_path, monkeypatch):
         "noise/mine.yaml": "_target_: my_package.MyNoise\neps: 1.0e-3\n",
         "noise/broken.yaml": "_target_: [my_package\n",
         "noise/absent.yaml": "_target_: my_package.YourNoise\n",
-        "data/mine.yaml": "defaults: [split: fraction]\n_target_: dnadiff.data.genome.datamodule.GenomeDataModule\nlength: 64\npath: ???\n"
+        "data/mine.yaml": "defaults: [split: fraction]\n_target_: "
+        "dnadiff.data.genome.datamodule.GenomeDataModule\nlength: 64\npath: ???\n"
         "batch_size: 4\nseed: 1\nstranded: false\n",
         "sampler/mine.yaml": "_target_: dnadiff.sampler.grouped.Grouped\nnum_groups: 4\n",
     }.items():
@@ -299,7 +316,8 @@ WRONG_WITH_OWN_FOLDER = {
     "noise=mine noise.epss=3": "unknown key noise.epss; did you mean noise.eps?",
     "noise=mien": "noise=mien does not exist; did you mean mine?; known: absent, broken, cosine",
     "noise=mine resume=no": "resume=no is neither true nor false",
-    "noise=mine trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
+    "noise=mine "
+    "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
     "noise=mine +nonsense=3": "unknown key nonsense",
     "noise=mine +noise.nonsense=3": "my_package.MyNoise: ",
     "data=mine": "data.path is missing: give data.path=...",
@@ -357,7 +375,8 @@ def test_help_lists_the_choices_of_ones_own(cli, own_folder):
 
 
 GROUPS = {
-    "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler noise objective objective/masking optimizer "
+    "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler "
+    "noise objective objective/masking optimizer "
     "tokenizer trainer",
     "sample": "launcher method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",

@@ -244,6 +244,9 @@ def test_different_labels_are_refused():
     comparison.check_vocabularies(a, without)
     with pytest.raises(
         ValueError,
-        match="a has the labels human, yeast, and b has the labels human, mouse: windows cannot have the labels",
+        match=(
+            "a has the labels human, yeast, and b has the labels human, mouse: windows cannot "
+            "have the labels"
+        ),
     ):
         comparison.check_vocabularies(a, b)

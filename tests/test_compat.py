@@ -1,8 +1,10 @@
-"""Runs, checkpoints and caches of the version before load; old names of choices work with a warning.
+"""Runs, checkpoints and caches of the version before load; old names of choices work with a
+warning.
 
-`tests/compat` was written by the last version before modules and classes were renamed: `dna`, a finished run of four steps of Caduceus on
-the bundled E. coli genome; `text`, one of DiT with objective=d3pm on book.txt; `s.fa`, samples of `dna`; `cache`, the packed genome of
-tiny.fa and the tokenized book.txt.
+`tests/compat` was written by the last version before modules and classes were renamed: `dna`, a
+finished run of four steps of Caduceus on the bundled E. coli genome; `text`, one of DiT with
+objective=d3pm on book.txt; `s.fa`, samples of `dna`; `cache`, the packed genome of tiny.fa and the
+tokenized book.txt.
 """
 
 import functools
@@ -50,7 +52,8 @@ def old_cache(tmp_path, monkeypatch):
 
 
 def files_of(cache, kind):
-    """Every file of the packed genomes or tokenized texts, with its inode: a file that is written again gets another one."""
+    """Every file of the packed genomes or tokenized texts, with its inode: a file that is written
+    again gets another one."""
     return {(str(p), p.stat().st_ino) for p in (cache / kind).rglob("*") if p.suffix != ".lock"}
 
 
@@ -207,10 +210,8 @@ def test_the_old_name_of_a_choice_works_with_one_line_of_warning(old, cli):
     status, _, err = cli(
         name, "checkpoint=x" if name == "sample" else "seed=1", old, "--cfg", "job"
     )
-    assert (
-        status == 0
-        and err.strip()
-        == f"{old} is now called {RENAMED_CHOICES[old]}; the old name will stop working in version 0.3"
+    assert status == 0 and err.strip() == (
+        f"{old} is now called {RENAMED_CHOICES[old]}; the old name will stop working in version 0.3"
     )
 
 
@@ -222,7 +223,10 @@ def test_the_error_for_an_old_choice_in_an_own_yaml_file_names_the_new_one(cli, 
     status, _, err = cli("train", "--config-dir", "mine", "experiment=mine")
     assert (
         status == 1
-        and "objective/masking=coins does not exist any more; it is now objective/masking=bernoulli; known: "
+        and (
+            "objective/masking=coins does not exist any more; it is now "
+            "objective/masking=bernoulli; known: "
+        )
         in err
     )
 

@@ -1,4 +1,5 @@
-"""Lossless compression: files are restored byte for byte, and their size agrees with the likelihood."""
+"""Lossless compression: files are restored byte for byte, and their size agrees with the
+likelihood."""
 
 import gzip
 import hashlib

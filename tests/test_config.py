@@ -130,7 +130,11 @@ def test_files_that_are_read_once_compose_as_those_that_are_read_again(python):
         ("train", []),
         ("sample", ["sampler=block", "checkpoint=x"]),
     ]
-    code = "import json, sys\nfrom dnadiff.config import compose\nprint(json.dumps([compose(*case) for case in json.loads(sys.argv[1])]))"
+    code = (
+        "import json, sys\nfrom dnadiff.config import "
+        "compose\nprint(json.dumps([compose(*case) "
+        "for case in json.loads(sys.argv[1])]))"
+    )
     process = python("-c", code, json.dumps(cases))
     once = [config.compose(*case) for case in cases]
     once[0]["data"]["split"]["low"] = 4  # a change of one result is not seen in the next

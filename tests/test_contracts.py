@@ -54,7 +54,8 @@ def test_targets_exist_and_take_the_keys_given(path):
 
 
 def unknown_keys(node):
-    """The keys next to a `_target_` that it does not take; those of `**options: Unpack[...]` are the options'."""
+    """The keys next to a `_target_` that it does not take; those of `**options: Unpack[...]` are
+    the options'."""
     if not isinstance(node, dict):
         return []
     found = [key for value in node.values() for key in unknown_keys(value)]
@@ -133,7 +134,8 @@ def test_schedules_run_from_clean_to_masked(name):
     t = torch.linspace(0, 1, 33, dtype=torch.float64, requires_grad=True)
     alpha = noise.alpha(t)
     assert isinstance(noise, NoiseSchedule)
-    # A schedule may be cut at both ends (geometric is): what an integral over t leaves out is at most 2e-3 of the mask probability there.
+    # A schedule may be cut at both ends (geometric is): what an integral over t leaves out is at
+    # most 2e-3 of the mask probability there.
     assert 0.998 < alpha[0] <= 1 and 0 <= alpha[-1] < 2e-3 and (alpha.diff() < 0).all()
     (slope,) = torch.autograd.grad(alpha.sum(), t)
     torch.testing.assert_close(noise.dalpha(t.detach()), slope)
@@ -158,7 +160,8 @@ def maskings(objective):
 
 
 def fits(backbone, reads):
-    """Whether a network of these settings reads sequences in this way, one of the subclasses of `Backbone`."""
+    """Whether a network of these settings reads sequences in this way, one of the subclasses of
+    `Backbone`."""
     return issubclass(locate(backbone["_target_"], None), reads)
 
 
@@ -265,7 +268,8 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
 
 
 def test_text_and_dna_fraction_objective_and_sampler(tmp_path):
-    # The mission in one test, with resolved configurations; `test_train` runs the four combinations.
+    # The mission in one test, with resolved configurations; `test_train` runs the four
+    # combinations.
     book = tmp_path / "book.txt"
     classes = set()
     for data in (["data=ecoli"], ["data=text", f"data.path={book}"]):

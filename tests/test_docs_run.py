@@ -1,4 +1,5 @@
-"""Every command line of the documentation runs, on small files and networks of the names that the pages use."""
+"""Every command line of the documentation runs, on small files and networks of the names that the
+pages use."""
 
 import gzip
 import importlib.util
@@ -63,7 +64,8 @@ SMALLER = {
 
 @pytest.fixture(scope="module")
 def start():
-    """Runs a command in this process and in the current folder: start(name, overrides) -> exit status."""
+    """Runs a command in this process and in the current folder: start(name, overrides) -> exit
+    status."""
 
     def run(name, overrides):
         with pytest.MonkeyPatch.context() as patch:
@@ -177,7 +179,8 @@ def files(tmp_path_factory, start):
 
 
 def small(page, name, words):
-    """The overrides of a documented command, with less work: the network, data and amounts are those of the small world."""
+    """The overrides of a documented command, with less work: the network, data and amounts are
+    those of the small world."""
     given = {word.partition("=")[0] for word in words}
     words = [word.replace("checkpoint=ecoli", "checkpoint=RUN") for word in words]
     if page == "text" and name != "train":

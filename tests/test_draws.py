@@ -59,7 +59,8 @@ def test_numbers_are_uniform_and_uncorrelated():
 @pytest.mark.parametrize("num_rows", [None, 4])
 @pytest.mark.parametrize("blocks", [1, 3, 4])
 def test_blocks_of_a_batch_have_one_stratum_each(num_rows, blocks):
-    # Without num_rows all blocks of a sequence were in one stratum, where B * blocks is a power of two.
+    # Without num_rows all blocks of a sequence were in one stratum, where B * blocks is a power of
+    # two.
     draws = Draws(3, torch.arange(4), num_rows)
     u = strata(draws.for_blocks(blocks), True, torch.device("cpu"))
     assert sorted((u * 4 * blocks).long().tolist()) == list(range(4 * blocks))

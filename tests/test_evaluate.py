@@ -1,4 +1,5 @@
-"""The command line `evaluate`: protocols, the target error, both strands and the code length; see also `test_sample_evaluate`."""
+"""The command line `evaluate`: protocols, the target error, both strands and the code length; see
+also `test_sample_evaluate`."""
 
 import json
 import math
@@ -199,7 +200,10 @@ def test_windows_longer_than_the_network_accepts_are_an_error_before_data_is_rea
         status, _, err = cli("evaluate", "checkpoint=run", *args)
         assert (
             status == 1
-            and "windows of 128 tokens are longer than the 64 that this network accepts; set length=64 or less"
+            and (
+                "windows of 128 tokens are longer than the 64 that this network accepts; set "
+                "length=64 or less"
+            )
             in err
         )
         assert "model:" not in err  # logged after windows are cut, before Markov models are fitted

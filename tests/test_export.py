@@ -1,4 +1,5 @@
-"""The commands `export` and `info`: the published layout, the model card, and what is known about a model."""
+"""The commands `export` and `info`: the published layout, the model card, and what is known about a
+model."""
 
 import errno
 import json
@@ -188,7 +189,8 @@ def test_an_exported_model_needs_data_again_where_data_are_read(cli, run, tiny_f
         ),
         (
             ["output=run", "overwrite=true"],
-            "error: output run holds other files (checkpoints, config.yaml, metrics.csv, metrics.json)",
+            "error: output run holds other files (checkpoints, config.yaml, metrics.csv, "
+            "metrics.json)",
         ),
     ],
 )
@@ -246,7 +248,8 @@ def test_a_file_of_half_precision_is_measured_after_rounding(cli, evaluated, tra
     assert f"| all | {bits:.4f} |" in card and "h(n)" in card and "seconds of training" in card
     assert checkpoint.load(tmp_path / "shared").origin.curve["bits"]
 
-    # Rounding once more changes no weight, and what is known stays; to another type it does, and what is known is of other weights.
+    # Rounding once more changes no weight, and what is known stays; to another type it does, and
+    # what is known is of other weights.
     shutil.rmtree(tmp_path / "half")
     (tmp_path / "shared" / "evaluate.json").unlink()
     for dtype, measured in (("float16", True), ("bfloat16", False)):

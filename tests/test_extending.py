@@ -27,7 +27,8 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(python, project):
-    """Runs one command line of the page, as its reader does in a folder of their own: (exit status, errors)."""
+    """Runs one command line of the page, as its reader does in a folder of their own: (exit status,
+    errors)."""
 
     def one(line):
         process = python(*line.split()[1:], cwd=project)
@@ -66,7 +67,8 @@ def test_a_checkpoint_with_foreign_classes_needs_trust(done, run):
 
 def test_a_wrong_key_is_one_line(run):
     status, errors = run(
-        "python -m dnadiff.train --config-dir configs data=phages backbone=conv backbone.kernel=5 hydra.run.dir=other"
+        "python -m dnadiff.train --config-dir configs data=phages backbone=conv backbone.kernel=5 "
+        "hydra.run.dir=other"
     )
     assert status == 1 and len(errors.strip().splitlines()) == 1
     assert "backbone.kernel" in errors and "kernel_size" in errors

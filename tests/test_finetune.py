@@ -67,7 +67,8 @@ def table(tmp_path: Path) -> str:
 
 
 def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
-    """The run folder of the command; without its report, whose figures take longer than the study."""
+    """The run folder of the command; without its report, whose figures take longer than the
+    study."""
     run_dir = tmp_path / "runs" / "tiny"
     os.environ.pop(
         "HYDRA_FULL_ERROR", None
@@ -318,7 +319,8 @@ def test_settings_of_the_wrong_type_are_refused_before_anything_is_read(tmp_path
     for setting, message in (
         (
             "save_models=[scratch] scratch=false",
-            "save_models [scratch] saves the network from scratch, and scratch is false; set scratch=true",
+            "save_models [scratch] saves the network from scratch, and scratch is false; set "
+            "scratch=true",
         ),
         ("weight_decay=abc", "weight_decay 'abc' must be a number of at least 0"),
         ("weight_decay=-1", "weight_decay -1 must be a number of at least 0"),
@@ -371,7 +373,10 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
         "seeds=1",
         "kmer=2",
     ]
-    flat = "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    flat = (
+        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: "
+        "dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    )
     run_dir = call(
         tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"'
     )
@@ -599,7 +604,10 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
         "dnadiff.downstream.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1)
     )
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
-    flat = "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    flat = (
+        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: "
+        "dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+    )
     for setting, message in (
         ("freeze=4", "freeze 4 is more than the 1 layers of this Caduceus"),
         ("adapter=lora adapter.rank=100", "adapter.rank 100: this Caduceus has no linear map"),

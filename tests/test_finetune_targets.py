@@ -60,7 +60,8 @@ def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> di
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """A checkpoint, a table whose values follow the GC content, and regressions of two seeds fine-tuned on two of its columns."""
+    """A checkpoint, a table whose values follow the GC content, and regressions of two seeds
+    fine-tuned on two of its columns."""
     folder, random, rows = tmp_path_factory.mktemp("targets"), np.random.default_rng(0), []
     write_checkpoint(folder / "tiny.ckpt", DNATokenizer())
     for i in range(120):
@@ -283,7 +284,8 @@ def test_the_recipe_trains_on_several_labels(world, tmp_path):
         (["task.kind=regression", "task.label_column=[a,nothing]"], "no column 'nothing'"),
         (
             ["task.kind=regression", "task.label_column=a", "class_weights=balanced"],
-            "class_weights=balanced expects a task of classes, got regression of a, loss mse; set class_weights=none",
+            "class_weights=balanced expects a task of classes, got regression of a, loss mse; set "
+            "class_weights=none",
         ),
         (
             ["task.kind=ranking"],

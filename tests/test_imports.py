@@ -1,4 +1,5 @@
-"""Imports point down the levels of the package, and heavy packages are imported only where they are needed."""
+"""Imports point down the levels of the package, and heavy packages are imported only where they are
+needed."""
 
 import ast
 import functools
@@ -39,7 +40,8 @@ ONLY = {
 
 @functools.cache
 def imports():
-    """(importing module or folder of the top level, imported module, file) of every import in the package."""
+    """(importing module or folder of the top level, imported module, file) of every import in the
+    package."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         top = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -175,13 +177,17 @@ def test_kernels_and_backbones_need_torch_alone(python, without):
         "matplotlib",
         "triton",
     )
-    code = "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, caduceus_ps, dit, mamba, transformer\n"
+    code = (
+        "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, "
+        "caduceus_ps, dit, mamba, transformer\n"
+    )
     process = python("-c", f"{without(*absent)}{code}print('dnadiff.kernels' in sys.modules)")
     assert process.wait() == 0 and process.output == "True\n", process.errors
 
 
 def test_inference_needs_neither_lightning_nor_the_compiler(python, without):
-    # Each of them would take as long to import as torch. The first commands of a user wait for nothing else.
+    # Each of them would take as long to import as torch. The first commands of a user wait for
+    # nothing else.
     absent = (
         "lightning",
         "pytorch_lightning",
@@ -205,7 +211,8 @@ m.sample(1, length=4), m.embed(["ACGT"]), m.nll(["ACGT"])
 def test_an_absent_package_is_noticed(python, without):
     process = python(
         "-c",
-        f"{without('sklearn', 'yaml')}import torch\ntry: import sklearn.linear_model\nexcept ImportError: import dnadiff.checks, yaml",
+        f"{without('sklearn', 'yaml')}import torch\ntry: import sklearn.linear_model\nexcept "
+        "ImportError: import dnadiff.checks, yaml",
     )
     assert process.wait() == 1 and "import of yaml halted" in process.errors
 
@@ -214,7 +221,10 @@ def test_a_broken_mamba_ssm_is_ignored(python, without, tmp_path):
     # Installed without its compiled scan: importing it raises.
     (tmp_path / "mamba_ssm").mkdir()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda")
-    code = f"sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.kernels, dnadiff.backbone.caduceus, dnadiff.model"
+    code = (
+        f"sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.kernels, "
+        "dnadiff.backbone.caduceus, dnadiff.model"
+    )
     process = python("-c", without() + code)
     assert process.wait() == 0, process.errors
 

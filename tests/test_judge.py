@@ -129,7 +129,8 @@ def test_nothing_is_written_by_a_command_that_is_interrupted_before_its_end(
 
 @pytest.fixture
 def named(trained, fasta, tmp_path):
-    """The data and the searched data of `judge` for a checkpoint, with or without data= of another file."""
+    """The data and the searched data of `judge` for a checkpoint, with or without data= of another
+    file."""
     fasta("other.fa", 1, 4000, seed=5)
     other = compose(
         "evaluate",
@@ -163,8 +164,8 @@ def test_copies_are_not_searched_for_in_data_that_the_model_was_not_trained_on(
     with caplog.at_level("INFO", "dnadiff"):
         assert named()[1] is None
     assert (
-        "copies are not searched for, because the training data are not available: tiny.fa does not exist"
-        in caplog.text
+        "copies are not searched for, because the training data are not available: tiny.fa does "
+        "not exist" in caplog.text
     )
 
 
@@ -178,8 +179,8 @@ def test_the_data_named_take_the_place_of_those_that_published_weights_do_not_re
         assert named(tmp_path / "caduceus", None, "other.fa") == (None, None)
     assert searched is data and data.name == "other.fa"
     assert (
-        "does not record what it was trained on: copies are searched for in the training part of other.fa"
-        in caplog.text
+        "does not record what it was trained on: copies are searched for in the training part of "
+        "other.fa" in caplog.text
     )
     assert (
         "copies are not searched for, because the training data are not available: data is missing"

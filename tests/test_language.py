@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-# Phrases that a reader of today has to translate. Only unambiguous ones: "recommended", "the law of large numbers" and
-# "keywords of" stay.
+# Phrases that a reader of today has to translate. Only unambiguous ones: "recommended", "the law of
+# large numbers" and "keywords of" stay.
 ARCHAIC = re.compile(
     r"\b(?:by a hair|go(?:es|ing|ne)? on with\b|which law\b|the law of (?!large|total)|law of x0"
     r"|(?:is|are|be|been|was|were) told\b|told (?:apart|from)\b"

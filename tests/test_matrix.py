@@ -1,4 +1,5 @@
-"""{DNA, text} x {dit, caduceus}, and both causal networks: the same objective and sampler classes, trained for a step and sampled."""
+"""{DNA, text} x {dit, caduceus}, and both causal networks: the same objective and sampler classes,
+trained for a step and sampled."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Files for packaging agree with pyproject.toml, with the commands and with each other; scripts and recipes refuse what they cannot do."""
+"""Files for packaging agree with pyproject.toml, with the commands and with each other; scripts and
+recipes refuse what they cannot do."""
 
 import ast
 import re
@@ -295,11 +296,13 @@ def shell(script, *arguments, **environment):
 
 
 def python_that_says(path, version):
-    """A program that runs Python code with another `sys.version_info`, and does not make environments."""
+    """A program that runs Python code with another `sys.version_info`, and does not make
+    environments."""
     path.parent.mkdir(parents=True, exist_ok=True)
     code = f"import sys; sys.version_info = {version}; exec(sys.argv[1])"
     path.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] && exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$2"\nexit 9\n'
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} '
+        '"$2"\nexit 9\n'
     )
     path.chmod(0o755)
     return path
@@ -331,7 +334,10 @@ def test_setup_refuses_a_python_that_is_too_old(extras, version, least, checkout
     status, _, errors = shell(checkout / "scripts" / "setup.sh", extras, PYTHON=str(python))
     assert (
         status == 1
-        and f"Python {'.'.join(map(str, version))} is too old: dnadiff{extras} needs Python {least} or later"
+        and (
+            f"Python {'.'.join(map(str, version))} is too old: dnadiff{extras} needs Python "
+            f"{least} or later"
+        )
         in errors
     )
     assert not (checkout / ".venv").exists()

@@ -52,7 +52,8 @@ def write_table(path: Path, rows) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """A checkpoint, a table with its own split, and the run folder of two seeds fine-tuned on it."""
+    """A checkpoint, a table with its own split, and the run folder of two seeds fine-tuned on
+    it."""
     folder, random = tmp_path_factory.mktemp("predict"), np.random.default_rng(0)
     config = compose("train", list(DIT))
     torch.manual_seed(0)
@@ -393,7 +394,8 @@ def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(
         (["input=empty.csv"], "empty.csv: line 2 has nothing in column 'sequence'"),
         (
             ["input=long.fa"],
-            "record a has 41 bases, more than the 40 that this network accepts; set window=40 or less",
+            "record a has 41 bases, more than the 40 that this network accepts; set window=40 or "
+            "less",
         ),
         (["input=long.fa", "window=41"], "set window=40 or less"),
         (["input=x.fa", "stride=3"], "stride=3 needs window="),
@@ -420,7 +422,8 @@ def test_a_process_that_is_killed_before_it_stores_the_hash_is_completed(
         (["input=x.fa", "output=p.tsv"], "p.tsv.json exists; set overwrite=true"),
         (
             ["input=names.csv", "name_column=name", "track=t.bdg", "track_class=rich"],
-            "names.csv has several records of the name a_b, which would overlap in the track; set name_column to a column of distinct names",
+            "names.csv has several records of the name a_b, which would overlap in the track; set "
+            "name_column to a column of distinct names",
         ),
     ],
 )
@@ -698,7 +701,11 @@ def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli,
         remedy = (
             "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
         )
-        expected = f"x.fa: {got}, and the FlattenHead of this classifier accepts only sequences of 20; {remedy}"
+        expected = (
+            f"x.fa: {got}, and the FlattenHead of this classifier accepts only "
+            "sequences of "
+            f"20; {remedy}"
+        )
         assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
         assert not list(tmp_path.glob("*p.tsv*"))
 

@@ -96,7 +96,8 @@ def test_plug_in_posterior_is_the_ancestral_step_without_mass_on_the_mask():
     torch.testing.assert_close(
         plug_in_posterior(process, log_probs, xt, t, s), posterior(process, log_probs, xt, t, s)
     )
-    # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever the distribution says.
+    # With mass on the mask: rows stay probabilities, and a visible token stays what it is whatever
+    # the distribution says.
     rows = plug_in_posterior(
         process,
         torch.log_softmax(torch.arange(4.0, dtype=torch.float64), -1).expand(1, 3, 4),

@@ -14,12 +14,16 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.published.model import export_published
 
-MISSING = "data is missing: this model comes without a run that names its data; give them to evaluate, judge or copies, as in data=ecoli"
+MISSING = (
+    "data is missing: this model comes without a run that names its data; give them to "
+    "evaluate, judge or copies, as in data=ecoli"
+)
 
 
 @pytest.fixture
 def caduceus(tmp_path, tiny_fasta):
-    """A published Caduceus in `caduceus`, with `tiny.fa` and some samples next to it; returns arguments of data."""
+    """A published Caduceus in `caduceus`, with `tiny.fa` and some samples next to it; returns
+    arguments of data."""
     torch.manual_seed(0)
     export_published(Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "caduceus")
     letters = "ACGTTGAACGTTGACATTGACCAG"
@@ -92,7 +96,10 @@ def test_judge_needs_data(cli, caduceus, tmp_path, monkeypatch):
     )
     assert (
         status == 0
-        and "does not record what it was trained on: copies are searched for in the training part of tiny.fa"
+        and (
+            "does not record what it was trained on: copies are searched for in the training part "
+            "of tiny.fa"
+        )
         in err
     ), err
     assert (
@@ -233,7 +240,10 @@ def test_other_commands_need_the_tokenizer_next_to_the_weights(cli, dit, tmp_pat
         status, _, err = cli(name, *args)
         assert (
             status == 1
-            and "error: checkpoint: dit is a model of text and holds no tokenizer; copy the tokenizer.json"
+            and (
+                "error: checkpoint: dit is a model of text and holds no tokenizer; copy the "
+                "tokenizer.json"
+            )
             in err
         )
     (tmp_path / "vocab.txt").rename(tmp_path / "dit" / "vocab.txt")

@@ -21,7 +21,8 @@ from dnadiff.sampler.semi_ar import SemiAR
 
 
 def store_curve(folder, length=64, best=1.1, model=None, **changes):
-    """The part of an evaluation that sampling reads: h decreases from 2 bits to 1, and optimal sizes of 8 groups cost `best` bits."""
+    """The part of an evaluation that sampling reads: h decreases from 2 bits to 1, and optimal
+    sizes of 8 groups cost `best` bits."""
     rows = [
         {"groups": k, "uniform": {"bits": 1.2}, "optimal": {"bits": bits}}
         for k, bits in ((1, 1.2), (8, best))
@@ -145,9 +146,11 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
     (tmp_path / "own_sampler.py").write_text(
         "from dnadiff.sampler.grouped import Grouped\n\n\n"
         "class Own(Grouped):\n"
-        "    def __init__(self, note='plain', seed=0, weights=(1, 2), temperature=1.0, unused=None):\n"
+        "    def __init__(self, note='plain', seed=0, weights=(1, 2), temperature=1.0, "
+        "unused=None):\n"
         "        super().__init__(num_groups=4, temperature=temperature)\n"
-        "        self.note, self.seed, self.weights, self.unused = note, seed, list(weights), unused\n"
+        "        self.note, self.seed, self.weights, self.unused = note, seed, list(weights), "
+        "unused\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     config = compose(
@@ -269,7 +272,8 @@ def test_a_curve_that_is_not_of_the_held_out_data_of_this_model_is_ignored_with_
     assert (
         len(
             re.findall(
-                f"is ignored: .*{why}.*; python -m dnadiff.evaluate checkpoint=.* output=.*evaluate.json overwrite=true",
+                f"is ignored: .*{why}.*; python -m dnadiff.evaluate checkpoint=.* "
+                "output=.*evaluate.json overwrite=true",
                 err,
             )
         )
@@ -363,7 +367,8 @@ def test_labels_and_guidance(cli, labeled, tmp_path):
         ),
         (
             ["label=[]"],
-            "label [] is empty; leave it out for sequences without a label; this model knows human, yeast",
+            "label [] is empty; leave it out for sequences without a label; this model knows "
+            "human, yeast",
         ),
         (["guidance=2"], "guidance=2 needs a label; this model knows human, yeast"),
         (["guidance=high", "label=yeast"], "guidance 'high' must be a number of at least 0"),
@@ -393,7 +398,8 @@ def test_guidance_needs_training_without_labels(labeled):
         (["guidance=2"], "this model was trained without labels; leave label and guidance out"),
         (
             ["sampler=ar"],
-            "Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order; set sampler=grouped",
+            "Autoregressive samples from an autoregressive model, and this is a model that unmasks "
+            "in any order; set sampler=grouped",
         ),
         (
             ["sampler.num_groups=65"],
@@ -438,7 +444,8 @@ def test_guidance_needs_training_without_labels(labeled):
         ),
         (
             ["sampler=fast_dllm"],
-            "this sampler needs a transformer with a key-value cache, such as dit; Caduceus has none",
+            "this sampler needs a transformer with a key-value cache, such as dit; Caduceus has "
+            "none",
         ),
         (["sampler=grouping"], "sampler=grouping does not exist; did you mean grouped?"),
     ],
@@ -453,8 +460,8 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
     status, _, err = cli("sample", "checkpoint=run", "length=100")
     assert status == 1 and err.count("\n") == 1
     assert (
-        "length 100 is more than this network takes; use at most 64, sampler=semi_ar for longer sequences, or train"
-        in err
+        "length 100 is more than this network takes; use at most 64, sampler=semi_ar for longer "
+        "sequences, or train" in err
     )
     assert (
         cli(
@@ -487,7 +494,8 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         100,
         100,
     ]  # the window is the network's
-    # a bound needs the whole sequence in one call: left out if not requested, else an error before anything is sampled
+    # a bound needs the whole sequence in one call: left out if not requested, else an error before
+    # anything is sampled
     designed = model.sample(1, length=100, sampler=SemiAR(Grouped(4)), motif="TATA@5")
     assert designed[0][5:9] == "TATA" and designed[0].log_prob is None
     infilled = model.infill("ACGTA" * 30, 70, 80, length=100, sampler=SemiAR(Grouped(4)))

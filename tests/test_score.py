@@ -382,7 +382,8 @@ def test_help_is_for_newcomers(cli, command):
         (["input=x.fa", "resume=true"], "resume=true needs output="),
         (
             ["input=x.fa", "stranded=true"],
-            "stranded is for the information content of each base; give per_base= too, or leave stranded out",
+            "stranded is for the information content of each base; give per_base= too, or leave "
+            "stranded out",
         ),
         (["input=x.fa", "spacing=8"], "spacing is for the information content of each base"),
         (["input=x.fa", "regions=long"], "regions 'long' needs genome=g.fa"),

@@ -1,4 +1,5 @@
-"""The documentation site builds without warnings, loads nothing from other servers, and has every page."""
+"""The documentation site builds without warnings, loads nothing from other servers, and has every
+page."""
 
 import json
 import os
@@ -44,7 +45,8 @@ def site(tmp_path_factory):
 
 
 class Loaded(HTMLParser):
-    """What a page loads (scripts, style sheets, pictures, fonts), and its links to other pages of the site."""
+    """What a page loads (scripts, style sheets, pictures, fonts), and its links to other pages of
+    the site."""
 
     def __init__(self, page):
         super().__init__()

@@ -1,4 +1,5 @@
-"""The size and shape of the code keep their limits, or approach them: no value rises more than 3 % above its lowest."""
+"""The size and shape of the code keep their limits, or approach them: no value rises more than 3 %
+above its lowest."""
 
 import importlib.util
 import json

@@ -1,4 +1,5 @@
-"""The text path through the command lines: small stand-ins for the corpora, from training to samples."""
+"""The text path through the command lines: small stand-ins for the corpora, from training to
+samples."""
 
 import json
 import os
@@ -184,7 +185,8 @@ def test_bad_input_gets_one_line(cli, tmp_path, args, message):
 
 def test_dna_needs_none_of_the_packages_for_text(python, without, train_args, tmp_path):
     code = without("datasets", "tokenizers", "pyarrow", "huggingface_hub") + (
-        "from dnadiff.config import compose; from dnadiff.train import run; from pathlib import Path\n"
+        "from dnadiff.config import compose; from dnadiff.train import run; from pathlib import "
+        "Path\n"
         f"args = {train_args('dit', 1)!r}; run(compose('train', args), Path('run'), args)\n"
         "from dnadiff.model import load; load('run')"
     )

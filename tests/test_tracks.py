@@ -1,4 +1,5 @@
-"""Per-base information against enumerated conditionals, the windows around each base, and the files."""
+"""Per-base information against enumerated conditionals, the windows around each base, and the
+files."""
 
 import gzip
 import itertools
@@ -31,7 +32,8 @@ PROCESS = AbsorbingProcess(VOCAB, LogLinear())
 
 
 class Chain(BaseDenoiser):
-    """The exact conditionals of a stationary first-order Markov chain, as far as a window shows them: only the two neighbors matter."""
+    """The exact conditionals of a stationary first-order Markov chain, as far as a window shows
+    them: only the two neighbors matter."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
@@ -63,7 +65,8 @@ class Chain(BaseDenoiser):
 
 
 def enumerated(joint, ids):
-    """2 - H of each position given all others, from the joint distribution: log p of sequences of bases (S, L)."""
+    """2 - H of each position given all others, from the joint distribution: log p of sequences of
+    bases (S, L)."""
     bases = torch.as_tensor(ids).long() - 7
     found = []
     for i in range(len(bases)):
@@ -90,7 +93,8 @@ def sequence(length, seed=0):
 def test_information_is_the_enumerated_conditional_entropy_of_every_base(
     window, spacing, batch_size
 ):
-    # Windows are much shorter than the sequences: a base at the border of a window, without a neighbor, would get another value.
+    # Windows are much shorter than the sequences: a base at the border of a window, without a
+    # neighbor, would get another value.
     chain, sequences = Chain(), [sequence(150), sequence(3, 1), sequence(61, 2)]
     found = Information(chain, PROCESS, window, spacing, batch_size=batch_size).of_sequences(
         sequences

@@ -52,7 +52,8 @@ def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(
 
 @pytest.mark.slow
 def test_the_average_is_not_worse_than_the_live_weights(cli, train_args, tmp_path):
-    # The averaged weights must be at most 1 % worse. Without the warm-up of their decay they would hardly differ from the first ones.
+    # The averaged weights must be at most 1 % worse. Without the warm-up of their decay they would
+    # hardly differ from the first ones.
     status, _, err = cli(
         "train",
         *train_args(
@@ -95,7 +96,8 @@ def test_bfloat16_with_a_float32_residual_stream_trains(cli, train_args, tmp_pat
 def test_dna_and_text_train_and_sample_on_every_diffusion_backbone(
     cli, train_args, tmp_path, kind, backbone
 ):
-    # {DNA, text} x {dit, caduceus} with the same objective and samplers; other tests train the usual pairs.
+    # {DNA, text} x {dit, caduceus} with the same objective and samplers; other tests train the
+    # usual pairs.
     (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 120)
     data = {"text": {"data": ("data=text", "data.path=book.txt")}, "dna": {}}[kind]
     status, _, err = cli("train", *train_args(backbone, 2, **data))
@@ -256,7 +258,10 @@ def test_blocks_do_not_start_from_a_network_with_a_time(
         if "backbone" not in a
     ]
     status, _, err = cli("train", *plain)
-    message = f"error: init_from=first has a network that is conditioned on time {key}, and objective BlockMDLM does not use one time per sequence"
+    message = (
+        f"error: init_from=first has a network that is conditioned on time {key}, and "
+        "objective BlockMDLM does not use one time per sequence"
+    )
     assert (
         status == 1
         and message in err
@@ -481,7 +486,10 @@ def test_a_finished_run_that_ended_with_an_epoch_continues_with_the_next_one(
 
 
 def test_callbacks_of_the_trainer_are_used(cli, train_args, tmp_path):
-    stop = "+trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/nll, stopping_threshold: 100}]"
+    stop = (
+        "+trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: "
+        "valid/nll, stopping_threshold: 100}]"
+    )
     status, _, err = cli("train", *train_args("caduceus", 8, stop))
     assert status == 0, err
     assert (

@@ -11,7 +11,8 @@ from dnadiff.vocab import Vocab
 
 @dataclass(frozen=True)
 class Toy:
-    """A world small enough to enumerate: 3 letters (ids 0..2, mask 3), length 3, and any joint law over its 27 sequences."""
+    """A world small enough to enumerate: 3 letters (ids 0..2, mask 3), length 3, and any joint law
+    over its 27 sequences."""
 
     joint: torch.Tensor  # (27,) probabilities
     vocab = Vocab(size=4, mask_id=3, pad_id=3, never_emitted=(3,))
@@ -27,7 +28,8 @@ class Toy:
 
 
 class Oracle(BaseDenoiser):
-    """The exact posterior p(x0_l | visible tokens) of a joint law over `sequences (S, L)`, behind the denoiser's contract."""
+    """The exact posterior p(x0_l | visible tokens) of a joint law over `sequences (S, L)`, behind
+    the denoiser's contract."""
 
     def __init__(self, sequences: torch.Tensor, joint: torch.Tensor, vocab: Vocab) -> None:
         super().__init__(vocab)

@@ -1,4 +1,5 @@
-"""What the transformers `dit` and `transformer` share: rotary attention with a feed-forward network, and a stack of such blocks."""
+"""What the transformers `dit` and `transformer` share: rotary attention with a feed-forward
+network, and a stack of such blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class AttentionBlock(nn.Module):
-    """Attention with rotary positions and a feed-forward network; subclasses connect them to the residual stream."""
+    """Attention with rotary positions and a feed-forward network; subclasses connect them to the
+    residual stream."""
 
     def __init__(self, d_model: int, n_heads: int, mlp_ratio: PositiveInt, dropout: float) -> None:
         super().__init__()
@@ -62,7 +64,8 @@ class AttentionBlock(nn.Module):
         Args:
             x: (B, L, D), normalized.
             angles: of all positions, see `Rotary.angles`.
-            mask: bool, broadcast to (B, heads, L, L), True where a query sees a key; None for all keys; or how to attend in blocks.
+            mask: bool, broadcast to (B, heads, L, L), True where a query sees a key; None for all
+                keys; or how to attend in blocks.
             causal: without a mask, position l sees keys 0..l only.
             gate: (D,) multiplies the result.
         """
@@ -88,8 +91,10 @@ class AttentionBackbone(Backbone):
         takes_sigma: see `Backbone`.
         mlp_ratio: feed-forward width over D.
         dropout: on both branches of each block.
-        max_length: longest sequence; rotary attention does not generalize to positions beyond those it was trained on.
-        activation_checkpointing: save only each block's input and recompute the block in the backward pass.
+        max_length: longest sequence; rotary attention does not generalize to positions beyond those
+            it was trained on.
+        activation_checkpointing: save only each block's input and recompute the block in the
+            backward pass.
         compile: compile the blocks (`torch.compile`); they share one compilation.
     """
 
@@ -103,7 +108,8 @@ class AttentionBackbone(Backbone):
         d_model, n_heads = self.d_model, checks.integer("backbone.n_heads", n_heads)
         if d_model % n_heads or (d_model // n_heads) % 2:
             raise ValueError(
-                f"d_model {d_model} must be n_heads {n_heads} times an even head width; change backbone.d_model or backbone.n_heads"
+                f"d_model {d_model} must be n_heads {n_heads} times an even head width; change "
+                "backbone.d_model or backbone.n_heads"
             )
         self.n_heads, self.mlp_ratio = n_heads, checks.integer("backbone.mlp_ratio", mlp_ratio)
         self.dropout = checks.below_one("backbone.dropout", dropout)
@@ -135,7 +141,8 @@ class AttentionBackbone(Backbone):
         return x
 
     def through(self, block: nn.Module, x: Tensor, *inputs: Angles | Mask) -> Tensor:
-        """The output of one block, which the backward pass recomputes with `activation_checkpointing`."""
+        """The output of one block, which the backward pass recomputes with
+        `activation_checkpointing`."""
         recompute = self.activation_checkpointing and torch.is_grad_enabled()
         return (
             checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)

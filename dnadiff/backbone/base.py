@@ -1,7 +1,8 @@
 """The contract between a network and everything that trains it or samples from it.
 
-There are three ways to read a sequence, each an interface that a network may have: `BidirectionalBackbone`, `CausalBackbone` and
-`BlockBackbone`. Objectives, denoisers and samplers declare which one they need (`reads`).
+There are three ways to read a sequence, each an interface that a network may have:
+`BidirectionalBackbone`, `CausalBackbone` and `BlockBackbone`. Objectives, denoisers and samplers
+declare which one they need (`reads`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from dnadiff.vocab import Vocab
 
 @dataclass
 class State:
-    """What a network keeps of the tokens to the left that it has read, one by one or block by block.
+    """What a network keeps of the tokens to the left that it has read, one by one or block by
+    block.
 
     Attributes:
         tensors: the network's own, each with the batch first.
@@ -41,10 +43,12 @@ class Backbone(nn.Module, ABC):
 
     Attributes:
         vocab: the vocabulary it was built for.
-        d_model: width D of `features`; a network that reads both strands has twice the width of one.
+        d_model: width D of `features`; a network that reads both strands has twice the width of
+            one.
         max_length: longest sequence it accepts, None for any.
         context: whether it reads whole sequences, or one piece of each (`spread`).
-        reads_both_strands: whether features hold the channels of both strands, as `rc.join` arranges them.
+        reads_both_strands: whether features hold the channels of both strands, as `rc.join`
+            arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
     """
@@ -69,20 +73,26 @@ class Backbone(nn.Module, ABC):
 
     @property
     def trunk(self) -> nn.ModuleList | None:
-        """The layers in the order in which they run, shared by reference; None for a network that is not a list of layers."""
+        """The layers in the order in which they run, shared by reference; None for a network that
+        is not a list of layers."""
         return None
 
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
-        """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths) cannot be spread over processes."""
+        """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths)
+        cannot be spread over processes."""
         raise ValueError(
-            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only a network of Mamba layers passes a state from "
-            "one piece of a sequence to the next; set backbone=caduceus, caduceus_ps or mamba, or context_parallel=1"
+            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only a "
+            "network of Mamba layers passes a state from "
+            "one piece of a sequence to the next; set backbone=caduceus, caduceus_ps or mamba, or "
+            "context_parallel=1"
         )
 
     def spread(self, peers: Peers) -> None:
-        """From now on read one piece of every sequence, as `SequencePiece` describes; its peers read the others (see `check_pieces`).
+        """From now on read one piece of every sequence, as `SequencePiece` describes; its peers
+        read the others (see `check_pieces`).
 
-        `features` takes the tokens of this piece and returns theirs, and the gradients of the parameters are the part of this piece.
+        `features` takes the tokens of this piece and returns theirs, and the gradients of the
+        parameters are the part of this piece.
         """
         raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
 
@@ -100,13 +110,15 @@ class Backbone(nn.Module, ABC):
             ids: (B, L) token ids.
             sigma: (B,) noise level; None is the network's value for "no time".
             cond: (B, C) labels, 1 where a label applies; a row of zeros, like None, means no label.
-            valid: (B, L) bool, False on padding that must be ignored; None treats all positions as tokens, as the published networks do.
+            valid: (B, L) bool, False on padding that must be ignored; None treats all positions as
+                tokens, as the published networks do.
 
         Returns:
             (B, L, D).
 
         Raises:
-            ValueError: if L exceeds `max_length`, or the network cannot be conditioned on `sigma` or `cond`.
+            ValueError: if L exceeds `max_length`, or the network cannot be conditioned on `sigma`
+                or `cond`.
         """
 
     @abstractmethod
@@ -114,9 +126,11 @@ class Backbone(nn.Module, ABC):
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
 
     def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None for any other head.
+        """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None
+        for any other head.
 
-        With it, losses over large vocabularies do not hold the logits (`dnadiff.kernels.linear_log_sum`).
+        With it, losses over large vocabularies do not hold the logits
+        (`dnadiff.kernels.linear_log_sum`).
         """
         return None
 
@@ -146,29 +160,34 @@ class Backbone(nn.Module, ABC):
             raise ValueError(f"this {name} was built without labels; leave cond out")
         if cond is not None and cond.shape != (len(ids), self.num_labels):
             raise ValueError(
-                f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a column for each label, 1 where it applies"
+                f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a "
+                "column for each label, 1 where it applies"
             )
 
 
 class BidirectionalBackbone(Backbone):
-    """A network whose `features` of each position depend on all tokens: for masked diffusion and masked language models."""
+    """A network whose `features` of each position depend on all tokens: for masked diffusion and
+    masked language models."""
 
     described = "a bidirectional network, such as caduceus or dit"
 
 
 class CausalBackbone(Backbone):
-    """A network whose `features` of position l depend on tokens 0..l only: for autoregressive models."""
+    """A network whose `features` of position l depend on tokens 0..l only: for autoregressive
+    models."""
 
     described = "a causal network, transformer or mamba"
 
     def step(
         self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Read one more token of each sequence: what `features` returns for the last position, given the earlier tokens.
+        """Read one more token of each sequence: what `features` returns for the last position,
+        given the earlier tokens.
 
         Args:
             ids: (B,) token ids.
-            state: from the previous call, None at the first token; it is modified and must not be used again.
+            state: from the previous call, None at the first token; it is modified and must not be
+                used again.
             cond: (B, C) labels, the same in every call.
 
         Returns:
@@ -184,7 +203,8 @@ class CausalBackbone(Backbone):
     def read(
         self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last state."""
+        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last
+        state."""
         features = []
         for token in ids.unbind(1):
             found, state = self.step(token, state, cond)
@@ -194,20 +214,24 @@ class CausalBackbone(Backbone):
 
 
 class BlockBackbone(Backbone):
-    """A network that reads a sequence in blocks: each block in both directions, after the blocks to its left (arXiv 2503.09573).
+    """A network that reads a sequence in blocks: each block in both directions, after the blocks to
+    its left (arXiv 2503.09573).
 
-    It has the parameters of a bidirectional network. There are two streams: the noised one, whose features predict x0, and the clean one,
-    which carries what the blocks to the left say. The noised block i depends on the clean blocks 0..i-1 and on itself.
+    It has the parameters of a bidirectional network. There are two streams: the noised one, whose
+    features predict x0, and the clean one, which carries what the blocks to the left say. The
+    noised block i depends on the clean blocks 0..i-1 and on itself.
 
     Attributes:
-        clean_is_causal: whether the clean stream at position l depends on tokens 0..l only; otherwise it sees all of its block.
+        clean_is_causal: whether the clean stream at position l depends on tokens 0..l only;
+            otherwise it sees all of its block.
     """
 
     described = "a network that reads blocks, caduceus or dit"
     clean_is_causal: bool = False
 
     def check_blocks(self) -> None:
-        """Raise ValueError or RuntimeError, naming the setting, if this network was built in a way that excludes reading in blocks."""
+        """Raise ValueError or RuntimeError, naming the setting, if this network was built in a way
+        that excludes reading in blocks."""
 
     @abstractmethod
     def block_features(
@@ -219,7 +243,8 @@ class BlockBackbone(Backbone):
         valid: Tensor | None = None,
         clean: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the blocks before each.
+        """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the
+        blocks before each.
 
         Args:
             xt: (B, L) token ids of the noised stream.
@@ -240,7 +265,8 @@ class BlockBackbone(Backbone):
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Tensor:
-        """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B, n, D). The state is not modified."""
+        """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B,
+        n, D). The state is not modified."""
 
     @abstractmethod
     def advance(
@@ -250,11 +276,13 @@ class BlockBackbone(Backbone):
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> State:
-        """The state after one more block x0 (B, n) of the clean stream, from the state before it (None at the first), not modified."""
+        """The state after one more block x0 (B, n) of the clean stream, from the state before it
+        (None at the first), not modified."""
 
 
 class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
-    """A bidirectional transformer that can compute some positions with stored keys and values of the others (arXiv 2505.22618)."""
+    """A bidirectional transformer that can compute some positions with stored keys and values of
+    the others (arXiv 2505.22618)."""
 
     described = "a transformer with a key-value cache, such as dit"
 
@@ -262,10 +290,12 @@ class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
     def around(
         self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
     ) -> State:
-        """Read a sequence in both directions and keep the tokens outside some positions, as a state for `step_block` at these positions.
+        """Read a sequence in both directions and keep the tokens outside some positions, as a state
+        for `step_block` at these positions.
 
-        `step_block` then returns what `features` returns there, as long as no token changes. If tokens at these positions change, the
-        result is approximate: the keys and values of the others do not.
+        `step_block` then returns what `features` returns there, as long as no token changes. If
+        tokens at these positions change, the result is approximate: the keys and values of the
+        others do not.
 
         Args:
             ids: (B, L) token ids.

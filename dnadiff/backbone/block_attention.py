@@ -1,9 +1,11 @@
-"""Attention of block diffusion (BD3-LM, arXiv 2503.09573): all blocks of a sequence at once, or one block after a cache.
+"""Attention of block diffusion (BD3-LM, arXiv 2503.09573): all blocks of a sequence at once, or one
+block after a cache.
 
-All blocks at once are two streams in one sequence of 2L positions: the noised one, then the clean one. A query of noised block i
-sees noised block i and the clean blocks 0..i-1; a query of clean block i sees the clean blocks 0..i. The rule is written once, in
-`_sees`. `scaled_dot_product_attention` takes it as two dense masks, `flex_attention` (CUDA) as a function with a list of non-empty
-tiles.
+All blocks at once are two streams in one sequence of 2L positions: the noised one, then the clean
+one. A query of noised block i sees noised block i and the clean blocks 0..i-1; a query of clean
+block i sees the clean blocks 0..i. The rule is written once, in `_sees`.
+`scaled_dot_product_attention` takes it as two dense masks, `flex_attention` (CUDA) as a function
+with a list of non-empty tiles.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class BlockAttention(ABC):
 
     @abstractmethod
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries, keys (rotated) and values (B, heads, n, d) -> (B, heads, m, d), m <= n: the results of the first m positions."""
+        """Queries, keys (rotated) and values (B, heads, n, d) -> (B, heads, m, d), m <= n: the
+        results of the first m positions."""
 
 
 class TwoStreams(BlockAttention):
@@ -41,7 +44,8 @@ class TwoStreams(BlockAttention):
 
     @abstractmethod
     def noised_only(self) -> TwoStreams:
-        """The same for the last layer, where the clean stream gives keys and values only: the results of the first L positions."""
+        """The same for the last layer, where the clean stream gives keys and values only: the
+        results of the first L positions."""
 
 
 class Positions(NamedTuple):
@@ -58,7 +62,8 @@ class Positions(NamedTuple):
     key: Tensor
 
     def dense(self, rows: slice, columns: slice) -> Tensor:
-        """The mask of some queries and some keys: (B, 1, rows, columns) bool, with B = 1 if all sequences have the same."""
+        """The mask of some queries and some keys: (B, 1, rows, columns) bool, with B = 1 if all
+        sequences have the same."""
         index = torch.arange(len(self.number), device=self.number.device)
         itself = index[rows, None] == index[columns]
         return _sees(
@@ -89,7 +94,8 @@ def _sees(number: Tensor, limit: Tensor, key: Tensor, itself: Tensor) -> Tensor:
 def positions(
     length: int, block_size: int, valid: Tensor | None, device: torch.device | str = "cpu"
 ) -> Positions:
-    """The positions of both streams of sequences of `length` tokens; valid (B, L) is False on padding."""
+    """The positions of both streams of sequences of `length` tokens; valid (B, L) is False on
+    padding."""
     block = torch.arange(length, dtype=torch.int32, device=device) // block_size
     number = torch.cat([-1 - block, block])
     key = (
@@ -101,7 +107,8 @@ def positions(
 
 
 class DenseStreams(TwoStreams):
-    """Both streams with dense masks: L x 2L for the noised queries, and L x L for the clean ones, which see clean keys only.
+    """Both streams with dense masks: L x 2L for the noised queries, and L x L for the clean ones,
+    which see clean keys only.
 
     Args:
         noised: (B or 1, 1, L, 2L) bool.
@@ -130,7 +137,8 @@ class FlexStreams(TwoStreams):
 
     Args:
         mask: of all 2L queries and keys.
-        length: positions to return; the last layer computes the others too, because another size would be another compilation.
+        length: positions to return; the last layer computes the others too, because another size
+            would be another compilation.
     """
 
     def __init__(self, mask: BlockMask, length: int | None = None) -> None:
@@ -176,7 +184,8 @@ def block_mask(
     device: torch.device | str,
     tile: int = _TILE,
 ) -> BlockMask:
-    """The mask of both streams in tiles. `function` is not evaluated in tiles that are seen as a whole, unless keys may be padding.
+    """The mask of both streams in tiles. `function` is not evaluated in tiles that are seen as a
+    whole, unless keys may be padding.
 
     PyTorch's `create_block_mask` finds the tiles from the dense mask, which this avoids.
     """
@@ -202,11 +211,12 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tensor]:
-    """Whether some query of a tile sees some key, and whether all see all: two of (tiles, tiles) bool.
+    """Whether some query of a tile sees some key, and whether all see all: two of (tiles, tiles)
+    bool.
 
-    The positions of one stream in one tile are an interval, and so are their blocks. One tile may have the end of the noised stream
-    and the beginning of the clean one. A tile beyond the last position is not seen as a whole, because the kernel would not mask its
-    end.
+    The positions of one stream in one tile are an interval, and so are their blocks. One tile may
+    have the end of the noised stream and the beginning of the clean one. A tile beyond the last
+    position is not seen as a whole, because the kernel would not mask its end.
     """
     start = torch.arange(0, 2 * length, tile)
     end = (start + tile).clamp(max=2 * length) - 1  # the last position
@@ -251,8 +261,8 @@ class CachedAttention(BlockAttention):
     """Attention of one block to the tokens before it and to itself.
 
     Args:
-        cached: keys (rotated) and values of the tokens before, (B, heads, m, D / heads) each; nothing if there are none. A call
-            replaces them by those with the block, in new tensors.
+        cached: keys (rotated) and values of the tokens before, (B, heads, m, D / heads) each;
+            nothing if there are none. A call replaces them by those with the block, in new tensors.
         mask: (B, 1, n, m + n) bool; None for all keys.
     """
 

@@ -1,4 +1,5 @@
-"""Caduceus-Ph: a bidirectional Mamba for DNA (arXiv 2403.03234), with a language-model head tied to its embedding."""
+"""Caduceus-Ph: a bidirectional Mamba for DNA (arXiv 2403.03234), with a language-model head tied to
+its embedding."""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
 class Caduceus(BiMambaBackbone, BlockBackbone):
     """Embedding, `n_layers` bidirectional Mamba blocks, a final norm and a tied head.
 
-    In blocks (`BlockBackbone`) the clean stream has the forward direction alone, so its state after the clean blocks is all that a noised
-    block needs to know of them: it has the same size whatever their length. The reverse direction stays within a block.
+    In blocks (`BlockBackbone`) the clean stream has the forward direction alone, so its state after
+    the clean blocks is all that a noised block needs to know of them: it has the same size whatever
+    their length. The reverse direction stays within a block.
 
     Deviation from the published code: the number of columns is `vocab.size` padded to a multiple of
     `pad_vocab_to`, so the DNA vocabulary of 12 ids has the published 16 rows.
@@ -87,7 +89,8 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         check_states(self.scan)
         if self.takes_sigma:
             raise ValueError(
-                "backbone.time_conditioning true, expected false: every block has another time, so the network would never read it and its "
+                "backbone.time_conditioning true, expected false: every block has another time, so "
+                "the network would never read it and its "
                 "weights for the time would not be trained; set backbone.time_conditioning=false"
             )
 
@@ -189,5 +192,6 @@ def two_streams(
 def compiled_two_streams() -> Callable[
     ..., tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 ]:
-    """`two_streams`, compiled when it is called first: once for the first layer, the last one, and all others."""
+    """`two_streams`, compiled when it is called first: once for the first layer, the last one, and
+    all others."""
     return torch.compile(two_streams)

@@ -1,4 +1,5 @@
-"""Caduceus-PS: reverse-complement equivariant because all parameters are shared between the strands (arXiv 2403.03234, section 4.2)."""
+"""Caduceus-PS: reverse-complement equivariant because all parameters are shared between the strands
+(arXiv 2403.03234, section 4.2)."""
 
 from __future__ import annotations
 
@@ -17,17 +18,20 @@ from dnadiff.vocab import Vocab
 
 
 class CaduceusPS(BiMambaBackbone):
-    """A Caduceus that reads both strands in one batch: logits(RC x) = flip(logits(x))[..., complement].
+    """A Caduceus that reads both strands in one batch: logits(RC x) = flip(logits(x))[...,
+    complement].
 
-    Features (B, L, 2D) are those of both strands, see `rc.join`. It has the parameters of Caduceus-Ph and twice its cost.
+    Features (B, L, 2D) are those of both strands, see `rc.join`. It has the parameters of
+    Caduceus-Ph and twice its cost.
 
     Args:
         vocab: the vocabulary, with a complement.
         d_model: width D of one strand.
         n_layers: number of blocks.
-        swap_strands: exchange the strands before every block, as some published networks do. The same weights then compute another
-            function. With an even number of layers both variants can represent the same functions, because the exchange is equivalent to
-            swapping the directions and reversing the channels of every other layer.
+        swap_strands: exchange the strands before every block, as some published networks do. The
+            same weights then compute another function. With an even number of layers both variants
+            can represent the same functions, because the exchange is equivalent to swapping the
+            directions and reversing the channels of every other layer.
         **options: as in `BiMambaBackbone`.
 
     Raises:

@@ -1,6 +1,7 @@
 """Conditioning of a network on the noise level and on labels by adaptive layer norm.
 
-adaLN (arXiv 2212.09748, section 3.2) shifts, scales and gates each layer by linear functions of one vector per sequence.
+adaLN (arXiv 2212.09748, section 3.2) shifts, scales and gates each layer by linear functions of one
+vector per sequence.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class SigmaMap(nn.Module):
 class Condition(nn.Module):
     """One vector per sequence from its noise level and its labels, or None if neither is given.
 
-    The constructor restores the global random state, so that the rest of a network draws the same initial weights with and
-    without it.
+    The constructor restores the global random state, so that the rest of a network draws the same
+    initial weights with and without it.
 
     Args:
         cond_dim: width of the vector.
@@ -51,7 +52,8 @@ class Condition(nn.Module):
             self.label_map = nn.Linear(num_labels, cond_dim, bias=False) if num_labels else None
 
     def forward(self, sigma: Tensor | None, cond: Tensor | None) -> Tensor | None:
-        """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` is equivalent to None."""
+        """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` is equivalent to
+        None."""
         total = None if sigma is None or self.sigma_map is None else self.sigma_map(sigma)
         if cond is not None and self.label_map is not None:
             labels = self.label_map(cond.to(self.label_map.weight.dtype))
@@ -62,7 +64,8 @@ class Condition(nn.Module):
 class Modulation(nn.Module):
     """shift, scale and gate of one layer: linear in the condition and initialized to zero.
 
-    There is no bias, so an unlabeled sequence is processed exactly as by a network without labels, also after training.
+    There is no bias, so an unlabeled sequence is processed exactly as by a network without labels,
+    also after training.
     """
 
     def __init__(self, cond_dim: int, d_model: int) -> None:

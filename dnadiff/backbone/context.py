@@ -1,7 +1,9 @@
-"""Where the tokens of a sequence are: all in this process, or one piece in each of several (context parallelism).
+"""Where the tokens of a sequence are: all in this process, or one piece in each of several (context
+parallelism).
 
-A Mamba network passes two things from one piece to the next: the inputs that the short convolution reads across the border, and the states
-of the scan. Everything else in it acts on each position alone.
+A Mamba network passes two things from one piece to the next: the inputs that the short convolution
+reads across the border, and the states of the scan. Everything else in it acts on each position
+alone.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ class Context(ABC):
 
     @abstractmethod
     def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
-        """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and `valid` (B, n)."""
+        """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
+        `valid` (B, n)."""
 
     @abstractmethod
     def shifted(self, x: Tensor, first: int | bool) -> Tensor:
-        """x (B, n) moved one position to the right; the first position of the sequence gets `first`."""
+        """x (B, n) moved one position to the right; the first position of the sequence gets
+        `first`."""
 
 
 class WholeSequence(Context):
@@ -47,14 +51,16 @@ class WholeSequence(Context):
 
 
 class SequencePiece(Context):
-    """This process holds piece `peers.rank` of every sequence, and its peers the other pieces, of the same length.
+    """This process holds piece `peers.rank` of every sequence, and its peers the other pieces, of
+    the same length.
 
-    A scan runs twice: from zero, for the state at the end of the piece, and, after the states were exchanged, from the state that the
-    pieces before it reach.
+    A scan runs twice: from zero, for the state at the end of the piece, and, after the states were
+    exchanged, from the state that the pieces before it reach.
 
     Args:
         peers: the processes that share the sequences.
-        both_strands: the second half of the rows are the same pieces of the other strand, which is read from the last piece to the first.
+        both_strands: the second half of the rows are the same pieces of the other strand, which is
+            read from the last piece to the first.
     """
 
     def __init__(self, peers: Peers, both_strands: bool = False) -> None:
@@ -71,14 +77,16 @@ class SequencePiece(Context):
         return torch.cat([torch.full_like(x[:, :1], first) if is_first else left, x[:, :-1]], 1)
 
     def edges(self, x: Tensor, x_rev: Tensor, num_taps: int) -> tuple[Tensor | None, Tensor | None]:
-        """The inputs (B, K - 1, E) of a convolution of K taps before x (B, n, E), and those after x_rev of one in reverse."""
+        """The inputs (B, K - 1, E) of a convolution of K taps before x (B, n, E), and those after
+        x_rev of one in reverse."""
         near = num_taps - 1
         if not near:
             return None, None
         return exchanged(x_rev[:, :near], x[:, x.shape[1] - near :], self.peers, self.both_strands)
 
     def scans(self, ways: Sequence[ScanInputs], scan: str) -> list[Tensor]:
-        """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the second way in reverse."""
+        """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the
+        second way in reverse."""
         ends, totals = [], []
         for number, inputs in enumerate(ways):
             ends.append(

@@ -1,4 +1,5 @@
-"""DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C), with rotary positions and adaLN (arXiv 2212.09748)."""
+"""DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C), with rotary positions
+and adaLN (arXiv 2212.09748)."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ from dnadiff.vocab import Vocab
 
 
 class DiTBlock(AttentionBlock):
-    """Attention and a feed-forward network, each scaled, shifted and gated by the noise level (adaLN-zero).
+    """Attention and a feed-forward network, each scaled, shifted and gated by the noise level
+    (adaLN-zero).
 
-    A condition that all sequences share, as without time conditioning, is folded into parameters: scale and shift into weight and bias
-    of the norm, the gate into the preceding matrix. This takes one operation per layer instead of one per token.
+    A condition that all sequences share, as without time conditioning, is folded into parameters:
+    scale and shift into weight and bias of the norm, the gate into the preceding matrix. This takes
+    one operation per layer instead of one per token.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class DiTBlock(AttentionBlock):
         return self.mlp[2](self.mlp[1](self.mlp[0](x)), gate)
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Mask) -> Tensor:
-        """(B, L, D), condition (B, cond_dim), or (1, cond_dim) for all sequences -> (B, L, D), or the positions `attend` returns."""
+        """(B, L, D), condition (B, cond_dim), or (1, cond_dim) for all sequences -> (B, L, D), or
+        the positions `attend` returns."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(
             6, dim=-1
         )
@@ -70,7 +74,8 @@ class DiTBlock(AttentionBlock):
 
 
 class FinalNorm(nn.Module):
-    """The last adaLN and the linear map to logits; `forward` is the norm alone, which completes `features`."""
+    """The last adaLN and the linear map to logits; `forward` is the norm alone, which completes
+    `features`."""
 
     def __init__(self, d_model: PositiveInt, rows: int, cond_dim: PositiveInt) -> None:
         super().__init__()
@@ -90,12 +95,14 @@ class FinalNorm(nn.Module):
 
 
 class DiT(AttentionBackbone, AttentionCacheBackbone):
-    """The published DiT. Its modules have the published names, so that published weights load unchanged.
+    """The published DiT. Its modules have the published names, so that published weights load
+    unchanged.
 
-    In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far, the last `max_length` of them.
-    After `max_length` tokens, a block of n tokens attends to itself and to the last `max_length - n` tokens: a sliding window, and
-    constant memory. Up to then `step_block` and `advance` compute the same as `block_features`. With `max_length` None, the state
-    grows with the sequence.
+    In blocks (`BlockBackbone`) the state has the keys and values of the clean tokens read so far,
+    the last `max_length` of them. After `max_length` tokens, a block of n tokens attends to itself
+    and to the last `max_length - n` tokens: a sliding window, and constant memory. Up to then
+    `step_block` and `advance` compute the same as `block_features`. With `max_length` None, the
+    state grows with the sequence.
 
     Args:
         vocab: the vocabulary; one embedding row per id, not tied to the head.
@@ -154,7 +161,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         return self.output_layer(x, condition)
 
     def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
-        """What modulates the layers: (B, cond_dim); (1, cond_dim) without time conditioning, where MDLM's network gets sigma = 0."""
+        """What modulates the layers: (B, cond_dim); (1, cond_dim) without time conditioning, where
+        MDLM's network gets sigma = 0."""
         return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -226,9 +234,11 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         )
 
     def _read(self, ids: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with this block.
+        """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with
+        this block.
 
-        They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False on padding, if there is any.
+        They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False
+        on padding, if there is any.
         """
         size = ids.shape[1]
         past = (
@@ -253,7 +263,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         return self.output_layer(x, condition), tensors + seen
 
     def _seen(self, past: list[Tensor], ids: Tensor, valid: Tensor | None) -> list[Tensor]:
-        """Which of the tokens in `past` and in a block (B, n) are no padding, (B, 1, m) bool; nothing if none is padding."""
+        """Which of the tokens in `past` and in a block (B, n) are no padding, (B, 1, m) bool;
+        nothing if none is padding."""
         seen = past[2 * len(self.blocks) :]
         if valid is None and not seen:
             return []
@@ -268,8 +279,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     def _origin(self, length: int) -> int:
         """The index of the token with rotary position 0 in the state after `length` tokens.
 
-        It moves, by `max_length` at a time, because large angles are inexact in float32. Attention depends on differences of positions
-        only.
+        It moves, by `max_length` at a time, because large angles are inexact in float32. Attention
+        depends on differences of positions only.
         """
         return (
             0

@@ -1,6 +1,8 @@
-"""GPT-2, to evaluate samples of text with published weights. It is not trained here and has no yaml.
+"""GPT-2, to evaluate samples of text with published weights. It is not trained here and has no
+yaml.
 
-Learned positions, biases everywhere, a head tied to the embedding (the architecture of GPT-2 as the Hugging Face Hub holds it).
+Learned positions, biases everywhere, a head tied to the embedding (the architecture of GPT-2 as the
+Hugging Face Hub holds it).
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(CausalBackbone):
-    """The published network for a vocabulary that may have further ids, each of which is read as the token that starts a text.
+    """The published network for a vocabulary that may have further ids, each of which is read as
+    the token that starts a text.
 
     `CausalDenoiser` starts every text with the mask, which GPT-2 does not have.
 
@@ -72,7 +75,8 @@ class GPT2(CausalBackbone):
             or not 0 <= start < rows
         ):
             raise ValueError(
-                f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond may only be mask and padding"
+                f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond "
+                "may only be mask and padding"
             )
         self.max_length, self.rows, self.start = max_length, rows, start
         self.wte, self.wpe = nn.Embedding(rows, d_model), nn.Embedding(max_length, d_model)

@@ -11,15 +11,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
 
-# cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678), and PyTorch 2.11 selects it on an H200.
-# Remove this when the oldest PyTorch allowed has the fix.
+# cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
+# and PyTorch 2.11 selects it on an H200. Remove this when the oldest PyTorch allowed has the fix.
 _MASKED_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are right.
+    """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are
+    right.
 
-    Sets PyTorch's choice of kernels for the process while it runs; do not call it from several threads on a GPU.
+    Sets PyTorch's choice of kernels for the process while it runs; do not call it from several
+    threads on a GPU.
 
     Args:
         q: (B, heads, queries, head width).
@@ -34,7 +36,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv 1910.07467)."""
+    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv
+    1910.07467)."""
 
     def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
         super().__init__()
@@ -46,7 +49,8 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
 
     def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + added (..., D), and its norm in the type of the weights (or autocast's, see `dnadiff.kernels.add_norm`)."""
+        """x + added (..., D), and its norm in the type of the weights (or autocast's, see
+        `dnadiff.kernels.add_norm`)."""
         return add_norm(x, added, self.weight, self.eps, scan=self.scan)
 
 
@@ -66,12 +70,14 @@ class Projection(nn.Linear):
 
 
 class KernelLinear(nn.Linear):
-    """A linear map with an optional gate, computed by the fastest library on this processor (`dnadiff.kernels.linear`)."""
+    """A linear map with an optional gate, computed by the fastest library on this processor
+    (`dnadiff.kernels.linear`)."""
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """(..., in) -> (..., out); `gate (out,)` multiplies the result.
 
-        The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to save for the gradient.
+        The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to
+        save for the gradient.
         """
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
@@ -88,7 +94,8 @@ class KernelLinear(nn.Linear):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization with a weight, and a bias as in Mamba but not in DiT, in float32 under any autocast."""
+    """Layer normalization with a weight, and a bias as in Mamba but not in DiT, in float32 under
+    any autocast."""
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False) -> None:
         super().__init__()
@@ -99,7 +106,8 @@ class LayerNorm(nn.Module):
     def forward(
         self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
     ) -> Tensor:
-        """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together, multiply by 1 + scale and add shift."""
+        """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together,
+        multiply by 1 + scale and add shift."""
         x = x if x.dtype == torch.float64 else x.float()
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if scale is not None and shift is not None:
@@ -119,7 +127,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
-    """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and DiT (arXiv 2212.09748)."""
+    """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and
+    DiT (arXiv 2212.09748)."""
     half = width // 2
     frequency = torch.exp(
         -math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half
@@ -143,7 +152,8 @@ class Rotary(nn.Module):
         )
 
     def angles(self, length: int, device: torch.device, first: int = 0) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions `first`, `first + 1`, ..., each (length, head_width), float32."""
+        """cos and sin of positions `first`, `first + 1`, ..., each (length, head_width),
+        float32."""
         angle = torch.arange(first, first + length, dtype=torch.float32, device=device)[
             :, None
         ] * self.frequencies(device)

@@ -79,7 +79,8 @@ def _step(
     past: Tensor,
     h: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and the mixer's new state."""
+    """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and the
+    mixer's new state."""
     hidden = block.norm(stream).to(block.norm.weight.dtype)
     if condition is None or block.adaLN_modulation is None:
         return mixer.step(hidden, past, h)

@@ -1,4 +1,5 @@
-"""What the networks of Mamba mixers share: embedding, residual stream of blocks, final norm, and a head tied to the embedding."""
+"""What the networks of Mamba mixers share: embedding, residual stream of blocks, final norm, and a
+head tied to the embedding."""
 
 from __future__ import annotations
 
@@ -43,10 +44,11 @@ class MambaOptions(TypedDict, total=False):
 
 
 class MambaBlock(nn.Module):
-    """One layer: adds the previous layer's output to the residual stream, then normalizes, modulates by the condition, mixes and gates.
+    """One layer: adds the previous layer's output to the residual stream, then normalizes,
+    modulates by the condition, mixes and gates.
 
-    The gate is 1 plus an output that starts at zero: a new network is the same with and without a condition, and no layer starts
-    disconnected.
+    The gate is 1 plus an output that starts at zero: a new network is the same with and without a
+    condition, and no layer starts disconnected.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class MambaBlock(nn.Module):
         scan: str,
         context: Context = WHOLE,
     ) -> tuple[Tensor, Tensor]:
-        """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's branch, which the next layer adds."""
+        """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's
+        branch, which the next layer adds."""
         stream, hidden, gate = self.enter(stream, branch, condition)
         mixed = context.mix(self.mixer, hidden, valid, scan)
         return stream, mixed if gate is None else gate * mixed
@@ -72,7 +75,8 @@ class MambaBlock(nn.Module):
     def enter(
         self, stream: Tensor, branch: Tensor | None, condition: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """stream + branch, the input of the mixer, and what multiplies its output (None without a condition)."""
+        """stream + branch, the input of the mixer, and what multiplies its output (None without a
+        condition)."""
         stream, hidden = self.norm.after(stream, branch)
         if condition is None or self.adaLN_modulation is None:
             return stream, hidden, None
@@ -83,7 +87,8 @@ class MambaBlock(nn.Module):
 class MambaBackbone(Backbone):
     """A residual stream of mixers.
 
-    The published code adds a branch before each norm and once more at the end, which is the same stream.
+    The published code adds a branch before each norm and once more at the end, which is the same
+    stream.
 
     Args:
         vocab: the vocabulary.
@@ -101,11 +106,13 @@ class MambaBackbone(Backbone):
         num_labels: C, columns of `cond`; 0 for no labels.
         time_conditioning: take the noise level as an input.
         cond_dim: width of the vector to which labels and noise level are mapped.
-        activation_checkpointing: save only each layer's input and recompute the layer in the backward pass.
+        activation_checkpointing: save only each layer's input and recompute the layer in the
+            backward pass.
         scan: which kernel computes the recurrence; `auto` is the fastest that works here.
         dropout: on what each block adds to the stream.
-        compile: compile the layers (`torch.compile`); all but the first, which adds no branch, share one compilation. In block diffusion
-            it is the pass over two streams that is compiled, not the reading of one block after another.
+        compile: compile the layers (`torch.compile`); all but the first, which adds no branch,
+            share one compilation. In block diffusion it is the pass over two streams that is
+            compiled, not the reading of one block after another.
     """
 
     def __init__(
@@ -181,17 +188,21 @@ class MambaBackbone(Backbone):
         check_states(self.scan)
         if length is None:
             raise ValueError(
-                f"context_parallel {num_pieces} needs windows of one length, and these data have sequences of many; set context_parallel=1"
+                f"context_parallel {num_pieces} needs windows of one length, and these data have "
+                "sequences of many; set context_parallel=1"
             )
         if length % num_pieces:
             nearest = max(1, round(length / num_pieces)) * num_pieces
             raise ValueError(
-                f"data.length {length} is not a multiple of context_parallel {num_pieces}, the pieces of a sequence; set data.length={nearest}"
+                f"data.length {length} is not a multiple of context_parallel {num_pieces}, the "
+                f"pieces of a sequence; set data.length={nearest}"
             )
         if length // num_pieces < self.d_conv - 1:
             raise ValueError(
-                f"context_parallel {num_pieces} cuts data.length {length} into pieces of {length // num_pieces} tokens, shorter than the "
-                f"{self.d_conv - 1} that a convolution reads across their border; set data.length={num_pieces * (self.d_conv - 1)} or more"
+                f"context_parallel {num_pieces} cuts data.length {length} into pieces of "
+                f"{length // num_pieces} tokens, shorter than the "
+                f"{self.d_conv - 1} that a convolution reads across their border; set "
+                f"data.length={num_pieces * (self.d_conv - 1)} or more"
             )
 
     @override
@@ -224,7 +235,8 @@ class MambaBackbone(Backbone):
     def carried(
         self, ids: Tensor, state: State | None, cond: Tensor | None, valid: Tensor | None
     ) -> tuple[Tensor, Tensor | None, State]:
-        """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and the state after them."""
+        """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
+        the state after them."""
         condition = None if self.condition is None else self.condition(None, cond)
         stream, branch, tensors = self.embedded(ids), None, list[Tensor]()
         for number, layer in enumerate(self.layers):
@@ -247,7 +259,8 @@ class MambaBackbone(Backbone):
         return self.norm_f.after(stream, branch)[1].to(self.norm_f.weight.dtype)
 
     def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Transforms the stream (B, L, D) and its last branch before each layer; the identity unless a subclass exchanges strands."""
+        """Transforms the stream (B, L, D) and its last branch before each layer; the identity
+        unless a subclass exchanges strands."""
         return stream, branch
 
     def _run(self, layer: nn.Module, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -77,12 +77,14 @@ class Direction(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(d_inner))
         self.A_log = nn.Parameter(torch.empty(d_inner, d_state))
         self.D = nn.Parameter(torch.ones(d_inner))
-        if not self.D.is_meta:  # without memory there is nothing to fill, and PyTorch imports its compiler for arithmetic
+        # without memory there is nothing to fill, and PyTorch imports its compiler for arithmetic
+        if not self.D.is_meta:
             self._fill()
 
     @torch.no_grad()
     def _fill(self) -> None:
-        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the inverse softplus of one.
+        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the
+        # inverse softplus of one.
         step = torch.exp(
             torch.rand(self.dt_bias.shape) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)
         ).clamp(min=1e-4)
@@ -95,7 +97,8 @@ class Direction(nn.Module):
         return MixerWay(*taps, self.x_proj.weight, self.dt_weight, self.dt_bias, self.A_log, self.D)
 
     def conv(self, x: Tensor, scan: str, initial: Tensor | None = None) -> Tensor:
-        """(B, L, E) -> (B, L, E); `initial` (B, K - 1, E) are the inputs before it, in reverse after it, zero if None."""
+        """(B, L, E) -> (B, L, E); `initial` (B, K - 1, E) are the inputs before it, in reverse
+        after it, zero if None."""
         return short_conv(
             x, self.conv_weight, self.conv_bias, reverse=self.reverse, initial=initial, scan=scan
         )
@@ -114,9 +117,11 @@ class Direction(nn.Module):
         )
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the states (B, E, N), all zero.
+        """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the
+        states (B, E, N), all zero.
 
-        The states are at least float32: in bfloat16 a decay just below 1 rounds to 1, and sums over many positions stop changing.
+        The states are at least float32: in bfloat16 a decay just below 1 rounds to 1, and sums over
+        many positions stop changing.
         """
         width, taps = self.conv_weight.shape
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
@@ -125,7 +130,8 @@ class Direction(nn.Module):
         )
 
     def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and the new state."""
+        """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and
+        the new state."""
         window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
         x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
         low, B, C = nn.functional.linear(x, self.x_proj.weight).split(
@@ -141,7 +147,8 @@ class Direction(nn.Module):
 
 
 class ForwardMixer(nn.Module, ABC):
-    """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after others."""
+    """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after
+    others."""
 
     in_proj: Projection
     out_proj: Projection
@@ -151,12 +158,14 @@ class ForwardMixer(nn.Module, ABC):
     def piece(
         self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
     ) -> Tensor:
-        """`forward` of one piece (B, n, D) of sequences whose other pieces are in other processes."""
+        """`forward` of one piece (B, n, D) of sequences whose other pieces are in other
+        processes."""
 
     def carry(
         self, piece: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from those before it (None at the first)."""
+        """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from
+        those before it (None at the first)."""
         ways = [self.fwd.weights()]
         if (
             not torch.is_grad_enabled()
@@ -175,7 +184,8 @@ class ForwardMixer(nn.Module, ABC):
 
 
 class UniMamba(ForwardMixer):
-    """The mixer of the published Mamba: one scan from the first position to the last, between two projections.
+    """The mixer of the published Mamba: one scan from the first position to the last, between two
+    projections.
 
     Args:
         d_model: D.
@@ -231,9 +241,10 @@ class UniMamba(ForwardMixer):
 class BiMamba(ForwardMixer):
     """Two scans, one in each direction, as in Caduceus (arXiv 2403.03234, section 4.1).
 
-    The published network projects the sequence and its reversal separately and combines two outputs. Projections act on
-    each position alone, so they need no reversed input. With tied projections and the strategy `add` one call
-    of each projection gives the same result, and the two directions share one gate. Every other choice has two output projections.
+    The published network projects the sequence and its reversal separately and combines two
+    outputs. Projections act on each position alone, so they need no reversed input. With tied
+    projections and the strategy `add` one call of each projection gives the same result, and the
+    two directions share one gate. Every other choice has two output projections.
 
     Args:
         d_model, d_state, d_conv, expand, dt_rank: as in `UniMamba`.
@@ -248,7 +259,8 @@ class BiMamba(ForwardMixer):
         super().__init__()
         if not isinstance(bidirectional_strategy, str) or bidirectional_strategy not in _COMBINE:
             raise ValueError(
-                f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose {' or '.join(_COMBINE)}"
+                f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose "
+                f"{' or '.join(_COMBINE)}"
             )
         d_inner, tied = expand * d_model, bidirectional_weight_tie
         dt_rank = dt_rank or math.ceil(d_model / 16)
@@ -313,10 +325,12 @@ class BiMamba(ForwardMixer):
         scan: str,
         clean_output: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """A noised and a clean stream (B, L, D) in blocks: both directions in each block of the first, the forward one in the second.
+        """A noised and a clean stream (B, L, D) in blocks: both directions in each block of the
+        first, the forward one in the second.
 
-        The forward direction of each noised block starts from the state and the last inputs of the clean stream before the block.
-        Without `clean_output` the clean stream ends here, and only its states are computed.
+        The forward direction of each noised block starts from the state and the last inputs of the
+        clean stream before the block. Without `clean_output` the clean stream ends here, and only
+        its states are computed.
         """
         weights = [self.fwd.weights(), self.rev.weights()]
         if self.one_projection and fuses_two_streams(
@@ -362,7 +376,8 @@ class BiMamba(ForwardMixer):
     def block(
         self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
     ) -> Tensor:
-        """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams` computes it."""
+        """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams`
+        computes it."""
         ways = [self.fwd.weights(), self.rev.weights()]
         is_plain = not torch.is_grad_enabled() and valid is None and self.one_projection
         if is_plain and fuses_mixer(noised, self.in_proj.weight, ways, scan=scan):

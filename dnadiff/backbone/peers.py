@@ -1,7 +1,7 @@
 """Processes that hold one piece each of the same sequences, and what they send to each other.
 
-Every process calls the same functions in the same order, in the forward and in the backward pass: no process waits for a message that
-another one does not send.
+Every process calls the same functions in the same order, in the forward and in the backward pass:
+no process waits for a message that another one does not send.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ProcessGroupPeers:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def gather(self, x: Tensor) -> Tensor:
-        """See `Peers.gather`; bytes are sent, because not every back end of `torch.distributed` knows every type."""
+        """See `Peers.gather`; bytes are sent, because not every back end of `torch.distributed`
+        knows every type."""
         x = x.detach().contiguous()
         found = x.new_empty(self.size, *x.shape)
         if x.numel():
@@ -51,10 +52,11 @@ class ProcessGroupPeers:
 def exchanged(
     to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
 ) -> tuple[Tensor, Tensor]:
-    """What the left and the right neighbor sent here, of what each process sends: four tensors (Bt, ...), zero beyond the ends.
+    """What the left and the right neighbor sent here, of what each process sends: four tensors (Bt,
+    ...), zero beyond the ends.
 
-    With `both_strands` the second half of the rows is read from the last piece to the first: their left neighbor is the next process.
-    Gradients go back the way the values came.
+    With `both_strands` the second half of the rows is read from the last piece to the first: their
+    left neighbor is the next process. Gradients go back the way the values came.
     """
     return _Exchange.apply(to_left, to_right, peers, both_strands)
 
@@ -87,11 +89,13 @@ def _exchange(
 def carried_states(
     end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
 ) -> Tensor:
-    """The state that enters each piece, from the states that all pieces reach when they start from zero.
+    """The state that enters each piece, from the states that all pieces reach when they start from
+    zero.
 
-    With h the state that enters a piece, D = exp(A total) its decay and `end` the state it reaches from zero, the next piece is entered by
-    D h + end. Gradients follow the same recurrence from the last piece to the first. Each process sends one (E, N) state for each row and
-    direction in each pass, whatever the length of the pieces.
+    With h the state that enters a piece, D = exp(A total) its decay and `end` the state it reaches
+    from zero, the next piece is entered by D h + end. Gradients follow the same recurrence from the
+    last piece to the first. Each process sends one (E, N) state for each row and direction in each
+    pass, whatever the length of the pieces.
 
     Args:
         end: (ways, Bt, E, N); the second way is in reverse.
@@ -143,12 +147,14 @@ class _CarriedStates(torch.autograd.Function):
 
 
 def _turned_rows(count: int, both_strands: bool, device: torch.device) -> Tensor:
-    """The rows (count,) bool that are read from the last piece to the first: those of the second strand."""
+    """The rows (count,) bool that are read from the last piece to the first: those of the second
+    strand."""
     return torch.arange(count, device=device) >= (count // 2 if both_strands else count)
 
 
 def _in_order(x: Tensor, turned: Tensor) -> Tensor:
-    """(P, ways, Bt, ...) by number of process <-> in the order in which the pieces of each row are read."""
+    """(P, ways, Bt, ...) by number of process <-> in the order in which the pieces of each row are
+    read."""
     return torch.where(turned.view(1, *turned.shape, *[1] * (x.dim() - 3)), x.flip(0), x)
 
 

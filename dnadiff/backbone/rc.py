@@ -1,9 +1,10 @@
 """Reverse-complement sharing: one network reads both strands, side by side in the batch.
 
-The streams of both strands are (2B, L, D): the first B rows in the order of the sequence, the others in the order of its reverse
-complement. Any operation that treats all rows alike commutes with exchanging the strands. Features follow the published
-convention (arXiv 2403.03234, section 4.2): the second strand is returned to the positions of the sequence with its channels
-reversed, so that reverse-complementing the sequence reverses the positions and channels of the features.
+The streams of both strands are (2B, L, D): the first B rows in the order of the sequence, the
+others in the order of its reverse complement. Any operation that treats all rows alike commutes
+with exchanging the strands. Features follow the published convention (arXiv 2403.03234, section
+4.2): the second strand is returned to the positions of the sequence with its channels reversed, so
+that reverse-complementing the sequence reverses the positions and channels of the features.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def complement_table(vocab: Vocab, rows: int) -> Tensor:
     """
     if vocab.complement is None:
         raise ValueError(
-            "this vocabulary has no complement, so parameters cannot be shared between strands; use backbone=caduceus"
+            "this vocabulary has no complement, so parameters cannot be shared between strands; "
+            "use backbone=caduceus"
         )
     return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
 
@@ -33,7 +35,8 @@ def both_strands(ids: Tensor, complement: Tensor) -> Tensor:
 
 
 def swap(streams: Tensor) -> Tensor:
-    """Exchanges the streams of the strands, with positions and channels reversed: (2B, L, D) -> (2B, L, D)."""
+    """Exchanges the streams of the strands, with positions and channels reversed: (2B, L, D) ->
+    (2B, L, D)."""
     return streams.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1)
 
 
@@ -44,13 +47,15 @@ def join(streams: Tensor) -> Tensor:
 
 
 def strands(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the order of the first."""
+    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the
+    order of the first."""
     first, second = features.chunk(2, dim=-1)
     return first, second.flip(-1)
 
 
 def invariant(features: Tensor) -> Tensor:
-    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D) -> (..., D).
+    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D)
+    -> (..., D).
 
     A linear layer that treats the strands alike cannot use any other part of the features.
     """
@@ -59,5 +64,6 @@ def invariant(features: Tensor) -> Tensor:
 
 
 def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
-    """Head weights for joined features: the row of each id and the reversed row of its complement, (rows, D) -> (rows, 2D)."""
+    """Head weights for joined features: the row of each id and the reversed row of its complement,
+    (rows, D) -> (rows, 2D)."""
     return torch.cat([weight, weight[complement].flip(1)], dim=1)

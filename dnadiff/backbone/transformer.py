@@ -1,4 +1,5 @@
-"""A causal transformer: DiT's blocks without adaLN, each position attending to itself and to earlier ones."""
+"""A causal transformer: DiT's blocks without adaLN, each position attending to itself and to
+earlier ones."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _CAPACITY = 64  # positions whose keys and values fit into a new state
 
 
 class TransformerBlock(AttentionBlock):
-    """Causal attention and a feed-forward network, each after a norm (arXiv 1706.03762, pre-norm) and with rotary positions."""
+    """Causal attention and a feed-forward network, each after a norm (arXiv 1706.03762, pre-norm)
+    and with rotary positions."""
 
     def forward(self, x: Tensor, angles: Angles, mask: Tensor | None) -> Tensor:
         """(B, L, D) -> (B, L, D); mask (B, 1, L, L), or None for plain causal attention."""
@@ -30,7 +32,8 @@ class TransformerBlock(AttentionBlock):
     def step(
         self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, position: int
     ) -> Tensor:
-        """One position: (B, D) -> (B, D). Its key and value are written into keys and values (B, heads, capacity, D / heads)."""
+        """One position: (B, D) -> (B, D). Its key and value are written into keys and values (B,
+        heads, capacity, D / heads)."""
         q, k, v = self.attn_qkv(self.norm1(x)).view(len(x), 3, self.n_heads, 1, -1).unbind(1)
         keys[:, :, position], values[:, :, position] = rotary(k, position)[:, :, 0], v[:, :, 0]
         mixed = scaled_dot_product_attention(
@@ -41,7 +44,8 @@ class TransformerBlock(AttentionBlock):
 
 
 class Transformer(AttentionBackbone, CausalBackbone):
-    """The autoregressive control in the size of a `DiT`: embedding, causal blocks, a final norm and an untied head.
+    """The autoregressive control in the size of a `DiT`: embedding, causal blocks, a final norm and
+    an untied head.
 
     Args:
         vocab: the vocabulary; one embedding row per id.
@@ -69,7 +73,8 @@ class Transformer(AttentionBackbone, CausalBackbone):
 
     @torch.no_grad()
     def _initialize(self) -> None:
-        """As in GPT-2: standard deviation 0.02, divided by sqrt(2 n_layers) where a matrix writes to the residual stream; a head of zeros."""
+        """As in GPT-2: standard deviation 0.02, divided by sqrt(2 n_layers) where a matrix writes
+        to the residual stream; a head of zeros."""
         nn.init.normal_(self.embedding.weight, std=0.02)
         for name, weight in self.blocks.named_parameters():
             if name.endswith("bias"):
@@ -113,7 +118,8 @@ class Transformer(AttentionBackbone, CausalBackbone):
         position, capacity = state.length, state.tensors[0].shape[2]
         if self.max_length is not None and position >= self.max_length:
             raise ValueError(
-                f"length {position + 1} exceeds what this Transformer was built for; use a length of at most {self.max_length}"
+                f"length {position + 1} exceeds what this Transformer was built for; use a length "
+                f"of at most {self.max_length}"
             )
         if position == capacity:  # double it
             state = State(

@@ -1,7 +1,8 @@
-"""Models that can be used: (denoiser, tokenizer, configuration) from a run, an exported folder, published weights or the Hub.
+"""Models that can be used: (denoiser, tokenizer, configuration) from a run, an exported folder,
+published weights or the Hub.
 
-`load` takes a name and asks the `sources` which kind it is. Nothing in a file is executed: only classes of this package are built
-(`dnadiff.config.build`).
+`load` takes a name and asks the `sources` which kind it is. Nothing in a file is executed: only
+classes of this package are built (`dnadiff.config.build`).
 """
 
 from dnadiff.checkpoint.loaded import (

@@ -1,7 +1,9 @@
-"""Folders that `python -m dnadiff.export` writes: the published layout, and `dnadiff.json` with what is needed to load the same model.
+"""Folders that `python -m dnadiff.export` writes: the published layout, and `dnadiff.json` with
+what is needed to load the same model.
 
-`config.json` and `model.safetensors` are those of `dnadiff.published`. `dnadiff.json` repeats nothing that the network needs to run in the
-published code; it records how the model is used here, what it was trained on, and hashes of itself and of the weights.
+`config.json` and `model.safetensors` are those of `dnadiff.published`. `dnadiff.json` repeats
+nothing that the network needs to run in the published code; it records how the model is used here,
+what it was trained on, and hashes of itself and of the weights.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ _DEFAULTS = {
 
 
 def description(loaded: Loaded, origin: Origin) -> Config:
-    """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without paths of this machine."""
+    """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without
+    paths of this machine."""
     config = {key: loaded.config[key] for key in MODEL}
     backbone = dict(config["backbone"])
     config["backbone"] = backbone | {
@@ -86,7 +89,8 @@ def description(loaded: Loaded, origin: Origin) -> Config:
 
 
 def portable(value: Json) -> Json:
-    """Nested values in which the absolute paths of this machine are replaced by the names of their files."""
+    """Nested values in which the absolute paths of this machine are replaced by the names of their
+    files."""
     if isinstance(value, Mapping):
         return {str(key): portable(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -95,9 +99,11 @@ def portable(value: Json) -> Json:
 
 
 def portable_data(data: Config | None) -> Config | None:
-    """The configuration of training data for other machines: files keep their path only if all of them ship with the package.
+    """The configuration of training data for other machines: files keep their path only if all of
+    them ship with the package.
 
-    Elsewhere the data are named again by data=. The tokenizer is left out, because the model has its own.
+    Elsewhere the data are named again by data=. The tokenizer is left out, because the model has
+    its own.
     """
     if data is None:
         return None
@@ -110,7 +116,8 @@ def portable_data(data: Config | None) -> Config | None:
 
 
 def data_name(data: Config) -> str | None:
-    """The name of training data in their configuration, or else of their files; None if they have neither."""
+    """The name of training data in their configuration, or else of their files; None if they have
+    neither."""
     given = data.get("name")
     return (
         str(given)
@@ -147,7 +154,8 @@ def read_description(folder: Path) -> Config:
     content = read_json(path, ("format",), _REMEDY)
     if content["format"] != FORMAT:
         raise ValueError(
-            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads {FORMAT}; update dnadiff"
+            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads "
+            f"{FORMAT}; update dnadiff"
         )
     if missing := [key for key in ("check", *_KEYS) if key not in content]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; {_REMEDY}")
@@ -166,7 +174,8 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, or the files are not of one model.
+        ValueError: if a file is damaged, names classes that are not trusted, or the files are not
+            of one model.
     """
     path, content = folder / TENSORS[0], read_description(folder)
     for name in (CONFIG, TENSORS[0]):
@@ -212,7 +221,8 @@ def check_config(path: Path, expected: Config) -> None:
         key for key in content.keys() | expected.keys() if content.get(key) != expected.get(key)
     ):
         raise ValueError(
-            f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; {_REMEDY}"
+            f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; "
+            f"{_REMEDY}"
         )
 
 

@@ -33,7 +33,8 @@ class ChangedDataError(ValueError):
 
 
 class UnknownTokenizer(Tokenizer):
-    """Stands for the tokenizer of a published text model, which its folder does not hold. It can neither encode nor decode."""
+    """Stands for the tokenizer of a published text model, which its folder does not hold. It can
+    neither encode nor decode."""
 
     name: str = "unknown"
     mask_letter: str = ""
@@ -44,8 +45,10 @@ class UnknownTokenizer(Tokenizer):
     def error(self) -> ValueError:
         """What is missing, and what to do."""
         return ValueError(
-            f"{self.source} is a model of text and holds no tokenizer; copy the tokenizer.json of its training into that folder (GPT-2's for "
-            "MDLM on OpenWebText); evaluate and train init_from= also take tokenizer= with their data"
+            f"{self.source} is a model of text and holds no tokenizer; copy the tokenizer.json of "
+            "its training into that folder (GPT-2's for "
+            "MDLM on OpenWebText); evaluate and train init_from= also take tokenizer= with their "
+            "data"
         )
 
     def encode(self, sequence: str, /) -> TokenIds:
@@ -68,8 +71,9 @@ class Loaded:
     Attributes:
         denoiser: in evaluation mode.
         tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
-        config: `backbone`, `objective`, `noise` and `time_conditioning`; of a run everything that it was started with. `data` is missing
-            if the source does not describe the training data, as published folders.
+        config: `backbone`, `objective`, `noise` and `time_conditioning`; of a run everything that
+            it was started with. `data` is missing if the source does not describe the training
+            data, as published folders.
         path: the file of the weights.
         step: optimizer steps taken; 0 if the source does not record them.
         labels: names of the labels that the network takes, in the order of the columns of `cond`.
@@ -91,7 +95,8 @@ class Loaded:
         return build_objective(self.config, self.process, None)
 
     def training_length(self, key: str = "length") -> int:
-        """Tokens in a training window; of a model that does not record it, the most that its network takes.
+        """Tokens in a training window; of a model that does not record it, the most that its
+        network takes.
 
         Raises:
             ValueError: naming the `key` to set, if neither is known.
@@ -102,12 +107,14 @@ class Loaded:
             length = self.denoiser.max_length
         if length is None:
             raise ValueError(
-                f"{key} is missing: {self.path.parent} does not record the length of its training windows; set {key}=..."
+                f"{key} is missing: {self.path.parent} does not record the length of its training "
+                f"windows; set {key}=..."
             )
         return int(length)
 
     def was_trained_on(self, data: SequenceDataModule) -> bool | None:
-        """Whether data have the records, the split and the sequence of its training; None if its source records neither."""
+        """Whether data have the records, the split and the sequence of its training; None if its
+        source records neither."""
         if self.origin.split_hash is None and self.origin.digest is None:
             return None
         if self.origin.split_hash not in (None, data.describe()["split_hash"]):
@@ -122,13 +129,15 @@ class Loaded:
 
         Raises:
             ChangedDataError: if the files that they were read from hold something else today.
-            ValueError, FileNotFoundError: if they cannot be read here, as `dnadiff.data.run_data.run_data`.
+            ValueError, FileNotFoundError: if they cannot be read here, as
+                `dnadiff.data.run_data.run_data`.
         """
         data = run_data(self.config.get("data"), self.known_tokenizer, trust)
         data.prepare()
         if self.was_trained_on(data) is False:
             raise ChangedDataError(
-                f"{data.name} changed since {self.path} was trained on it (other sequence, records or split); restore its files"
+                f"{data.name} changed since {self.path} was trained on it (other sequence, records "
+                "or split); restore its files"
             )
         return data
 
@@ -143,7 +152,8 @@ class Loaded:
             raise self.tokenizer.error()
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> Loaded:
-        """The same model with the tokenizer of its training, if its source holds none; itself if it has one.
+        """The same model with the tokenizer of its training, if its source holds none; itself if it
+        has one.
 
         Raises:
             ValueError: if it cannot be that tokenizer (`PublishedModel.with_vocab`).
@@ -165,7 +175,8 @@ def build_objective(
 
 
 def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
-    """The configuration with `time_conditioning: null` replaced by the objective's default, in the backbone too."""
+    """The configuration with `time_conditioning: null` replaced by the objective's default, in the
+    backbone too."""
     conditioned = config.get("time_conditioning")
     if conditioned is None:
         objective = locate(config["objective"]["_target_"], trust)
@@ -183,7 +194,8 @@ def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
 def build_denoiser(
     config: Config, tokenizer: Tokenizer, trust: Trust = (PACKAGE,)
 ) -> tuple[BaseDenoiser, AbsorbingProcess]:
-    """The untrained network and process of a training configuration; the objective chooses the denoiser class around the network.
+    """The untrained network and process of a training configuration; the objective chooses the
+    denoiser class around the network.
 
     Raises:
         ValueError: if objective, backbone and time conditioning are incompatible.
@@ -195,11 +207,13 @@ def build_denoiser(
 def wrapped(
     backbone: Backbone, config: Config, trust: Trust = (PACKAGE,)
 ) -> tuple[BaseDenoiser, AbsorbingProcess]:
-    """The denoiser that the objective of a configuration puts around a network, and the process of its noise schedule."""
+    """The denoiser that the objective of a configuration puts around a network, and the process of
+    its noise schedule."""
     noise = build(config["noise"], trust=trust)
     if not isinstance(noise, NoiseSchedule) or not isinstance(backbone, Backbone):
         raise ValueError(
-            "noise and backbone of the configuration must build a NoiseSchedule and a Backbone; check their _target_"
+            "noise and backbone of the configuration must build a NoiseSchedule and a Backbone; "
+            "check their _target_"
         )
     process = AbsorbingProcess(backbone.vocab, noise)
     return build_objective(config, process, trust).denoiser(
@@ -220,14 +234,16 @@ def built_tokenizer(config: Config, trust: Trust, path: Path) -> Tokenizer:
     tokenizer = build(config, trust=trust)
     if not isinstance(tokenizer, Tokenizer):
         raise ValueError(
-            f"{path} names {config.get('_target_')!r} as its tokenizer, which is not one; use another copy of it"
+            f"{path} names {config.get('_target_')!r} as its tokenizer, which is not one; use "
+            "another copy of it"
         )
     return tokenizer
 
 
 @contextmanager
 def names_file(path: Path) -> Iterator[None]:
-    """Errors of values that no command writes, for which constructors and torch raise many kinds, become a ValueError that names the file."""
+    """Errors of values that no command writes, for which constructors and torch raise many kinds,
+    become a ValueError that names the file."""
     try:
         yield
     except (
@@ -248,7 +264,8 @@ def names_file(path: Path) -> Iterator[None]:
 
 
 def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Raise ValueError, listing missing, surplus and misshapen tensors, if a file's tensors do not fit; the denoiser may be without memory."""
+    """Raise ValueError, listing missing, surplus and misshapen tensors, if a file's tensors do not
+    fit; the denoiser may be without memory."""
     own = denoiser.state_dict()
     faults = [f"missing {name}" for name in own if name not in state]
     faults += [f"surplus {name}" for name in state if name not in own]
@@ -259,6 +276,7 @@ def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: P
     ]
     if faults:
         raise ValueError(
-            f"the weights in {source} do not fit the network of the configuration: {listing(faults)}. "
+            f"the weights in {source} do not fit the network of the configuration: "
+            f"{listing(faults)}. "
             "Was it trained with another vocabulary or size?"
         )

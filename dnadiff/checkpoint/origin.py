@@ -1,4 +1,5 @@
-"""What a model's source records besides the network: training data, held-out likelihood, licenses. All values are plain, as in JSON."""
+"""What a model's source records besides the network: training data, held-out likelihood, licenses.
+All values are plain, as in JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from dnadiff.config import Config, Json
 
 
 class GroupLikelihood(TypedDict):
-    """The likelihood of one group of held-out tokens; None is what too few windows leave unknown."""
+    """The likelihood of one group of held-out tokens; None is what too few windows leave
+    unknown."""
 
     bits: float | None
     bits_low: float | None
@@ -23,7 +25,8 @@ class GroupLikelihood(TypedDict):
 
 
 class MarkovGroup(TypedDict):
-    """A Markov model on one group of tokens, and the model minus it with a 95 % interval, in bits per token."""
+    """A Markov model on one group of tokens, and the model minus it with a 95 % interval, in bits
+    per token."""
 
     bits: float | None
     difference_bits: float | None
@@ -79,7 +82,8 @@ class Origin:
         split_hash: of the records and their split (`dnadiff.data.splits.split_hash`).
         digest: of the sequence that it was trained on (`SequenceDataModule.digest`).
         data: description of the training data (`SequenceDataModule.describe`).
-        data_changed: the files of the training data held something else when the model was exported.
+        data_changed: the files of the training data held something else when the model was
+            exported.
         likelihood: held-out likelihood with its baselines, as `held_out_likelihood` returns it.
         curve: h(n) on the held-out part, if the order of the tokens is free.
         seconds: of training.
@@ -106,7 +110,8 @@ def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
     """The origin in the description of a model.
 
     Raises:
-        KeyError, TypeError, ValueError: naming the key, if one is missing, unknown, or of another type.
+        KeyError, TypeError, ValueError: naming the key, if one is missing, unknown, or of another
+            type.
     """
     check_value("origin", content, dict)
     check_arguments(Origin, content, "origin.")
@@ -121,7 +126,8 @@ def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") ->
     """A `HeldOutLikelihood` without further keys.
 
     Raises:
-        KeyError, TypeError, AttributeError: if a key is missing, or something else than a mapping is in its place.
+        KeyError, TypeError, AttributeError: if a key is missing, or something else than a mapping
+            is in its place.
         ValueError: naming the key, if a value has another type.
     """
     hints = get_type_hints(HeldOutLikelihood)

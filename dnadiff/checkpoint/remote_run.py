@@ -18,10 +18,12 @@ CHECKPOINTS = "checkpoints"
 
 
 def load(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Loaded:
-    """The model of a checkpoint file; those of the files `beside` that exist are fetched into the local folder of its run.
+    """The model of a checkpoint file; those of the files `beside` that exist are fetched into the
+    local folder of its run.
 
-    The cache has a folder for each remote folder. In that of the run `checkpoints/` has links to the checkpoint and its shards, so that
-    whatever reads a run folder finds all of its files. Without links, the checkpoint is read where it is, without the files beside it.
+    The cache has a folder for each remote folder. In that of the run `checkpoints/` has links to
+    the checkpoint and its shards, so that whatever reads a run folder finds all of its files.
+    Without links, the checkpoint is read where it is, without the files beside it.
 
     Raises:
         FileNotFoundError: if it does not exist, or lacks a shard.
@@ -47,7 +49,8 @@ def load(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Lo
 
 
 def _is_linked(path: Path, target: Path) -> bool:
-    """Make `path` a link to `target`; False if the file system or the user's rights have no such links."""
+    """Make `path` a link to `target`; False if the file system or the user's rights have no such
+    links."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         path.symlink_to(os.path.relpath(target, path.parent))
@@ -59,7 +62,8 @@ def _is_linked(path: Path, target: Path) -> bool:
 
 
 def _place(path: Path, target: Path) -> None:
-    """Make `path` a link to `target`, or a copy. No two shards have the same name: one that exists is the same."""
+    """Make `path` a link to `target`, or a copy. No two shards have the same name: one that exists
+    is the same."""
     if _is_linked(path, target):
         return
     try:

@@ -1,7 +1,7 @@
 """Checkpoint files of training runs.
 
-A checkpoint is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and under `hyper_parameters` the
-resolved configuration and the tokenizer.
+A checkpoint is a Lightning file read as a plain dict: weights (averaged, if training averaged
+them), and under `hyper_parameters` the resolved configuration and the tokenizer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PREFIX, LATEST = "denoiser.", "latest"
 
 
 def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
-    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run; FileNotFoundError if there is none.
+    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run;
+    FileNotFoundError if there is none.
 
     For a run folder that is `checkpoints/best.ckpt`, or `last.ckpt` if no validation has run.
     """
@@ -44,7 +45,8 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
         candidates = candidates_in(path)
         if not candidates:
             raise FileNotFoundError(
-                f"{path} holds no checkpoints/best.ckpt or checkpoints/last.ckpt; name a run folder that python -m dnadiff.train made, or a "
+                f"{path} holds no checkpoints/best.ckpt or checkpoints/last.ckpt; name a run "
+                "folder that python -m dnadiff.train made, or a "
                 "folder of published weights with its config.json"
             )
         return candidates[0]
@@ -69,7 +71,8 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, 
     """The contents of a checkpoint file; no code in it runs. `provide`: see `shards.read`.
 
     Raises:
-        ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this package.
+        ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this
+            package.
     """
     content = shards.read(path, provide)
     described = content.get("hyper_parameters") if isinstance(content, dict) else None
@@ -91,7 +94,8 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, 
         )
     if type(content.get("global_step", 0)) is not int:
         raise ValueError(
-            f"{path} is not a dnadiff checkpoint: its step is {str(content['global_step'])[:40]!r}, not an integer"
+            f"{path} is not a dnadiff checkpoint: its step is "
+            f"{str(content['global_step'])[:40]!r}, not an integer"
         )
     return content
 
@@ -102,7 +106,8 @@ def load_file(
     """The model of a checkpoint file. `provide`: see `shards.read`.
 
     Raises:
-        ValueError: if it is damaged, names classes that are not trusted, or its weights do not match its configuration.
+        ValueError: if it is damaged, names classes that are not trusted, or its weights do not
+            match its configuration.
     """
     content = read(path, provide)
     with names_file(path):

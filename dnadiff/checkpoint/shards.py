@@ -1,7 +1,9 @@
-"""Checkpoints in several files: `NAME.ckpt` with everything but the tensors that are sharded, and `NAME.shards/` with one file of each process.
+"""Checkpoints in several files: `NAME.ckpt` with everything but the tensors that are sharded, and
+`NAME.shards/` with one file of each process.
 
-Sharded tensors are cut along their first axis, in the order of the processes. `read` puts them together, so that a checkpoint loads in any
-number of processes, and in commands that know nothing of processes.
+Sharded tensors are cut along their first axis, in the order of the processes. `read` puts them
+together, so that a checkpoint loads in any number of processes, and in commands that know nothing
+of processes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def folder_of(path: Path) -> Path:
 def split(
     content: Json, local: Callable[[Json], Tensor | None], name: str = ""
 ) -> tuple[Json, dict[str, Tensor]]:
-    """A nested checkpoint with each sharded tensor replaced by its name, and this process's part of each by its name.
+    """A nested checkpoint with each sharded tensor replaced by its name, and this process's part of
+    each by its name.
 
     `local` returns this process's part of a sharded tensor, and None for any other value.
     """
@@ -62,7 +65,8 @@ def write(
     token: str,
     wait: Callable[[], None],
 ) -> None:
-    """Write a checkpoint from all its processes; a run killed at any time leaves the old checkpoint or the new one.
+    """Write a checkpoint from all its processes; a run killed at any time leaves the old checkpoint
+    or the new one.
 
     Args:
         path: of `NAME.ckpt`.
@@ -97,10 +101,12 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> Json:
     """The content of a checkpoint in one file or in several, with whole tensors.
 
     Args:
-        provide: called with the name of each shard, such as to fetch it; None: the shards are next to the file.
+        provide: called with the name of each shard, such as to fetch it; None: the shards are next
+            to the file.
 
     Raises:
-        ValueError: if a file is missing or damaged, belongs to another checkpoint, or holds pickled code.
+        ValueError: if a file is missing or damaged, belongs to another checkpoint, or holds pickled
+            code.
     """
     content = tensors.read(path)
     if not isinstance(content, dict) or SHARDS not in content:
@@ -119,7 +125,8 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> Json:
 def _part(file: Path, token: Json, path: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise ValueError(
-            f"{path} needs {file}, which does not exist; copy the folder {file.parent.name} together with {path.name}"
+            f"{path} needs {file}, which does not exist; copy the folder {file.parent.name} "
+            f"together with {path.name}"
         )
     content = tensors.read(file)
     if (

@@ -1,4 +1,5 @@
-"""The kinds of names that `checkpoint=` and `dnadiff.load` accept, each a class that recognizes its names and loads them."""
+"""The kinds of names that `checkpoint=` and `dnadiff.load` accept, each a class that recognizes its
+names and loads them."""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ class BundledSource(ModelSource):
 
 
 class HubSource(ModelSource):
-    """`hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`, a repository of the Hugging Face Hub with an exported or a published model."""
+    """`hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`, a repository of the Hugging Face Hub with an
+    exported or a published model."""
 
     @override
     def matches(self, name: str) -> bool:
@@ -138,7 +140,8 @@ class HubSource(ModelSource):
 
 
 class RemoteSource(ModelSource):
-    """The address of a checkpoint file, of a run folder, or of a folder with an exported or a published model."""
+    """The address of a checkpoint file, of a run folder, or of a folder with an exported or a
+    published model."""
 
     @override
     def matches(self, name: str) -> bool:
@@ -169,7 +172,8 @@ class RemoteSource(ModelSource):
         if (file := _first(address, _CHECKPOINTS)) is not None:
             return remote_run.load(file, (EVALUATION, SUMMARY), trust)
         raise lost or FileNotFoundError(
-            f"checkpoint {address.shown} does not exist, or is no folder with an exported or a published model, or with "
+            f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
+            "published model, or with "
             "checkpoints/best.ckpt; check the address"
         )
 
@@ -190,14 +194,16 @@ def load(
     """The model of a name.
 
     Args:
-        checkpoint: a run folder, a .ckpt file, `latest`, an exported or published folder, the address of one of these (`s3://...`),
-            `hf:ORG/NAME[@REVISION]`, or a bundled model; a file or folder of that name is preferred to a bundled model.
+        checkpoint: a run folder, a .ckpt file, `latest`, an exported or published folder, the
+            address of one of these (`s3://...`), `hf:ORG/NAME[@REVISION]`, or a bundled model; a
+            file or folder of that name is preferred to a bundled model.
         trust: additional packages whose classes its configuration may name.
-        needs_tokenizer: False if the caller gives a text model its tokenizer (`Loaded.with_tokenizer`).
+        needs_tokenizer: False if the caller gives a text model its tokenizer
+            (`Loaded.with_tokenizer`).
 
     Raises:
-        ValueError: if it is damaged, names classes that are not trusted, its weights do not match its configuration, or a text model
-            comes without the tokenizer that is needed.
+        ValueError: if it is damaged, names classes that are not trusted, its weights do not match
+            its configuration, or a text model comes without the tokenizer that is needed.
         FileNotFoundError: if it does not exist.
     """
     loaded = load_silently(checkpoint, trust)
@@ -209,7 +215,8 @@ def load(
 
 
 def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loaded:
-    """As `load`, without a remark on what the model was trained for; the tokenizer may be unknown."""
+    """As `load`, without a remark on what the model was trained for; the tokenizer may be
+    unknown."""
     name, allowed = str(checkpoint), (PACKAGE, *trust)
     if (
         Path(name).name in TENSORS
@@ -223,8 +230,10 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
         run.find(name)  # raises
     names = bundled_names()
     raise FileNotFoundError(
-        f"checkpoint {name} does not exist; give a run folder, a .ckpt file, latest, a folder with a published or exported model, "
-        f"hf:ORG/NAME, or a model that ships with dnadiff ({', '.join(names) or 'this version has none'})"
+        f"checkpoint {name} does not exist; give a run folder, a .ckpt file, latest, a folder with "
+        "a published or exported model, "
+        "hf:ORG/NAME, or a model that ships with dnadiff "
+        f"({', '.join(names) or 'this version has none'})"
     )
 
 
@@ -234,7 +243,8 @@ def bundled_names() -> list[str]:
 
 
 def license_in(card: Path) -> str | None:
-    """The license that the metadata of a model card name; None if there is no card, or it names none."""
+    """The license that the metadata of a model card name; None if there is no card, or it names
+    none."""
     try:
         text = card.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -245,9 +255,11 @@ def license_in(card: Path) -> str | None:
 
 
 def _first(folder: Address, names: Sequence[str]) -> Address | None:
-    """The first of the named files of a folder that exists, None if none does; PermissionError or LostError if no other can be read.
+    """The first of the named files of a folder that exists, None if none does; PermissionError or
+    LostError if no other can be read.
 
-    After a lost connection, which does not show whether a file exists, only copies of the others are used.
+    After a lost connection, which does not show whether a file exists, only copies of the others
+    are used.
     """
     problem: OSError | None = None
     for address in map(folder.inside, names):
@@ -281,6 +293,8 @@ def _tokenizer(found: PublishedModel) -> Tokenizer | None:
 @functools.cache
 def _explain(path: Path, resolved: Path) -> None:
     log.info(
-        f"{path}: trained by masked language modeling, not by diffusion: its likelihoods are valid bounds, but of a model that never saw most "
-        "noise levels, and its samples are affected too; embeddings and fine-tuning are what it was trained for (docs/models.md)"
+        f"{path}: trained by masked language modeling, not by diffusion: its likelihoods are valid "
+        "bounds, but of a model that never saw most "
+        "noise levels, and its samples are affected too; embeddings and fine-tuning are what it "
+        "was trained for (docs/models.md)"
     )

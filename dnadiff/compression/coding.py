@@ -1,8 +1,11 @@
-"""Lossless compression with the model: arithmetic coding of sequences in the order in which a sampler unmasks them.
+"""Lossless compression with the model: arithmetic coding of sequences in the order in which a
+sampler unmasks them.
 
-The order of the positions comes from a seed. Each of K network calls gives the probabilities with which a group of positions is
-coded. Encoder and decoder make the same calls on the same tensors and get identical probabilities if the machine and versions are the
-same (see `dnadiff.compression.machine`). The coder is the range coder of `constriction` (arXiv 2201.01741), an optional dependency.
+The order of the positions comes from a seed. Each of K network calls gives the probabilities with
+which a group of positions is coded. Encoder and decoder make the same calls on the same tensors and
+get identical probabilities if the machine and versions are the same (see
+`dnadiff.compression.machine`). The coder is the range coder of `constriction` (arXiv 2201.01741),
+an optional dependency.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ from dnadiff.sampler.grouped import Grouped
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
 
-OTHER_PROBABILITIES = "the probabilities computed here differ from those of the machine that compressed; decompress there"
+OTHER_PROBABILITIES = (
+    "the probabilities computed here differ from those of the machine that "
+    "compressed; decompress there"
+)
 PRECISION = 22  # bits of a probability; the coder works with 24
 
 
@@ -68,7 +74,8 @@ class Encoder(Coder):
 
 
 class Decoder(Coder):
-    """Recovers symbols from the words of an `Encoder`, in the same order; `source` names the file in errors."""
+    """Recovers symbols from the words of an `Encoder`, in the same order; `source` names the file
+    in errors."""
 
     def __init__(self, words: np.ndarray, source: str = "the code") -> None:
         self._source = source
@@ -92,14 +99,16 @@ def library() -> ModuleType:
         return importlib.import_module("constriction")
     except ImportError as error:
         raise ValueError(
-            "arithmetic coding needs the package constriction: pip install -e '.[compress]' in the checkout"
+            "arithmetic coding needs the package constriction: pip install -e '.[compress]' in the "
+            "checkout"
         ) from error
 
 
 def frequencies(log_probs: Tensor) -> np.ndarray:
     """Probabilities as positive integers that add up to 2^22: `log_probs (M, n)` -> (M, n) int64.
 
-    Rounded down in float64, with the remainder added to the most probable symbol: identical input bits give identical integers.
+    Rounded down in float64, with the remainder added to the most probable symbol: identical input
+    bits give identical integers.
     """
     probs = log_probs.double().cpu().exp().numpy()
     n = probs.shape[1]
@@ -125,11 +134,13 @@ def code(
     """Encode or decode the maskable tokens of all sequences, and return the complete sequences.
 
     Args:
-        denoiser: a diffusion model, not conditioned on labels; of a block diffusion model, each block is coded after those before.
-        sequences: (L_i,) token ids of an integer type, which the result has too; a decoder ignores the maskable ones.
+        denoiser: a diffusion model, not conditioned on labels; of a block diffusion model, each
+            block is coded after those before.
+        sequences: (L_i,) token ids of an integer type, which the result has too; a decoder ignores
+            the maskable ones.
         maskable: (L_i,) bool; the other tokens are known to both sides and visible to the network.
-        num_groups: K, network calls per batch (for each block, if it is a block diffusion model); sequences with fewer maskable tokens take one call
-            per token.
+        num_groups: K, network calls per batch (for each block, if it is a block diffusion model);
+            sequences with fewer maskable tokens take one call per token.
         seed: of the order.
         batch_size: sequences per batch; the code depends on it.
         progress: called with the number of sequences that are finished.
@@ -185,7 +196,8 @@ def _groups(
     num_groups: int,
     draws: Draws,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions (B, n) of each group and their log-probabilities, computed after x (B, n) was filled in at those of the groups before."""
+    """Positions (B, n) of each group and their log-probabilities, computed after x (B, n) was
+    filled in at those of the groups before."""
     step = Grouped(num_groups).plan(masked, process, draws).step
     for i in step[masked].unique().tolist():
         unmask = masked & (step == i)
@@ -224,9 +236,11 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def diffusion_denoiser(loaded: Loaded) -> BaseDenoiser:
-    """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order of positions is fixed."""
+    """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order
+    of positions is fixed."""
     if loaded.denoiser.autoregressive:
         raise ValueError(
-            f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of objective=mdlm"
+            f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of "
+            "objective=mdlm"
         )
     return loaded.denoiser

@@ -1,8 +1,10 @@
-"""The `.dnd` file format: a compressed FASTA file, as a code for its bases and side information for the rest.
+"""The `.dnd` file format: a compressed FASTA file, as a code for its bases and side information for
+the rest.
 
-Contents: magic number, length of the header, header (JSON), layout (JSON, xz), words of the code, digest of everything before it. The
-digest reveals damage, not intent: a file from an untrusted source is checked as if it had none. Nothing is allocated for a number in it
-that its own size does not justify.
+Contents: magic number, length of the header, header (JSON), layout (JSON, xz), words of the code,
+    digest of everything before it. The
+digest reveals damage, not intent: a file from an untrusted source is checked as if it had none.
+Nothing is allocated for a number in it that its own size does not justify.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from dnadiff.data.structured import json_object
 if TYPE_CHECKING:
     from dnadiff.config import Json
 
-MAGIC = b"\x93dnadiff.dnd\x01\r\n"  # the line break reveals files that a transfer in text mode has changed
+# the line break reveals files that a transfer in text mode has changed
+MAGIC = b"\x93dnadiff.dnd\x01\r\n"
 FORMAT = 1  # version of the code; other versions are rejected
 MAX_THREADS = 1024
 _INT64 = (1 << 63) - 1
@@ -74,12 +77,14 @@ class ContainerHeader:
         """The header in its JSON form.
 
         Raises:
-            ValueError: if it is of another format, an entry is missing, or has a value that no compression writes.
+            ValueError: if it is of another format, an entry is missing, or has a value that no
+                compression writes.
         """
         found = json_object(content, f"{path}: its header", ("format",))
         if found["format"] != FORMAT:
             raise ValueError(
-                f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the dnadiff that wrote it"
+                f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the "
+                "dnadiff that wrote it"
             )
         if missing := [field.name for field in fields(cls) if field.name not in found]:
             raise ValueError(
@@ -97,8 +102,9 @@ class ContainerHeader:
 
 
 def size_limit(size: int, max_bytes: int | None = None) -> int:
-    """The most bytes that the text, the layout or a padded batch of a file of `size` bytes may take: `max_bytes`, or by default 1 MiB or
-    100 times the size, whichever is more. FASTA files usually take 4 to 6 times their compressed size."""
+    """The most bytes that the text, the layout or a padded batch of a file of `size` bytes may
+    take: `max_bytes`, or by default 1 MiB or 100 times the size, whichever is more. FASTA files
+        usually take 4 to 6 times their compressed size."""
     return max(_LEAST, _RATIO * size) if max_bytes is None else max_bytes
 
 
@@ -106,7 +112,8 @@ def check_size(path: str | Path, what: str, needed: int, limit: int) -> None:
     """Raise ValueError if a part of a file needs more than the limit."""
     if needed > limit:
         raise ValueError(
-            f"{path}: {what} takes {needed:,} bytes, more than the {limit:,} that a file of its size may ask for; "
+            f"{path}: {what} takes {needed:,} bytes, more than the {limit:,} that a file of its "
+            "size may ask for; "
             f"if you trust the file, set max_bytes={needed} or more"
         )
 
@@ -128,7 +135,8 @@ def pack(header: ContainerHeader, layout: ContainerLayout, words: np.ndarray) ->
 
 
 def expanded_size(layout: ContainerLayout) -> int:
-    """The bytes that the text and the layout take, whichever is more: what `unpack` compares with `size_limit`."""
+    """The bytes that the text and the layout take, whichever is more: what `unpack` compares with
+    `size_limit`."""
     return max(layout.num_bytes(), len(_layout_json(layout)))
 
 
@@ -141,7 +149,8 @@ def unpack(
         max_bytes: see `size_limit`.
 
     Raises:
-        ValueError: if it is not a .dnd file, damaged, or would expand to more than its size justifies.
+        ValueError: if it is not a .dnd file, damaged, or would expand to more than its size
+            justifies.
     """
     with resolve(path).open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
@@ -160,7 +169,8 @@ def unpack(
     side_end = start + length + header.side_bytes
     if side_end > len(body) or (len(body) - side_end) % 4:
         raise ValueError(
-            f"{path} is damaged: its parts are declared longer than the file, or not of whole words; use another copy of it"
+            f"{path} is damaged: its parts are declared longer than the file, or not of whole "
+            "words; use another copy of it"
         )
     limit = size_limit(len(content), max_bytes)
     layout = _read_layout(body[start + length : side_end], path, limit)
@@ -204,7 +214,8 @@ def _machine(found: Json, path: str | Path) -> dict[str, str | int]:
         missing := [key for key in _SAME_MACHINE if key not in found]
     ):
         raise ValueError(
-            f"{path}: its header lacks machine.{missing[0] if isinstance(found, dict) else '*'}; compress the file again"
+            f"{path}: its header lacks machine.{missing[0] if isinstance(found, dict) else '*'}; "
+            "compress the file again"
         )
     checks.integer(f"{path}: machine.threads", found["threads"], 1, MAX_THREADS)
     for key, value in found.items():

@@ -1,7 +1,8 @@
-"""A FASTA text as the letters of its records, which the model codes, and a layout with everything else.
+"""A FASTA text as the letters of its records, which the model codes, and a layout with everything
+else.
 
-The model codes the bases A, C, G and T (U as T). Headers, case, line breaks and all other letters are in the layout, so the text is
-restored byte for byte.
+The model codes the bases A, C, G and T (U as T). Headers, case, line breaks and all other letters
+are in the layout, so the text is restored byte for byte.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ class ContainerLayout:
     """Everything in a FASTA text except A, C, G and T. The model codes none of it.
 
     Attributes:
-        lines: for each record, run lengths of its line lengths: [60, 3, 12, 1] is three lines of 60 letters and one of 12.
+        lines: for each record, run lengths of its line lengths: [60, 3, 12, 1] is three lines of 60
+            letters and one of 12.
         lower: for each record, alternating lengths of runs in upper and lower case.
-        others: for each record, runs of letters other than A, C, G and T: distance from the end of the previous run, length, letter.
+        others: for each record, runs of letters other than A, C, G and T: distance from the end of
+            the previous run, length, letter.
         ended: whether the last line ends with a line break.
         leading: number of empty lines before the first header.
         marked: whether the text begins with a byte order mark.
@@ -68,7 +71,8 @@ def checked(found: Mapping[str, Json]) -> ContainerLayout:
     """The layout with these attributes. Nothing is allocated for the lengths that it declares.
 
     Raises:
-        ValueError: if attributes are missing or of another type, or runs do not fit the lengths of their records.
+        ValueError: if attributes are missing or of another type, or runs do not fit the lengths of
+            their records.
     """
     try:
         layout = ContainerLayout(**found)
@@ -125,7 +129,8 @@ def _are_counts(values: Json) -> bool:
 
 
 def read_text(path: str | Path) -> bytes:
-    """The content of a FASTA file, decompressed if it is gzip; raises ValueError if it is empty or damaged."""
+    """The content of a FASTA file, decompressed if it is gzip; raises ValueError if it is empty or
+    damaged."""
     with open_binary(path) as file:
         content = b"".join(chunks(file))
     if not content.removeprefix(_MARK).strip():
@@ -137,7 +142,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
     """The layout of a FASTA text, and the letters of each record.
 
     Raises:
-        ValueError: if it is not FASTA, contains a letter that is not a nucleotide, or mixes line breaks.
+        ValueError: if it is not FASTA, contains a letter that is not a nucleotide, or mixes line
+            breaks.
     """
     byte_order, text = text.startswith(_MARK), text.removeprefix(_MARK)
     ended = text.endswith(b"\n")
@@ -151,7 +157,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
     leading = next((i for i, line in enumerate(lines) if line), len(lines))
     if not lines[leading].startswith(b">"):
         raise ValueError(
-            f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, expected a header such as '>name'"
+            f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, expected a "
+            "header such as '>name'"
         )
     starts = [i for i, line in enumerate(lines) if line.startswith(b">")]
     headers, widths, lower, others, sequences = [], [], [], [], []
@@ -162,7 +169,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
             headers.append(lines[start][1:].decode())
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}: the header of record {len(headers) + 1} is not UTF-8 text ({error.reason}); rewrite it"
+                f"{path}: the header of record {len(headers) + 1} is not UTF-8 text "
+                f"({error.reason}); rewrite it"
             ) from error
         if (problem := not_a_nucleotide(letters)) is not None:
             raise ValueError(
@@ -178,7 +186,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
 
 
 def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
-    """The known letters of each record before its bases are decoded: uint8 letters, 0 in place of A, C, G, T and U."""
+    """The known letters of each record before its bases are decoded: uint8 letters, 0 in place of
+    A, C, G, T and U."""
     result = []
     for lines, others in zip(layout.lines, layout.others):
         row = np.zeros(sum(n * times for n, times in zip(lines[::2], lines[1::2])), np.uint8)
@@ -189,7 +198,8 @@ def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
 
 
 def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
-    """The text from its layout and the letters of each record (upper case; letters other than A, C, G and T are taken from the layout)."""
+    """The text from its layout and the letters of each record (upper case; letters other than A, C,
+    G and T are taken from the layout)."""
     newline = layout.newline.encode()
     lines: list[bytes] = [b""] * layout.leading
     for header, widths, lower, others, letters in zip(
@@ -230,7 +240,8 @@ def _run_lengths(values: list[int]) -> list[int]:
 
 
 def _case_runs(letters: bytes) -> list[int]:
-    """Alternating lengths of runs in upper and lower case, the first in upper case (may be 0); empty without lower case."""
+    """Alternating lengths of runs in upper and lower case, the first in upper case (may be 0);
+    empty without lower case."""
     is_lower = np.frombuffer(letters, np.uint8) & 0x20 > 0
     if not is_lower.any():
         return []

@@ -1,4 +1,5 @@
-"""What the bits of a probability depend on besides the settings: the model, the libraries, the kernels and the processor."""
+"""What the bits of a probability depend on besides the settings: the model, the libraries, the
+kernels and the processor."""
 
 from __future__ import annotations
 
@@ -24,14 +25,21 @@ from dnadiff.sampler.base import time_of
 
 REMEDY = {
     "device": "decompress on the kind of device that compressed: set accelerator=cpu or gpu",
-    "instructions": "decompress on a machine with the same kind of processor, or set ATEN_CPU_CAPABILITY to the value in the file",
+    "instructions": (
+        "decompress on a machine with the same kind of processor, or set "
+        "ATEN_CPU_CAPABILITY to the value in the file"
+    ),
     "torch": "install that version of torch",
     "dtype": "load the model in that precision",
     "scan": "set DNADIFF_SCAN to the value in the file",
     "products": "call torch.set_float32_matmul_precision with the value in the file",
     "threads": "leave OMP_NUM_THREADS unset, or set it to the value in the file",
     "constriction": "install that version of constriction",
-    "math": "decompress with the same libraries, on a processor of that vendor, with the variables that the value names",
+    "math": (
+        "decompress with the same libraries, on a processor of that vendor, with the "
+        "variables "
+        "that the value names"
+    ),
     "kernels": "set CXX to that compiler",
     "results": "its processor computes other bits though all else is equal; decompress there",
 }
@@ -50,7 +58,8 @@ _ROWS, _LENGTH = 2, 256  # of the input of `results`
 
 
 def describe(denoiser: BaseDenoiser) -> dict[str, str | int]:
-    """What floating-point results depend on besides the model and what `measure` returns. It must be the same for decompression."""
+    """What floating-point results depend on besides the model and what `measure` returns. It must
+    be the same for decompression."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
     reads_scan = isinstance(denoiser.backbone, MambaBackbone)
     name = chosen_scan(
@@ -79,7 +88,8 @@ def measure(denoiser: BaseDenoiser, process: AbsorbingProcess) -> dict[str, str 
 
 
 def math_libraries(device: torch.device) -> str:
-    """The libraries of matrix products with their versions, and what their choice of instructions depends on besides `instructions`."""
+    """The libraries of matrix products with their versions, and what their choice of instructions
+    depends on besides `instructions`."""
     if device.type.startswith("cuda"):
         return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     built = torch.__config__.show()
@@ -97,10 +107,11 @@ def math_libraries(device: torch.device) -> str:
 
 @torch.no_grad()
 def results(denoiser: BaseDenoiser, process: AbsorbingProcess) -> str:
-    """A hash of probabilities that the model computes for a fixed input: two sequences of 256 tokens, every other one masked.
+    """A hash of probabilities that the model computes for a fixed input: two sequences of 256
+    tokens, every other one masked.
 
-    A difference shows before any work what would otherwise be found at its end. Equality is no proof: other shapes may be computed by
-    other code.
+    A difference shows before any work what would otherwise be found at its end. Equality is no
+    proof: other shapes may be computed by other code.
     """
     vocab, device = process.vocab, next(denoiser.parameters()).device
     length = min(_LENGTH, denoiser.max_length or _LENGTH)
@@ -115,23 +126,27 @@ def check_model(path: str, recorded: str, here: str) -> None:
     """Raise ValueError if the fingerprints of two models differ."""
     if recorded != here:
         raise ValueError(
-            f"{path} was compressed with another model ({recorded[:12]}, this is {here[:12]}); give its checkpoint"
+            f"{path} was compressed with another model ({recorded[:12]}, this is {here[:12]}); "
+            "give its checkpoint"
         )
 
 
 def check_match(
     path: str, recorded: Mapping[str, str | int], here: Mapping[str, str | int]
 ) -> None:
-    """Raise ValueError, with the remedy, for the first entry that differs among those that are in both."""
+    """Raise ValueError, with the remedy, for the first entry that differs among those that are in
+    both."""
     for key, remedy in REMEDY.items():
         if key in recorded and key in here and recorded[key] != here[key]:
             raise ValueError(
-                f"{path} was compressed with {key} {recorded[key]}, here it is {here[key]}: {remedy}"
+                f"{path} was compressed with {key} {recorded[key]}, here it is {here[key]}: "
+                f"{remedy}"
             )
 
 
 def fingerprint(denoiser: BaseDenoiser, config: Config) -> str:
-    """A hash of the weights and of the architecture: the same for copies of a checkpoint under any name."""
+    """A hash of the weights and of the architecture: the same for copies of a checkpoint under any
+    name."""
     digest = hashlib.blake2b(digest_size=16)
     parts = {
         key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")

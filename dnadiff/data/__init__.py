@@ -1,1 +1,2 @@
-"""Data for the models: files to records, letters to token ids, records to windows, windows to batches."""
+"""Data for the models: files to records, letters to token ids, records to windows, windows to
+batches."""

@@ -1,4 +1,5 @@
-"""Reading of `.npz` files that this package wrote and reads back, with all checks that the format allows."""
+"""Reading of `.npz` files that this package wrote and reads back, with all checks that the format
+allows."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from numpy.lib import format as npy
 def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """The arrays of a file, read completely and compared with their checksums; no code in it runs.
 
-    `numpy.load` compares no checksum of an array whose bytes it counts itself, and allocates what a damaged header asks for.
+    `numpy.load` compares no checksum of an array whose bytes it counts itself, and allocates what a
+    damaged header asks for.
 
     Args:
         names: arrays that it must have.
@@ -39,7 +41,8 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
         ) from None
     if missing := [name for name in names if name not in arrays]:
         raise ValueError(
-            f"{path} is damaged: it lacks the array {missing[0]}; use another copy of it, or remove it"
+            f"{path} is damaged: it lacks the array {missing[0]}; use another copy of it, or "
+            "remove it"
         )
     return arrays
 

@@ -1,8 +1,10 @@
-"""Folders of the cache that are written atomically, checked when they are opened, and written again if they are damaged.
+"""Folders of the cache that are written atomically, checked when they are opened, and written again
+if they are damaged.
 
-A folder contains files and `index.json` with the size and the checksums of each file, and a checksum of its own. It is written
-under a temporary name and renamed; a lock keeps processes from doing the work twice. Opening a folder checks sizes, time stamps and
-a sample of each file (`dnadiff.data.checksums`); `verify` reads everything.
+A folder contains files and `index.json` with the size and the checksums of each file, and a
+checksum of its own. It is written under a temporary name and renamed; a lock keeps processes from
+doing the work twice. Opening a folder checks sizes, time stamps and a sample of each file
+(`dnadiff.data.checksums`); `verify` reads everything.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def ensure_folder(
     Args:
         folder: its path in the cache; the name is a hash of everything that decides its contents.
         version: of the format; a folder of another version is written again.
-        fill: writes files into an empty folder; returns the content of the index, and the checksum of each file.
+        fill: writes files into an empty folder; returns the content of the index, and the checksum
+            of each file.
         what, doing, done: name of the data, the work and its result, for messages.
         need: the disk space it takes, for the message when the disk is full.
         sample: as of `is_sound`.
@@ -56,12 +59,15 @@ def ensure_folder(
     if is_sound(folder, version, sample):
         return
     lock = folder.with_name(f"{folder.name}.lock")
-    is_new = not lock.exists()  # then no process was killed while it wrote the folder; looking for what is left lists all folders
+    # then no process was killed while it wrote the folder; looking for what is left lists all
+    # folders
+    is_new = not lock.exists()
     with locked(lock, f"{what}: another process is {doing} it; waiting") as held:
         if not is_sound(folder, version, sample):
             if folder.exists():
                 log.info(
-                    f"{what}: its {done} form was changed, is incomplete, or of another version; {doing} it again"
+                    f"{what}: its {done} form was changed, is incomplete, or of another version; "
+                    f"{doing} it again"
                 )
             if held and not is_new:
                 _sweep(folder)
@@ -83,9 +89,10 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
 def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
     """Whether the folder is complete and unchanged.
 
-    A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the last and six other MiB of it. Folders
-    of earlier versions have one checksum per file: larger files in them are not read unless a time stamp differs. Without `sample` only sizes
-    and time stamps are compared.
+    A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the
+    last and six other MiB of it. Folders of earlier versions have one checksum per file: larger
+    files in them are not read unless a time stamp differs. Without `sample` only sizes and time
+    stamps are compared.
     """
     try:
         index = read_index(folder, version)
@@ -130,7 +137,8 @@ def verify(folder: Path, version: int) -> int:
             )
             if first is not None:
                 raise ValueError(
-                    f"{name} was changed between bytes {first * CHUNK:,} and {(first + 1) * CHUNK:,}"
+                    f"{name} was changed between bytes {first * CHUNK:,} and "
+                    f"{(first + 1) * CHUNK:,}"
                 )
             if found.whole != written["crc"]:
                 raise ValueError(f"{name} was changed")
@@ -145,7 +153,8 @@ def _is_whole(path: Path, crc: int) -> bool:
 
 
 def put(part: Path, folder: Path, version: int) -> None:
-    """Rename `part` to `folder`, replacing a damaged folder; a folder that another process without a lock has just completed stays."""
+    """Rename `part` to `folder`, replacing a damaged folder; a folder that another process without
+    a lock has just completed stays."""
     while True:
         try:
             part.rename(folder)
@@ -192,14 +201,18 @@ def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
         if error.errno not in FULL:
             raise
         shutil.rmtree(part, ignore_errors=True)  # before the space that is free is measured
-        text = f"{need} in {folder.parent}, and {no_space(error, folder)}; free some space or set DNADIFF_CACHE to another disk"
+        text = (
+            f"{need} in {folder.parent}, and {no_space(error, folder)}; free some space or set "
+            "DNADIFF_CACHE to another disk"
+        )
         raise OSError(text) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove leftovers of killed processes. The lock excludes processes on this machine, but perhaps not on others."""
+    """Remove leftovers of killed processes. The lock excludes processes on this machine, but
+    perhaps not on others."""
     for left in folder.parent.glob(f".{folder.name}.*"):
         with suppress(OSError):
             if (

@@ -1,7 +1,9 @@
-"""The base class of all data modules: records of token ids, a tokenizer and a split become batches of windows.
+"""The base class of all data modules: records of token ids, a tokenizer and a split become batches
+of windows.
 
-Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequences` for many short sequences and
-`text.datamodule` for text. The contents of a batch are defined in `windows`. `dnadiff.training.data_module` hands the batches to Lightning.
+Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequences` for many
+short sequences and `text.datamodule` for text. The contents of a batch are defined in `windows`.
+`dnadiff.training.data_module` hands the batches to Lightning.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ _BLOCK = 1 << 20  # tokens that are looked at together
 class SequenceDataModule:
     """Windows of records for training, validation and test.
 
-    A batch is a dict of tensors: `ids (B, L)` uint8 (uint16 for more than 254 characters), `weight (B, L)` uint8, 1 where
-    a token counts, and `index (B,)` int64. Files are read by `prepare`, or on first access to what is in them.
+    A batch is a dict of tensors: `ids (B, L)` uint8 (uint16 for more than 254 characters),
+    `weight (B, L)` uint8, 1 where a token counts, and `index (B,)` int64. Files are read by
+    `prepare`, or on first access to what is in them.
 
-    A subclass is a dataclass too: it declares its own settings as fields and checks them in `__post_init__`.
+    A subclass is a dataclass too: it declares its own settings as fields and checks them in
+    `__post_init__`.
 
     Args:
         path: a file, or several files; `bundled:NAME` ships with the package.
@@ -56,11 +60,14 @@ class SequenceDataModule:
         split: the intervals for training, validation and test; None: `DefaultSplit`.
         seed: seed of the training windows.
         num_workers: processes that cut windows; batches do not depend on it.
-        epoch_size: training windows in an epoch, rounded up to full batches; None: enough to cover the training part once.
-        max_valid_windows: maximum number of validation windows; they are evenly spaced and always the same.
+        epoch_size: training windows in an epoch, rounded up to full batches; None: enough to cover
+            the training part once.
+        max_valid_windows: maximum number of validation windows; they are evenly spaced and always
+            the same.
         augment_rc: replace half of the training windows by their reverse complement; None: no.
         name: name of the data in reports; None: the file name.
-        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
+        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the
+            system.
 
     Raises:
         ValueError: naming the setting that is not valid.
@@ -96,11 +103,13 @@ class SequenceDataModule:
         self.max_valid_windows = checks.integer("data.max_valid_windows", self.max_valid_windows)
         if self.start_method not in START_METHODS:
             raise ValueError(
-                f"data.start_method {self.start_method!r} is not known; choose fork, spawn, forkserver or null"
+                f"data.start_method {self.start_method!r} is not known; choose fork, spawn, "
+                "forkserver or null"
             )
         if self.split is not None and not isinstance(self.split, Split):
             raise ValueError(
-                f"data.split {self.split!r} is not a split; choose one by data/split=NAME, such as chromosomes or fraction"
+                f"data.split {self.split!r} is not a split; choose one by data/split=NAME, such as "
+                "chromosomes or fraction"
             )
         self.paths = paths_of(self.path)
         if not self.paths:
@@ -161,7 +170,8 @@ class SequenceDataModule:
         """Read the files and check that windows fit; a second call does nothing.
 
         Raises:
-            FileNotFoundError, ValueError: from reading, splitting or cutting, in one line with the remedy.
+            FileNotFoundError, ValueError: from reading, splitting or cutting, in one line with the
+                remedy.
         """
         if self._names is not None:
             return
@@ -181,17 +191,20 @@ class SequenceDataModule:
         """Check before training what `prepare` has not checked yet; nothing by default."""
 
     def check_step(self, world_size: int, accumulated: int) -> None:
-        """Check that there is an optimizer step of `accumulated` batches in each of `world_size` processes; nothing by default."""
+        """Check that there is an optimizer step of `accumulated` batches in each of `world_size`
+        processes; nothing by default."""
 
     def _check_countable(self) -> None:
-        """Refuse a training part without a single token that the model emits; stops at the first one."""
+        """Refuse a training part without a single token that the model emits; stops at the first
+        one."""
         emitted = self._tokenizer.vocab.is_emitted().numpy()
         if not any(
             emitted[self._records[record][start:end]].any()
             for record, start, end in self._blocks("train")
         ):
             raise ValueError(
-                "the training part contains no known base (all of it is N); choose another data.split"
+                "the training part contains no known base (all of it is N); choose another "
+                "data.split"
             )
 
     def _blocks(self, part: str) -> Iterator[Interval]:
@@ -338,5 +351,6 @@ class SequenceDataModule:
         }
 
     def layout(self, length: int | None = None) -> str | None:
-        """How documents fill windows of `length` tokens, in words; None for data without documents."""
+        """How documents fill windows of `length` tokens, in words; None for data without
+        documents."""
         return None

@@ -1,7 +1,7 @@
 """The cache folder for packed genomes and downloads, and locks for processes that share it.
 
-`$DNADIFF_CACHE`, or `dnadiff` under `$XDG_CACHE_HOME` (`~/.cache` where that is not set). Everything in it can be
-deleted at any time and is created again when needed.
+`$DNADIFF_CACHE`, or `dnadiff` under `$XDG_CACHE_HOME` (`~/.cache` where that is not set).
+Everything in it can be deleted at any time and is created again when needed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ log = logging.getLogger("dnadiff")
 HOST = re.sub(r"\W", "", platform.node())
 _BLOCK = 1 << 22
 _PATIENCE = 2.0  # seconds before a progress bar is shown
-_SETTLED = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
+# seconds: a file changed more recently might change again within the resolution of its time stamp
+_SETTLED = 2.0
 
 
 def cache_dir(name: str) -> Path:
-    """The folder `name` of the cache, made if need be; a folder for temporary files where the cache cannot be written.
+    """The folder `name` of the cache, made if need be; a folder for temporary files where the cache
+    cannot be written.
 
     Raises:
-        OSError: if `$DNADIFF_CACHE` is set and cannot be written, or the folder for temporary files is not this user's alone.
+        OSError: if `$DNADIFF_CACHE` is set and cannot be written, or the folder for temporary files
+            is not this user's alone.
     """
     chosen = os.environ.get("DNADIFF_CACHE")
     base = (
@@ -55,18 +58,21 @@ def cache_dir(name: str) -> Path:
     except OSError as error:
         if chosen:
             raise OSError(
-                f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder you may write"
+                f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder "
+                "you may write"
             ) from error
         instead = _own(Path(tempfile.gettempdir()) / f"dnadiff-{os.getuid()}") / name
         log.info(
-            f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets another)"
+            f"the cache folder {base} cannot be written; using {instead} (DNADIFF_CACHE sets "
+            "another)"
         )
         instead.mkdir(exist_ok=True)
         return instead
 
 
 def _own(folder: Path) -> Path:
-    """A private folder inside a folder that all users may write to, created if needed; files of other users are never read.
+    """A private folder inside a folder that all users may write to, created if needed; files of
+    other users are never read.
 
     Raises:
         OSError: if it is a link, or not a folder that its owner, this user, alone may write to.
@@ -77,7 +83,8 @@ def _own(folder: Path) -> Path:
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
         raise OSError(
-            f"{folder} is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE to a folder of your own"
+            f"{folder} is a link, or a folder that others may write to; remove it, or set "
+            "DNADIFF_CACHE to a folder of your own"
         )
     folder.chmod(0o700)
     return folder
@@ -142,7 +149,8 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
 
 @contextmanager
 def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar in megabytes: calls `progress(bytes, **notes)`. Nothing is shown in the first two seconds."""
+    """A progress bar in megabytes: calls `progress(bytes, **notes)`. Nothing is shown in the first
+    two seconds."""
     begin, pending = time.monotonic(), 0
     bar: Progress | None = None
 
@@ -164,16 +172,19 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., N
 
 
 def unique(path: Path) -> Path:
-    """A name next to `path` that no other process uses, on this machine or another that shares the disk."""
+    """A name next to `path` that no other process uses, on this machine or another that shares the
+    disk."""
     return path.with_name(f".{path.name}.{HOST}.{uuid.uuid4().hex}")
 
 
 @contextmanager
 def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | None]:
-    """Hold an exclusive lock between processes; the system releases it even if the holder is killed.
+    """Hold an exclusive lock between processes; the system releases it even if the holder is
+    killed.
 
-    Yields True if the lock is held, False if another process holds it (only without `wait`), and None on a file system without
-    locks: several processes may then do the same work, under names from `unique`, and a rename decides.
+    Yields True if the lock is held, False if another process holds it (only without `wait`), and
+    None on a file system without locks: several processes may then do the same work, under names
+    from `unique`, and a rename decides.
 
     Args:
         path: a file next to the protected one; the holder may remove it.
@@ -184,7 +195,8 @@ def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | 
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             held = _flock(handle, waiting, wait)
-            # Its last holder may have removed the file while this one waited: a lock on a file without a name protects nothing.
+            # Its last holder may have removed the file while this one waited: a lock on a file
+            # without a name protects nothing.
             if held and not _is_at(handle, path):
                 continue
             yield held

@@ -1,4 +1,5 @@
-"""Checksums of files in the cache: of the whole file and of each megabyte, so that a part can be checked without reading the rest."""
+"""Checksums of files in the cache: of the whole file and of each megabyte, so that a part can be
+checked without reading the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHUNK = 1 << 20  # bytes with a checksum of their own
-SAMPLED = 8  # chunks that are checked whenever a file is opened: the first, the last, and others at equal distances
+# chunks that are checked whenever a file is opened: the first, the last, and others at equal
+# distances
+SAMPLED = 8
 
 
 class Checksum:
-    """CRC-32 of the bytes passed to `update`: `whole`, and `chunks` of each complete or last megabyte."""
+    """CRC-32 of the bytes passed to `update`: `whole`, and `chunks` of each complete or last
+    megabyte."""
 
     def __init__(self) -> None:
         self.whole, self.chunks = 0, list[int]()

@@ -21,7 +21,8 @@ def read_csv(
 ) -> tuple[list[str], list[dict[str, str]]]:
     """The column names and the rows of a table.
 
-    A last row with fewer fields and without a line break was cut when the process that wrote it was killed. It is left out, with a warning.
+    A last row with fewer fields and without a line break was cut when the process that wrote it was
+    killed. It is left out, with a warning.
 
     Args:
         ended: leave out any last row without a line break; its last field may be cut too.
@@ -36,7 +37,8 @@ def read_csv(
         rows = [(table.line_num, row) for row in table if row]
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is damaged: it is not UTF-8 text ({error.reason}); use another copy of it, or remove it"
+            f"{path} is damaged: it is not UTF-8 text ({error.reason}); use another copy of it, or "
+            "remove it"
         ) from None
     except csv.Error as error:
         raise ValueError(
@@ -45,7 +47,8 @@ def read_csv(
     header = rows[0][1] if rows else []
     if len(set(header)) < len(header) or not all(header):
         raise ValueError(
-            f"{path} is damaged: a column has no name, or the name of another one; use another copy of it, or remove it"
+            f"{path} is damaged: a column has no name, or the name of another one; use another "
+            "copy of it, or remove it"
         )
     if (
         len(rows) > 1
@@ -57,7 +60,8 @@ def read_csv(
     for line, row in rows:
         if len(row) != len(header):
             raise ValueError(
-                f"{path}, line {line}: the row has {len(row)} fields, the header {len(header)}; correct the row or remove it"
+                f"{path}, line {line}: the row has {len(row)} fields, the header {len(header)}; "
+                "correct the row or remove it"
             )
     return header, [dict(zip(header, row)) for _, row in rows[1:]]
 
@@ -79,7 +83,8 @@ def read_log(
         name for name in required if name not in header
     ]:
         raise ValueError(
-            f"{path} is damaged: its columns are not {', '.join(columns)} ({wrong[0][:40]!r}); remove it"
+            f"{path} is damaged: its columns are not {', '.join(columns)} ({wrong[0][:40]!r}); "
+            "remove it"
         )
     for line, row in enumerate(rows, 2):
         for name in row:
@@ -91,7 +96,8 @@ def read_log(
 
 
 def number_in(row: Mapping[str, str], name: str, where: str) -> float:
-    """The number in a cell; NaN if it is empty. Raises ValueError, naming `where`, if it is not a number."""
+    """The number in a cell; NaN if it is empty. Raises ValueError, naming `where`, if it is not a
+    number."""
     try:
         return float(row[name]) if row[name].strip() else float("nan")
     except ValueError:

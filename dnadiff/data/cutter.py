@@ -1,7 +1,7 @@
 """Cutting a batch of windows out of records: all rows at once, from either strand.
 
-Nothing loops over letters: `dnadiff.kernels` gathers the rows, and strand, case and weight are computed on whole arrays.
-A table lookup per letter would take ten times as long as the cut itself.
+Nothing loops over letters: `dnadiff.kernels` gathers the rows, and strand, case and weight are
+computed on whole arrays. A table lookup per letter would take ten times as long as the cut itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class TokenTable:
             mirrored = tuple(self.mirror - i if i in emitted else i for i in range(vocab.size))
             if vocab.complement != mirrored:
                 raise ValueError(
-                    f"complement {vocab.complement} is not a mirror image of the emitted ids; number complementary letters from both ends"
+                    f"complement {vocab.complement} is not a mirror image of the emitted ids; "
+                    "number complementary letters from both ends"
                 )
 
     def is_emitted(self, ids: TokenIds) -> NDArray[np.uint8]:
@@ -71,7 +72,8 @@ class Cutter:
 
     Args:
         length: tokens in a window.
-        soft_weight: weight of soft-masked bases; with 0 and 1 weights are uint8, with a fraction float32.
+        soft_weight: weight of soft-masked bases; with 0 and 1 weights are uint8, with a fraction
+            float32.
     """
 
     def __init__(
@@ -121,7 +123,8 @@ class Cutter:
         start: NDArray[np.int64],
         reverse: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray, NDArray]:
-        """Ids `(B, L)` and weights `(B, L)` of the windows that begin at `start`, reverse-complemented where `reverse` is True."""
+        """Ids `(B, L)` and weights `(B, L)` of the windows that begin at `start`,
+        reverse-complemented where `reverse` is True."""
         together = max(1, _CACHE_BYTES // self.length)
         count = len(record)
         if count <= together:
@@ -161,7 +164,8 @@ class Cutter:
         return ids, np.where(soft, np.float32(self.soft_weight), np.float32(1)) * weight
 
     def _buffer(self, shape: tuple[int, int], dtype: np.dtype) -> NDArray:
-        """Memory for a large result; an earlier result that nobody holds is reused, because fresh pages take longer than the cut."""
+        """Memory for a large result; an earlier result that nobody holds is reused, because fresh
+        pages take longer than the cut."""
         for number, count in enumerate(_reference_counts(self._buffers)):
             if count == _UNUSED and (self._buffers[number].shape, self._buffers[number].dtype) == (
                 shape,

@@ -1,4 +1,5 @@
-"""Errors of the file system while a file is written: one line with the file, the size that it needs and the space that is free."""
+"""Errors of the file system while a file is written: one line with the file, the size that it needs
+and the space that is free."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def write_all(file: io.FileIO, content: bytes) -> None:
 
 @contextmanager
 def names_file(path: str | Path, size: Size = None) -> Iterator[None]:
-    """Name the file that is written in errors of the file system, with the size that it needs, if known, and the space that is free."""
+    """Name the file that is written in errors of the file system, with the size that it needs, if
+    known, and the space that is free."""
     try:
         yield
     except OSError as error:
@@ -64,13 +66,17 @@ def names_file(path: str | Path, size: Size = None) -> Iterator[None]:
 
 
 def write_error(error: OSError, path: str | Path, size: Size = None, written: int = 0) -> OSError:
-    """The error with a message for users, of the same class and with the same number; one that has such a message is returned as it is."""
+    """The error with a message for users, of the same class and with the same number; one that has
+    such a message is returned as it is."""
     if error.strerror is None:
         return error
     if error.errno in FULL:
         needed = size() if callable(size) else size
         need = f"it needs {needed:,} bytes" if needed else f"{written:,} bytes were written"
-        text = f"{need}, and {no_space(error, path)}; free some space or choose a folder on another disk"
+        text = (
+            f"{need}, and {no_space(error, path)}; free some space or choose a folder on "
+            "another disk"
+        )
     else:
         text = f"{error.strerror}; choose a folder that you may write to"
     named = type(error)(f"{path} could not be written: {text}")
@@ -79,7 +85,8 @@ def write_error(error: OSError, path: str | Path, size: Size = None, written: in
 
 
 def no_space(error: OSError, path: str | Path) -> str:
-    """Why there is no space for a file: the disk is full or the size of files is limited, with the bytes that are free."""
+    """Why there is no space for a file: the disk is full or the size of files is limited, with the
+    bytes that are free."""
     folder = existing_parent(path)
     free = f"{shutil.disk_usage(folder).free:,} bytes are free in {folder}"
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

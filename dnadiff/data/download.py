@@ -1,4 +1,5 @@
-"""Download of a large file: resumable, with checks of size and checksum, and a remedy in the message where there is no network."""
+"""Download of a large file: resumable, with checks of size and checksum, and a remedy in the
+message where there is no network."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Download:
             f"{target.name}: another process is fetching it; waiting",
         ) as alone:
             if not self._is_there(target):
-                # Where there are no locks, two processes must not append to one file: each fetches its own, from the beginning.
+                # Where there are no locks, two processes must not append to one file: each fetches
+                # its own, from the beginning.
                 part = target.with_name(f"{target.name}.part") if alone else unique(target)
                 try:
                     self._complete(part)
@@ -76,7 +78,8 @@ class Download:
             return False
         if target.stat().st_size != self.size or content_hash(target) != self.sha256:
             raise ValueError(
-                f"{target} has {target.stat().st_size:,} bytes and is not the file of {self.size:,} bytes expected (sha256 {self.sha256}); "
+                f"{target} has {target.stat().st_size:,} bytes and is not the file of "
+                f"{self.size:,} bytes expected (sha256 {self.sha256}); "
                 f"remove it, or set data.path to the file you want"
             )
         return True
@@ -103,7 +106,8 @@ class Download:
         if size > self.size or hash_file(part) != self.sha256:
             part.unlink()
             raise ValueError(
-                f"{self.url}: the downloaded file is not the expected one (sha256 {self.sha256}); it was removed: {self._remedy()}"
+                f"{self.url}: the downloaded file is not the expected one (sha256 {self.sha256}); "
+                f"it was removed: {self._remedy()}"
             )
 
     def _more(self, part: Path, done: int) -> None:
@@ -131,7 +135,10 @@ class Download:
         return OSError(f"{self.url} could not be fetched ({reason}){kept}: {self._remedy()}")
 
     def _remedy(self) -> str:
-        return f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {self.target}, or set data.path to a copy of yours"
+        return (
+            f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {self.target}, or "
+            "set data.path to a copy of yours"
+        )
 
 
 def _size(file: Path) -> int:

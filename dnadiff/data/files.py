@@ -1,7 +1,7 @@
 """Reading of text files, compressed or not, and atomic writing of files.
 
-A path `bundled:NAME` is a file that ships with the package; an address such as `s3://BUCKET/FILE` is fetched into the cache (`remote`).
-File formats are read in `genome` and `text`.
+A path `bundled:NAME` is a file that ships with the package; an address such as `s3://BUCKET/FILE`
+is fetched into the cache (`remote`). File formats are read in `genome` and `text`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 
 
 def resolve(path: str | Path) -> Path:
-    """The file behind `path`: `bundled:NAME` inside the package, the copy in the cache of an address, `~` expanded.
+    """The file behind `path`: `bundled:NAME` inside the package, the copy in the cache of an
+    address, `~` expanded.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -60,18 +61,21 @@ def resolve(path: str | Path) -> Path:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a text names a file, not a value: a file of this machine, a bundled one, or an address."""
+    """Whether a text names a file, not a value: a file of this machine, a bundled one, or an
+    address."""
     text = str(path)
     return text.startswith((_BUNDLED, CACHED)) or is_remote(text) or expand_user(text).is_file()
 
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`. See `decompressed`.
+    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`.
+    See `decompressed`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty, damaged or not text; also for errors met while the caller reads.
+        ValueError: if the file is empty, damaged or not text; also for errors met while the caller
+            reads.
     """
     with open_binary(path) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig")
@@ -79,7 +83,8 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
             yield text
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
+                f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or "
+                "gzip-compressed"
             ) from error
         finally:
             if not text.closed:  # a generator that is collected may find it closed
@@ -87,11 +92,13 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 
 def check_content(path: str | Path, file: Path) -> None:
-    """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not known before it is read."""
+    """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not
+    known before it is read."""
     found = file.stat()
     if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISSOCK(found.st_mode):
         raise ValueError(
-            f"{path} is a pipe or a device, and inputs are read more than once; write it to a file first"
+            f"{path} is a pipe or a device, and inputs are read more than once; write it to a file "
+            "first"
         )
     if found.st_size == 0:
         raise ValueError(f"{path} is empty; give a file that contains sequences")
@@ -144,15 +151,18 @@ def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
     """Whether an open file is compressed with gzip or bgzip; it is left at its beginning.
 
     Raises:
-        ValueError: if it is a bgzip file without its last block. A file cut between two blocks reads without an error.
+        ValueError: if it is a bgzip file without its last block. A file cut between two blocks
+            reads without an error.
     """
     start = raw.read(18)
     if start[:4] == _GZIP + b"\x08\x04" and start[12:16] == b"BC\x02\x00":
         raw.seek(-min(len(_BGZIP_END), raw.seek(0, os.SEEK_END)), os.SEEK_END)
         if raw.read() != _BGZIP_END:
             raise ValueError(
-                f"{path} is damaged or cut short: it is bgzip and does not end with the empty block that bgzip writes last; "
-                "fetch it again, or, if you know that it is complete, pack it again with gunzip and bgzip"
+                f"{path} is damaged or cut short: it is bgzip and does not end with the empty "
+                "block that bgzip writes last; "
+                "fetch it again, or, if you know that it is complete, pack it again with gunzip "
+                "and bgzip"
             )
     raw.seek(0)
     return start[:2] == _GZIP
@@ -178,7 +188,8 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
         raise ValueError(f"{path} could not be written: {folder} is a file; choose another folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(
-            f"{path} could not be written: the folder {folder} is read-only; choose a folder that you may write to"
+            f"{path} could not be written: the folder {folder} is read-only; choose a folder that "
+            "you may write to"
         )
     if target.exists() and not overwrite:
         raise FileExistsError(
@@ -191,16 +202,20 @@ def check_output(path: str | Path, overwrite: bool = False) -> Path:
 def atomic_write(
     path: str | Path, overwrite: bool = False, size: Size = None
 ) -> Iterator[BinaryIO]:
-    """Write `path` atomically: a temporary file next to it replaces it when the block ends without an error.
+    """Write `path` atomically: a temporary file next to it replaces it when the block ends without
+    an error.
 
-    A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the same bytes. An address is uploaded.
+    A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the
+    same bytes. An address is uploaded.
 
     Args:
-        size: bytes that will be written, or a function that counts them, for the message when the disk is full.
+        size: bytes that will be written, or a function that counts them, for the message when the
+            disk is full.
 
     Raises:
         FileExistsError: if `path` exists and `overwrite` is false.
-        OSError: naming the file and the space that is free, if it cannot be written; what was there before stays.
+        OSError: naming the file and the space that is free, if it cannot be written; what was there
+            before stays.
     """
     if is_remote(path):
         from dnadiff.data.remote.outputs import uploaded
@@ -244,7 +259,8 @@ def atomic_write(
 
 
 def _open_locked(part: Path) -> WatchedFile | None:
-    """A new file, locked while it is open, so that no other process takes it for one of a killed process; None if one has just done so."""
+    """A new file, locked while it is open, so that no other process takes it for one of a killed
+    process; None if one has just done so."""
     raw = WatchedFile(part)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(raw, fcntl.LOCK_EX)
@@ -255,7 +271,8 @@ def _open_locked(part: Path) -> WatchedFile | None:
 
 
 def _remove_unfinished(target: Path) -> None:
-    """Remove the temporary files of `target` that killed processes left: those that no process has locked."""
+    """Remove the temporary files of `target` that killed processes left: those that no process has
+    locked."""
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
     for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
         with suppress(OSError), left.open("r+b") as file:
@@ -264,7 +281,8 @@ def _remove_unfinished(target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk, so that a new file is still there after a power failure; nothing where this is unsupported."""
+    """Write the names in a folder to the disk, so that a new file is still there after a power
+    failure; nothing where this is unsupported."""
     number = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,4 +1,5 @@
-"""Intervals of records: the parts of a split. Millions of them are three arrays, and are read one by one like a list."""
+"""Intervals of records: the parts of a split. Millions of them are three arrays, and are read one
+by one like a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Labels of sequences (species, class) as multi-hot rows for conditioning, dropped at random in training."""
+"""Labels of sequences (species, class) as multi-hot rows for conditioning, dropped at random in
+training."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from dnadiff.data.shuffle import uniform
 
 
 class Labels(NamedTuple):
-    """The labels of records. With `dropout`, the model also learns the unconditional distribution."""
+    """The labels of records. With `dropout`, the model also learns the unconditional
+    distribution."""
 
     names: list[str]  # of the columns, sorted
     columns: NDArray[

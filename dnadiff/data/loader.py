@@ -1,6 +1,7 @@
 """A loader of training batches whose position can be saved and restored at any batch.
 
-Lightning saves the state of an iterable that has `state_dict`; the state is the number of finished batches of the epoch.
+Lightning saves the state of an iterable that has `state_dict`; the state is the number of finished
+batches of the epoch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LoaderState: TypeAlias = dict[str, int]
 
 
 class BatchSource(Protocol):
-    """What a loader reads from: `RandomWindows`, `ShortSequences`. The loader rounds `size` up to full batches."""
+    """What a loader reads from: `RandomWindows`, `ShortSequences`. The loader rounds `size` up to
+    full batches."""
 
     size: int
 
@@ -36,10 +38,13 @@ class ProcessRank(NamedTuple):
     """Which of the processes of a training run this one is.
 
     Attributes:
-        rank: its number; processes with the same windows (context parallelism) have the same number.
+        rank: its number; processes with the same windows (context parallelism) have the same
+            number.
         world_size: how many numbers there are.
-        progress: returns how many batches of this epoch training has finished, and how many there are; called when the state of a loader
-            is saved. None: every batch that was returned counts as finished, including the current one.
+        progress: returns how many batches of this epoch training has finished, and how many there
+            are; called when the state of a loader
+            is saved. None: every batch that was returned counts as finished, including the current
+            one.
         accumulated: batches of one optimizer step; an epoch has a multiple of them.
     """
 
@@ -50,19 +55,24 @@ class ProcessRank(NamedTuple):
 
 
 class TrainLoader:
-    """Windows in full batches; each iteration is one epoch, and the next iteration is the next epoch.
+    """Windows in full batches; each iteration is one epoch, and the next iteration is the next
+    epoch.
 
-    Row r of batch b is window (b * batch_size + r) * world_size + rank: ranks share an epoch, no window occurs twice, and batch b of all
-    ranks together has the windows that one process with the same global batch has in it. An epoch has `len(self)` batches, enough for all
-    windows of the dataset; the last batch is completed with further windows. The last optimizer step of an epoch is completed with further
-    batches, of an epoch that is used for nothing else, because Lightning would otherwise take a smaller step.
+    Row r of batch b is window (b * batch_size + r) * world_size + rank: ranks share an epoch, no
+    window occurs twice, and batch b of all ranks together has the windows that one process with the
+    same global batch has in it. An epoch has `len(self)` batches, enough for all windows of the
+    dataset; the last batch is completed with further windows. The last optimizer step of an epoch
+    is completed with further batches, of an epoch that is used for nothing else, because Lightning
+    would otherwise take a smaller step.
 
     Args:
         windows: the dataset; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
-        num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend on it.
+        num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend
+            on it.
         rank, world_size, progress, accumulated: see `ProcessRank`.
-        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the system.
+        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the
+            system.
     """
 
     def __init__(
@@ -96,7 +106,8 @@ class TrainLoader:
         self._resumed = False
 
     def state_dict(self) -> LoaderState:
-        """Where training resumes: the epoch, and the number of its finished batches. An optimizer step is never resumed in its middle."""
+        """Where training resumes: the epoch, and the number of its finished batches. An optimizer
+        step is never resumed in its middle."""
         done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
         done = min(done, self._returned) // self.accumulated * self.accumulated
         return (
@@ -117,8 +128,9 @@ class TrainLoader:
         return self.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator, because Lightning creates iterators that it never uses. Epochs are counted here, because Lightning's
-        # own count advances by an empty epoch when a run resumes from the end of one.
+        # A generator, because Lightning creates iterators that it never uses. Epochs are counted
+        # here, because Lightning's own count advances by an empty epoch when a run resumes from the
+        # end of one.
         if not self._resumed and self._returned:
             self.epoch, self._returned = self.epoch + 1, 0
         self._resumed = False
@@ -138,7 +150,8 @@ class TrainLoader:
         reader = _Reader(self.windows, self.batch_size, self.world_size)
         if self.num_workers == 0:
             return map(reader.__getitem__, keys)
-        # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming would change the dropout.
+        # With a generator of its own: a DataLoader otherwise draws from the global one, and
+        # resuming would change the dropout.
         own = Generator()
         context, workers = self.start_method, self.num_workers
         start = own_process_group
@@ -156,7 +169,8 @@ class TrainLoader:
 
 
 def own_process_group(worker: int) -> None:
-    """Called in a worker process, so that Ctrl-C and the signals of a scheduler reach only the process that saves a checkpoint."""
+    """Called in a worker process, so that Ctrl-C and the signals of a scheduler reach only the
+    process that saves a checkpoint."""
     os.setpgrp()
 
 
@@ -174,7 +188,8 @@ class _Reader(Dataset[Batch]):
 def worker_loss(error: Exception, num_workers: int) -> str | None:
     """How an error says that a process that loads data ended; None if it does not.
 
-    PyTorch names the process if it notices first. Otherwise the connection through which the process sent its batch fails.
+    PyTorch names the process if it notices first. Otherwise the connection through which the
+    process sent its batch fails.
     """
     if worker := _WORKER.search(str(error)):
         return " ".join(worker[0].split())

@@ -1,7 +1,8 @@
 """Runs of N in a genome: how many N a window contains, and which windows contain few enough.
 
-Counts come from prefix sums over the runs, not over the bases, and therefore need almost no memory. The number of N in a
-window is piecewise linear in the start of the window, so the allowed starts form ranges, which are computed exactly and once.
+Counts come from prefix sums over the runs, not over the bases, and therefore need almost no memory.
+The number of N in a window is piecewise linear in the start of the window, so the allowed starts
+form ranges, which are computed exactly and once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class NRuns:
         return self.before(base + end) - self.before(base + start)
 
     def allowed(self, record: int, start: int, end: int, length: int, maximum: int) -> Ranges:
-        """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as ranges."""
+        """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as
+        ranges."""
         last = end - length + 1  # one past the last start
         base = int(self.offsets[record])
         low, high = (

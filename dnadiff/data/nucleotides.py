@@ -35,7 +35,8 @@ _ID_TABLE = ID_OF_LETTER.tobytes()
 
 
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:
-    """The letters of a string, bytes, or object of Biopython or pyfaidx as bytes `(L,)` uint8; non-ASCII letters become `?`."""
+    """The letters of a string, bytes, or object of Biopython or pyfaidx as bytes `(L,)` uint8;
+    non-ASCII letters become `?`."""
     sequence = plain(sequence)
     return np.frombuffer(
         sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence),
@@ -97,10 +98,15 @@ def reverse_complement(sequence: str | bytes) -> str | bytes:
 
 
 def not_a_nucleotide(sequence: DNASequence) -> str | None:
-    """A message that names the first letter of `sequence` that is not a nucleotide; None if there is none."""
+    """A message that names the first letter of `sequence` that is not a nucleotide; None if there
+    is none."""
     wrong = np.flatnonzero(ids_of(sequence) == NOT_A_NUCLEOTIDE)
     if not len(wrong):
         return None
     sequence = plain(sequence)
     text = sequence if isinstance(sequence, str) else sequence.decode("latin-1")
-    return f"letter {text[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; allowed are {', '.join(IUPAC)} in either case"
+    return (
+        f"letter {text[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; allowed "
+        "are "
+        f"{', '.join(IUPAC)} in either case"
+    )

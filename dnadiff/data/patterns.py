@@ -11,7 +11,8 @@ from dnadiff.data.remote.cached import expand as expand_remote
 
 
 def matches(text: str) -> list[str] | None:
-    """The files that a pattern with `*`, `?`, `[...]` or `**` describes, sorted; None if the text is no pattern.
+    """The files that a pattern with `*`, `?`, `[...]` or `**` describes, sorted; None if the text
+    is no pattern.
 
     Raises:
         FileNotFoundError: if there are none.

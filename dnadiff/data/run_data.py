@@ -1,6 +1,8 @@
-"""The data of a training run, read again by later commands from the files that its configuration names, and never from the network.
+"""The data of a training run, read again by later commands from the files that its configuration
+names, and never from the network.
 
-`chosen_data` prefers the data that the command line names; a model without a run, such as published weights, needs them.
+`chosen_data` prefers the data that the command line names; a model without a run, such as published
+weights, needs them.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from dnadiff.data.genome.manifest import is_manifest
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
 
-# Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the configuration names.
+# Keys of the data whose objects fetch files. The model's own tokenizer replaces the one that the
+# configuration names.
 _FETCHED, _REPLACED = ("download", "hub"), ("tokenizer",)
-_REMEDY = "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa, or to finetune, as in pretraining_overlap=my.fa"
+_REMEDY = (
+    "give them to evaluate, judge or copies, as in data=ecoli or data=fasta "
+    "data.path=my.fa, "
+    "or to finetune, as in pretraining_overlap=my.fa"
+)
 
 
 def chosen_data(
     given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
 ) -> SequenceDataModule:
-    """The data `given` on the command line, or else those that a model was trained on, not yet prepared.
+    """The data `given` on the command line, or else those that a model was trained on, not yet
+    prepared.
 
     Args:
         given: `data` of the command line.
@@ -46,7 +54,8 @@ def run_data(
 ) -> SequenceDataModule:
     """The data that a model was trained on, not yet prepared.
 
-    A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing that it names is fetched.
+    A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing
+    that it names is fetched.
 
     Args:
         config: `data` of the configuration in the checkpoint; None if it has none.
@@ -54,13 +63,14 @@ def run_data(
         trust: packages besides dnadiff whose classes the configuration may name.
 
     Raises:
-        ValueError: if the run used downloaded data only, the source of the model names no file, or the data are not sequences that this
-            tokenizer reads.
+        ValueError: if the run used downloaded data only, the source of the model names no file, or
+            the data are not sequences that this tokenizer reads.
     """
     data = build(without_download(config), trust=(PACKAGE, *trust))
     if not isinstance(data, SequenceDataModule):
         raise ValueError(
-            f"data of the training run are described as {type(data).__name__}, which is no data module; name other data"
+            f"data of the training run are described as {type(data).__name__}, which is no data "
+            "module; name other data"
         )
     if tokenizer is not None:
         data.expect(tokenizer)
@@ -84,11 +94,13 @@ def without_download(data: Json) -> dict[str, Json]:
     fetched = [key for key in _FETCHED if data.get(key)]
     if fetched and not data.get("path"):
         raise ValueError(
-            f"the run was trained on downloaded data ({data.get('name')}); name it again, as in data=hg38, to allow the download"
+            f"the run was trained on downloaded data ({data.get('name')}); name it again, as in "
+            "data=hg38, to allow the download"
         )
     if data.get("path", "") is None:
         raise ValueError(
-            f"data is missing: this model was exported without the path of its data ({data.get('name')}); {_REMEDY}"
+            "data is missing: this model was exported without the path of its data "
+            f"({data.get('name')}); {_REMEDY}"
         )
     kept = {
         key: value for key, value in data.items() if key not in fetched and key not in _REPLACED
@@ -97,7 +109,8 @@ def without_download(data: Json) -> dict[str, Json]:
 
 
 def _stored_manifests(path: Json) -> Json:
-    """Paths in which the addresses of a manifest are read from the cache; `build` does this for the addresses themselves."""
+    """Paths in which the addresses of a manifest are read from the cache; `build` does this for the
+    addresses themselves."""
     if isinstance(path, Mapping):
         return {label: _stored_manifests(one) for label, one in path.items()}
     if isinstance(path, (list, tuple)):

@@ -1,4 +1,5 @@
-"""Random numbers and permutations for batches of indices: each value depends only on a key and its index.
+"""Random numbers and permutations for batches of indices: each value depends only on a key and its
+index.
 
 The NumPy counterpart of `dnadiff.draws`: the SplitMix64 finalizer of a key and a counter.
 """
@@ -27,7 +28,8 @@ def uniform(key: int, index: NDArray[np.int64]) -> NDArray[np.float64]:
 def shuffled(key: int, index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """Apply a random permutation of 0..size-1 to each index `(B,)`.
 
-    A Feistel network over the next power of four, repeated until the result is below `size`: needs no memory of that size.
+    A Feistel network over the next power of four, repeated until the result is below `size`: needs
+    no memory of that size.
     """
     half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)

@@ -1,7 +1,8 @@
 """Splits of records into training, validation and test data.
 
-A split is a callable `(names, lengths) -> {"train": [Interval], "valid": [Interval], "test": [Interval]}`. Windows are cut
-inside intervals, so that windows of different parts never overlap.
+A split is a callable
+`(names, lengths) -> {"train": [Interval], "valid": [Interval], "test": [Interval]}`. Windows are
+cut inside intervals, so that windows of different parts never overlap.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ class Split(ABC):
 
     @abstractmethod
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
-        """The intervals of each part, sorted; parts do not overlap unless `leak` reports how much."""
+        """The intervals of each part, sorted; parts do not overlap unless `leak` reports how
+        much."""
 
     @abstractmethod
     def describe(self) -> str:
         """A short description for reports."""
 
     def leak(self, names: Sequence[str], lengths: Sequence[int], length: int) -> Leak | None:
-        """How many training windows of `length` overlap held-out intervals; None for a split whose parts never overlap."""
+        """How many training windows of `length` overlap held-out intervals; None for a split whose
+        parts never overlap."""
         return None
 
 
@@ -74,7 +77,8 @@ class FractionSplit(Split):
         self.test, self.valid = _bounds("test", test), _bounds("valid", valid)
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
             raise ValueError(
-                f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} overlap; change one of them"
+                f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} "
+                "overlap; change one of them"
             )
 
     @override
@@ -105,7 +109,8 @@ def _bounds(part: str, bounds: Sequence[float]) -> tuple[float, float]:
     pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
     if not pair or not 0 <= bounds[0] < bounds[1] <= 1:
         raise ValueError(
-            f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < to <= 1"
+            f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < "
+            "to <= 1"
         )
     return bounds[0], bounds[1]
 
@@ -122,7 +127,8 @@ class ChromosomeSplit(Split):
         self.valid, self.test = _names("valid", valid), _names("test", test)
         if both := set(self.valid) & set(self.test):
             raise ValueError(
-                f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a record belongs to one part"
+                f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a "
+                "record belongs to one part"
             )
 
     @override
@@ -154,7 +160,8 @@ def _names(part: str, names: Sequence[str] | str) -> list[str]:
 
 
 class RegionSplit(Split):
-    """Reads the intervals from a BED file whose fourth column is train, valid or test; other bases belong to no part.
+    """Reads the intervals from a BED file whose fourth column is train, valid or test; other bases
+    belong to no part.
 
     Overlapping intervals of one part are merged.
     """
@@ -173,7 +180,8 @@ class RegionSplit(Split):
         if found := first_overlap(parts):
             (part, a), (other, b) = found
             raise ValueError(
-                f"{self.bed}: {part} {names[a.record]}:{a.start}-{a.end} overlaps {other} {names[b.record]}:{b.start}-{b.end}; "
+                f"{self.bed}: {part} {names[a.record]}:{a.start}-{a.end} overlaps {other} "
+                f"{names[b.record]}:{b.start}-{b.end}; "
                 f"a base belongs to one part"
             )
         return parts
@@ -202,9 +210,10 @@ def read_parts(bed: str, lengths: Mapping[str, int]) -> dict[str, list[Region]]:
 class DefaultSplit(Split):
     """Holds out complete records where possible; otherwise `FractionSplit`.
 
-    With three records or more, test and then validation take the largest remaining records that fit into `share` of all
-    tokens, until each has at least half of `share`. With fewer records, or where the lengths do not allow it (a
-    chromosome and two plasmids), the same fraction of every record is held out.
+    With three records or more, test and then validation take the largest remaining records that fit
+    into `share` of all tokens, until each has at least half of `share`. With fewer records, or
+    where the lengths do not allow it (a chromosome and two plasmids), the same fraction of every
+    record is held out.
 
     Args:
         share: maximum fraction of the tokens for each of the two parts.
@@ -248,7 +257,10 @@ class DefaultSplit(Split):
     def describe(self) -> str:
         if self._chosen is not None:
             return self._chosen.describe()
-        return f"default (whole records of up to {100 * self.share:g} % each for test and validation, or else a fraction of each record)"
+        return (
+            f"default (whole records of up to {100 * self.share:g} % each for test and "
+            "validation, or else a fraction of each record)"
+        )
 
 
 def first_overlap(
@@ -268,7 +280,8 @@ def first_overlap(
 
 
 def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]) -> str:
-    """Twelve hexadecimal digits that identify a split in reports; they change with any interval or record name."""
+    """Twelve hexadecimal digits that identify a split in reports; they change with any interval or
+    record name."""
     names = list(names)
     rows = sorted(
         f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n"

@@ -1,4 +1,5 @@
-"""Reads JSON and YAML that is loaded back. Whatever is wrong with a file, the error is a ValueError that names it."""
+"""Reads JSON and YAML that is loaded back. Whatever is wrong with a file, the error is a ValueError
+that names it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def parse_json(content: str | bytes, source: str | Path) -> Json:
 def json_object(
     content: str | bytes, source: str | Path, required: Sequence[str] = ()
 ) -> dict[str, Json]:
-    """As `parse_json`, for an object with at least these keys; a ValueError names what is missing."""
+    """As `parse_json`, for an object with at least these keys; a ValueError names what is
+    missing."""
     return _mapping(parse_json(content, source), source, required)
 
 

@@ -1,4 +1,5 @@
-"""Adjacent windows (tiles) that cover intervals: their positions are computed from their numbers, without a list of them."""
+"""Adjacent windows (tiles) that cover intervals: their positions are computed from their numbers,
+without a list of them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Tile(NamedTuple):
 
 
 class Tiling:
-    """Adjacent windows in intervals, numbered consecutively; the last window of an interval is shifted inwards to fit.
+    """Adjacent windows in intervals, numbered consecutively; the last window of an interval is
+    shifted inwards to fit.
 
     Args:
         intervals: intervals to cover, none shorter than a window.

@@ -1,7 +1,8 @@
 """Tokenizers for DNA and for characters of text: letters to token ids and back.
 
-DNA has the token ids of Caduceus and HyenaDNA, so that published weights load. A model reads what it needs to know about
-the alphabet from the tokenizer's `vocab`. Tokens have no case; `dnadiff.data.genome.genome` keeps it separately.
+DNA has the token ids of Caduceus and HyenaDNA, so that published weights load. A model reads what
+it needs to know about the alphabet from the tokenizer's `vocab`. Tokens have no case;
+`dnadiff.data.genome.genome` keeps it separately.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class TextTokenizer(Tokenizer, Protocol):
 class DNATokenizer(Tokenizer):
     """Nucleotides as token ids.
 
-    CLS 0, SEP 1, BOS 2, MASK 3, PAD 4, RESERVED 5, UNK 6, A 7, C 8, G 9, T 10, N 11. A model emits only A, C, G and T.
+    CLS 0, SEP 1, BOS 2, MASK 3, PAD 4, RESERVED 5, UNK 6, A 7, C 8, G 9, T 10, N 11. A model emits
+    only A, C, G and T.
 
     Examples:
         >>> tokenizer = DNATokenizer()
@@ -111,7 +113,8 @@ class DNATokenizer(Tokenizer):
     def encode(self, sequence: DNASequence) -> NDArray[np.uint8]:
         """Token ids of a string, bytes, Biopython `Seq` or `SeqRecord`: `(L,)` uint8.
 
-        Case is ignored. U becomes T, and the ambiguity codes (R, Y, K, M, S, W, B, D, H, V) become N.
+        Case is ignored. U becomes T, and the ambiguity codes (R, Y, K, M, S, W, B, D, H, V) become
+        N.
 
         Raises:
             ValueError: if a letter is not a nucleotide; its position is counted from 1.
@@ -125,7 +128,8 @@ class DNATokenizer(Tokenizer):
         """Letters of `ids (L,)`: A, C, G, T, N, and `_` for a masked position.
 
         Raises:
-            ValueError: if an id has no letter (CLS, SEP, BOS, PAD, RESERVED, UNK, or outside the vocabulary).
+            ValueError: if an id has no letter (CLS, SEP, BOS, PAD, RESERVED, UNK, or outside the
+                vocabulary).
         """
         array = one_sequence(ids)
         no_letter = (array >= len(_LETTER_OF_ID)) | (
@@ -135,7 +139,8 @@ class DNATokenizer(Tokenizer):
         return _LETTER_OF_ID[array].tobytes().decode("ascii")
 
     def letters(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """ASCII codes of upper-case letters, without a copy in larger integers; same shape as `ids`, which all have a letter."""
+        """ASCII codes of upper-case letters, without a copy in larger integers; same shape as
+        `ids`, which all have a letter."""
         return _LETTER_OF_ID[ids]
 
     def bases(self, ids: ArrayLike) -> NDArray[np.uint8]:
@@ -161,7 +166,8 @@ class DNATokenizer(Tokenizer):
 
 
 class CharTokenizer(TextTokenizer):
-    """Characters of text as token ids: MASK 0, PAD 1, then the characters in the order of their code points.
+    """Characters of text as token ids: MASK 0, PAD 1, then the characters in the order of their
+    code points.
 
     Args:
         characters: the alphabet, for example the text itself; order and repetition do not matter.
@@ -177,7 +183,8 @@ class CharTokenizer(TextTokenizer):
     def __init__(self, characters: str) -> None:
         if not isinstance(characters, str) or any("\ud800" <= c <= "\udfff" for c in characters):
             raise ValueError(
-                f"tokenizer.characters {characters!r:.60} must be a string of characters; half of a surrogate pair is none"
+                f"tokenizer.characters {characters!r:.60} must be a string of characters; half of "
+                "a surrogate pair is none"
             )
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
@@ -199,7 +206,8 @@ class CharTokenizer(TextTokenizer):
         )
 
     def encode(self, sequence: str) -> TokenIds:
-        """Token ids of a string: `(L,)` uint8; uint16 for more than 254 characters, int32 for more than 65,534.
+        """Token ids of a string: `(L,)` uint8; uint16 for more than 254 characters, int32 for more
+        than 65,534.
 
         Raises:
             ValueError: if a character is not in the alphabet; its position is counted from 1.
@@ -211,7 +219,8 @@ class CharTokenizer(TextTokenizer):
             unknown = start + np.flatnonzero(self._code_points[places] != points)
             if len(unknown):
                 raise ValueError(
-                    f"character {sequence[unknown[0]]!r} at position {unknown[0] + 1} is not among the {len(self.characters)} characters "
+                    f"character {sequence[unknown[0]]!r} at position {unknown[0] + 1} is not among "
+                    f"the {len(self.characters)} characters "
                     f"of this vocabulary; remove it, or train on a text that contains it"
                 )
             ids[start : start + len(points)] = places + 2
@@ -273,5 +282,6 @@ def _refuse_ids(ids: NDArray[np.int64], wrong: NDArray[np.bool_], allowed: str) 
     places = np.flatnonzero(wrong | (ids < 0))
     if len(places):
         raise ValueError(
-            f"id {ids[places[0]]} at position {places[0] + 1} has no letter; the ids with a letter are {allowed}"
+            f"id {ids[places[0]]} at position {places[0] + 1} has no letter; the ids with a letter "
+            f"are {allowed}"
         )

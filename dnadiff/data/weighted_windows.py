@@ -15,10 +15,12 @@ from dnadiff.draws import hash64
 
 
 class WeightedWindows(UniformWindows):
-    """Random windows that are drawn from a record in proportion to its weight and its number of starts, uniformly among these.
+    """Random windows that are drawn from a record in proportion to its weight and its number of
+    starts, uniformly among these.
 
     Args:
-        weights: for each record how often its starts are drawn, relative to those of others, `(number of records,)`.
+        weights: for each record how often its starts are drawn, relative to those of others,
+            `(number of records,)`.
 
     The other arguments, and items, are those of `RandomWindows`.
 
@@ -37,7 +39,8 @@ class WeightedWindows(UniformWindows):
         self._mass = np.cumsum(self._weights[self._record] * starts)
         if count and not self._mass[-1]:
             raise ValueError(
-                "every window for training is of a file with weight 0 in the manifest; give another file a weight above 0"
+                "every window for training is of a file with weight 0 in the manifest; give "
+                "another file a weight above 0"
             )
         return count
 

@@ -1,7 +1,7 @@
 """Windows of fixed length: at random positions for training, adjacent for evaluation.
 
-Both are PyTorch datasets over the records and the intervals of a split; a window never crosses the border of an interval.
-Windows in which the fraction of N exceeds `max_n` are left out.
+Both are PyTorch datasets over the records and the intervals of a split; a window never crosses the
+border of an interval. Windows in which the fraction of N exceeds `max_n` are left out.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class Window(TypedDict):
 
 
 class RandomWindows(Dataset[Window]):
-    """Training windows: window i of epoch e depends only on (seed, e, i), not on the process that asks for it.
+    """Training windows: window i of epoch e depends only on (seed, e, i), not on the process that
+    asks for it.
 
     Index with (e, i), or with i in epoch 0. An item is a dict: `ids (L,)` token ids, `weight (L,)`
-    uint8, 1 where the id can be emitted (0 for N; float32 for a fractional `soft_weight`), `index` i, and `cond (C,)`
-    uint8 if there are labels.
+    uint8, 1 where the id can be emitted (0 for N; float32 for a fractional `soft_weight`), `index`
+    i, and `cond (C,)` uint8 if there are labels.
 
     Args:
         intervals: intervals to cut windows from.
@@ -65,7 +66,8 @@ class RandomWindows(Dataset[Window]):
         cut: function of records and starts that returns ids and weights; None: a `Cutter`.
 
     Raises:
-        ValueError: if no interval is as long as a window, or `augment_rc` is set for a vocabulary without complement.
+        ValueError: if no interval is as long as a window, or `augment_rc` is set for a vocabulary
+            without complement.
     """
 
     def __init__(
@@ -85,7 +87,8 @@ class RandomWindows(Dataset[Window]):
     ) -> None:
         if augment_rc and vocab.complement is None:
             raise ValueError(
-                "data.augment_rc is true, but this vocabulary has no complement; set data.augment_rc=false"
+                "data.augment_rc is true, but this vocabulary has no complement; set "
+                "data.augment_rc=false"
             )
         self.intervals = _long_enough(intervals, length)
         self.records, self.length, self.seed, self.augment_rc, self.labels = (
@@ -142,7 +145,8 @@ class RandomWindows(Dataset[Window]):
         return batch
 
     def _looked_up(self, epoch: int, index: NDArray[np.int64]) -> Places:
-        """`places` of increasing indices; thousands are computed at once, because the cost per call equals that of many windows."""
+        """`places` of increasing indices; thousands are computed at once, because the cost per call
+        equals that of many windows."""
         begin = int(index[0] - index[0] % _AHEAD)
         if index[-1] >= begin + _AHEAD:
             return self.places(epoch, index)
@@ -169,7 +173,8 @@ class RandomWindows(Dataset[Window]):
 class UniformWindows(RandomWindows):
     """Random windows whose start is uniform over all starts that the intervals and `max_n` allow.
 
-    An epoch may contain a window twice, and need not cover every base. Arguments and items as in `RandomWindows`.
+    An epoch may contain a window twice, and need not cover every base. Arguments and items as in
+    `RandomWindows`.
     """
 
     @override
@@ -204,9 +209,11 @@ class UniformWindows(RandomWindows):
 
 
 class IntervalWindows(RandomWindows):
-    """Each tile of each interval once per epoch, in random order, as published loaders read a BED of windows.
+    """Each tile of each interval once per epoch, in random order, as published loaders read a BED
+    of windows.
 
-    Indices beyond the number of tiles begin another random order. Arguments and items as in `RandomWindows`.
+    Indices beyond the number of tiles begin another random order. Arguments and items as in
+    `RandomWindows`.
     """
 
     @override
@@ -235,10 +242,11 @@ class IntervalWindows(RandomWindows):
 class TiledWindows(Dataset[Window]):
     """Adjacent windows that count every position of the intervals once.
 
-    The last tile of an interval is shifted inwards instead of shortened; its overlap with the previous tile gets weight 0,
-    unless the previous tile is left out: every base in some tile that can be counted is counted once.
-    Intervals shorter than a window are left out and listed in `skipped`. Tiles whose fraction of N exceeds `max_n` are left
-    out and counted in `left_out`. Items are as in `RandomWindows`, with `index` the number in `tiles`.
+    The last tile of an interval is shifted inwards instead of shortened; its overlap with the
+    previous tile gets weight 0, unless the previous tile is left out: every base in some tile that
+    can be counted is counted once. Intervals shorter than a window are left out and listed in
+    `skipped`. Tiles whose fraction of N exceeds `max_n` are left out and counted in `left_out`.
+    Items are as in `RandomWindows`, with `index` the number in `tiles`.
 
     Args:
         intervals: intervals to cover.
@@ -310,7 +318,10 @@ class TiledWindows(Dataset[Window]):
 
 
 def _too_much_n(length: int, max_n: float) -> str:
-    return f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n to more"
+    return (
+        f"every window of {length} tokens holds more than {100 * max_n:g} % N; set data.max_n "
+        "to more"
+    )
 
 
 def _long_enough(intervals: Sequence[Interval], length: int) -> Intervals:
@@ -321,9 +332,13 @@ def _long_enough(intervals: Sequence[Interval], length: int) -> Intervals:
     if not kept:
         longest = every.length.max(initial=0)
         raise ValueError(
-            f"sequence shorter than the window: the longest of {len(intervals)} intervals has {longest} tokens, a window {length}; "
+            f"sequence shorter than the window: the longest of {len(intervals)} intervals has "
+            f"{longest} tokens, a window {length}; "
             f"set data.length={longest} or less, or choose another data.split"
             if longest
-            else f"no interval to cut windows of {length} tokens from; choose another data.split, or data with more records"
+            else (
+                f"no interval to cut windows of {length} tokens from; choose another data.split, "
+                "or data with more records"
+            )
         )
     return kept

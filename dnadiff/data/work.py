@@ -1,7 +1,9 @@
-"""Work that consists of independent units, so that one process or many can do it, all at once or after an interruption.
+"""Work that consists of independent units, so that one process or many can do it, all at once or
+after an interruption.
 
-The items of a work (windows, samples, rows) are numbered. A unit is a run of items that are computed together: the results of a unit do
-not depend on which other units are computed, where, or in which order. `dnadiff.shards` distributes units over processes.
+The items of a work (windows, samples, rows) are numbered. A unit is a run of items that are
+computed together: the results of a unit do not depend on which other units are computed, where, or
+in which order. `dnadiff.shards` distributes units over processes.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Work(ABC):
     Attributes:
         unit: what a unit is, in words, for messages.
         report: called while results are computed.
-        prepared: what `prepare` returned, here or in another process; set before `results` is called.
+        prepared: what `prepare` returned, here or in another process; set before `results` is
+            called.
     """
 
     unit: ClassVar[str]
@@ -51,15 +54,18 @@ class Work(ABC):
 
     @abstractmethod
     def starts(self) -> Sequence[int]:
-        """The first item of each unit, ascending from 0, and the number of all items: one entry more than there are units."""
+        """The first item of each unit, ascending from 0, and the number of all items: one entry
+        more than there are units."""
 
     def check(self, first: int, last: int) -> None:
-        """Check the input of the items `first` to `last` (left out) before any of them is computed; ValueError naming what is wrong."""
+        """Check the input of the items `first` to `last` (left out) before any of them is computed;
+        ValueError naming what is wrong."""
         return None
 
     @abstractmethod
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        """Results of the items from `start + skip` to the last one, computed one by one as they are asked for.
+        """Results of the items from `start + skip` to the last one, computed one by one as they are
+        asked for.
 
         Args:
             start: first item of a unit.
@@ -67,5 +73,6 @@ class Work(ABC):
         """
 
     def prepare(self) -> Json:
-        """What must be computed before any item and is the same for all; None if there is nothing."""
+        """What must be computed before any item and is the same for all; None if there is
+        nothing."""
         return None

@@ -1,9 +1,10 @@
 """Denoisers: what objectives, samplers and likelihoods call.
 
-A denoiser combines a network with a reading of its logits as log-probabilities of x0. There is one for each way to read a sequence
-(`dnadiff.backbone.base`): `Denoiser` for masked diffusion on both sides of a mask, `CausalDenoiser` for autoregressive models, and
-`BlockDenoiser` for block diffusion. All derive from `BaseDenoiser`, which declares everything a caller may ask. The head runs on the
-requested positions alone, which saves most of the memory with a large vocabulary.
+A denoiser combines a network with a reading of its logits as log-probabilities of x0. There is one
+for each way to read a sequence (`dnadiff.backbone.base`): `Denoiser` for masked diffusion on both
+sides of a mask, `CausalDenoiser` for autoregressive models, and `BlockDenoiser` for block
+diffusion. All derive from `BaseDenoiser`, which declares everything a caller may ask. The head runs
+on the requested positions alone, which saves most of the memory with a large vocabulary.
 """
 
 from dnadiff.backbone.base import (

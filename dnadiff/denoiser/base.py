@@ -20,14 +20,17 @@ from dnadiff.parameterization import emitted_log_probs
 from dnadiff.vocab import Vocab
 
 OptTensor = Tensor | None
-LARGE = 1024  # vocabulary size from which losses avoid materializing the logits; smaller arrays are not worth computing twice
+# vocabulary size from which losses avoid materializing the logits; smaller arrays are not worth
+# computing twice
+LARGE = 1024
 
 
 class BaseDenoiser(nn.Module):
     """The interface of every denoiser.
 
-    A subclass sets `reads` and implements what goes with it: `log_probs` for a `BidirectionalBackbone`, `next_log_probs` and `step` for
-    a `CausalBackbone`, and `log_probs`, `step_block` and `advance` for a `BlockBackbone`. Methods that a denoiser does not support raise
+    A subclass sets `reads` and implements what goes with it: `log_probs` for a
+    `BidirectionalBackbone`, `next_log_probs` and `step` for a `CausalBackbone`, and `log_probs`,
+    `step_block` and `advance` for a `BlockBackbone`. Methods that a denoiser does not support raise
     a ValueError.
 
     Attributes:
@@ -35,14 +38,17 @@ class BaseDenoiser(nn.Module):
         reads: how the network reads a sequence: one of the three subclasses of `Backbone`.
         block_size: b, for a `BlockBackbone`; None for the others.
         time_conditioning: whether its predictions depend on t.
-        rows_per_sequence: sequences that the network evaluates for each one requested (2 with classifier-free guidance).
-        same_for_all_rows: whether equal sequences get equal predictions; False if it stores something for each row of a batch.
+        rows_per_sequence: sequences that the network evaluates for each one requested (2 with
+            classifier-free guidance).
+        same_for_all_rows: whether equal sequences get equal predictions; False if it stores
+            something for each row of a batch.
         max_length: longest sequence that the network accepts; None for any.
         num_labels: C, the labels that it can be conditioned on.
-        normalized: whether the ratios of `log_score` at a masked position sum to what probabilities would; those of SEDD need not.
+        normalized: whether the ratios of `log_score` at a masked position sum to what probabilities
+            would; those of SEDD need not.
         banned: ids that have probability 0 in `x0_log_probs`.
-        given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from left to right (`score_given`); None for most
-            denoisers.
+        given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from
+            left to right (`score_given`); None for most denoisers.
     """
 
     backbone: Backbone
@@ -72,21 +78,26 @@ class BaseDenoiser(nn.Module):
         return self
 
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> BaseDenoiser:
-        """The denoiser for some sequences of the batch (an index or a mask over B) and some positions; itself if it stores nothing for them."""
+        """The denoiser for some sequences of the batch (an index or a mask over B) and some
+        positions; itself if it stores nothing for them."""
         return self
 
     def without_recording(self) -> BaseDenoiser:
-        """The denoiser without side effects of its calls (see `Constrained`); itself if it has none."""
+        """The denoiser without side effects of its calls (see `Constrained`); itself if it has
+        none."""
         return self
 
     def check_window(self, length: int | None) -> None:
-        """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have no fixed length)."""
+        """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have
+        no fixed length)."""
 
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
-        """Raise ValueError or RuntimeError if windows of `length` tokens cannot be spread over so many processes (context parallelism)."""
+        """Raise ValueError or RuntimeError if windows of `length` tokens cannot be spread over so
+        many processes (context parallelism)."""
         if self.reads is BlockBackbone:
             raise ValueError(
-                f"context_parallel {num_pieces} does not fit objective block_mdlm, expected 1: its two streams restart at every block; set "
+                f"context_parallel {num_pieces} does not fit objective block_mdlm, expected 1: its "
+                "two streams restart at every block; set "
                 "context_parallel=1, or another objective"
             )
         self.backbone.check_pieces(num_pieces, length)
@@ -95,18 +106,22 @@ class BaseDenoiser(nn.Module):
         """Raise a ValueError that begins with `what` if it goes from left to right."""
         if self.left_to_right:
             raise ValueError(
-                f"{what} needs a model that unmasks in any order, and this one goes from left to right"
+                f"{what} needs a model that unmasks in any order, and this one goes from left to "
+                "right"
             )
 
     def require_cache(self) -> None:
-        """Raise a ValueError if it cannot predict some positions with stored keys and values of the others (`around`)."""
+        """Raise a ValueError if it cannot predict some positions with stored keys and values of the
+        others (`around`)."""
         raise ValueError(
-            f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of backbone=dit"
+            f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of "
+            "backbone=dit"
         )
 
     @property
     def autoregressive(self) -> bool:
-        """Whether each token is predicted from those before it: likelihoods are exact, and one network call gives all of them."""
+        """Whether each token is predicted from those before it: likelihoods are exact, and one
+        network call gives all of them."""
         return self.reads is CausalBackbone
 
     @property
@@ -123,10 +138,12 @@ class BaseDenoiser(nn.Module):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in row-major order.
+        """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in
+        row-major order.
 
-        An autoregressive model sees x0 to the left of each position, whatever xt is; block diffusion sees x0 in the blocks to the left and
-        xt in the block itself; any other sees xt alone.
+        An autoregressive model sees x0 to the left of each position, whatever xt is; block
+        diffusion sees x0 in the blocks to the left and xt in the block itself; any other sees xt
+        alone.
 
         Args:
             x0: (B, L) tokens.
@@ -136,7 +153,8 @@ class BaseDenoiser(nn.Module):
         """
         if self.left_to_right:
             raise ValueError(
-                f"{type(self).__name__} does not provide the nll of a model that goes from left to right; use `unwrapped`"
+                f"{type(self).__name__} does not provide the nll of a model that goes from left to "
+                "right; use `unwrapped`"
             )
         if self.fused_head:  # without (M, V) logits
             positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
@@ -152,9 +170,11 @@ class BaseDenoiser(nn.Module):
         return -log_probs.gather(-1, ids).flatten()
 
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
-        """The network's features (B, L, D) of sequences that it reads without masks, as embeddings: no noise level and no labels.
+        """The network's features (B, L, D) of sequences that it reads without masks, as embeddings:
+        no noise level and no labels.
 
-        Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a block model, its block and those before it.
+        Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a
+        block model, its block and those before it.
 
         Args:
             ids: (B, L) token ids.
@@ -183,7 +203,8 @@ class BaseDenoiser(nn.Module):
             (M, V) in row-major order of the M requested positions, or (B, L, V) for None.
         """
         raise ValueError(
-            "an autoregressive model predicts from left to right (next_log_probs); unmasking needs an objective such as mdlm"
+            "an autoregressive model predicts from left to right (next_log_probs); unmasking needs "
+            "an objective such as mdlm"
         )
 
     def x0_log_probs(
@@ -194,7 +215,8 @@ class BaseDenoiser(nn.Module):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """The distribution of x0 that D3PM and the masked language model train, shaped as `log_probs`; under SUBS, `log_probs`."""
+        """The distribution of x0 that D3PM and the masked language model train, shaped as
+        `log_probs`; under SUBS, `log_probs`."""
         return self.log_probs(xt, t, cond, positions, valid)
 
     def log_score(
@@ -205,7 +227,8 @@ class BaseDenoiser(nn.Module):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """Log-ratios of probabilities at time t, shaped as `log_probs`; see `Parameterization.log_score`."""
+        """Log-ratios of probabilities at time t, shaped as `log_probs`; see
+        `Parameterization.log_score`."""
         raise ValueError(f"{type(self).__name__} does not provide log_score")
 
     def log_sum_and_logits(
@@ -218,9 +241,11 @@ class BaseDenoiser(nn.Module):
         positions: Tensor,
         valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
-        """log sum_v exp(logit_v) over the ids not in `banned`, (M,), and the logits of `ids (M, K)`, at the M requested positions.
+        """log sum_v exp(logit_v) over the ids not in `banned`, (M,), and the logits of
+        `ids (M, K)`, at the M requested positions.
 
-        -log p(x0) is the difference of the two. The (M, V) logits are not materialized (`dnadiff.kernels.linear_log_sum`).
+        -log p(x0) is the difference of the two. The (M, V) logits are not materialized
+        (`dnadiff.kernels.linear_log_sum`).
         """
         raise ValueError(f"{type(self).__name__} has no fused head; use log_probs")
 
@@ -231,34 +256,42 @@ class BaseDenoiser(nn.Module):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are shaped as in `log_probs`."""
+        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are
+        shaped as in `log_probs`."""
         raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
+            "objective=ar"
         )
 
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """Read one more token and return the distribution of the next one, without reading earlier tokens again.
+        """Read one more token and return the distribution of the next one, without reading earlier
+        tokens again.
 
         Args:
-            token: (B,) the token just placed; the mask, which is the start token, in the first call.
-            state: the network's state from the previous call; None in the first call. Do not use it again afterwards.
+            token: (B,) the token just placed; the mask, which is the start token, in the first
+                call.
+            state: the network's state from the previous call; None in the first call. Do not use it
+                again afterwards.
             cond: (B, C) labels, the same in every call.
 
         Returns:
             Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
         """
         raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
+            "objective=ar"
         )
 
     def read(
         self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last state."""
+        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last
+        state."""
         raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with objective=ar"
+            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
+            "objective=ar"
         )
 
     def step_block(
@@ -273,11 +306,13 @@ class BaseDenoiser(nn.Module):
 
         Args:
             xt: (B, n) the block, of at most `block_size` tokens.
-            state: after the blocks before it (see `advance`); None for the first block. It is not modified.
+            state: after the blocks before it (see `advance`); None for the first block. It is not
+                modified.
             cond, positions, valid: as in `log_probs`, for the block.
         """
         raise ValueError(
-            f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm"
+            f"{type(self).__name__} does not read block by block; train a model with "
+            "objective=block_mdlm"
         )
 
     def advance(
@@ -287,9 +322,11 @@ class BaseDenoiser(nn.Module):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> State:
-        """Read one more finished block x0 (B, n): the state after it, from the state before it (not modified)."""
+        """Read one more finished block x0 (B, n): the state after it, from the state before it (not
+        modified)."""
         raise ValueError(
-            f"{type(self).__name__} does not read block by block; train a model with objective=block_mdlm"
+            f"{type(self).__name__} does not read block by block; train a model with "
+            "objective=block_mdlm"
         )
 
     def score_given(
@@ -308,18 +345,21 @@ class BaseDenoiser(nn.Module):
     def around(
         self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
-        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside `columns` to predict inside (approximate)."""
+        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside
+        `columns` to predict inside (approximate)."""
         raise ValueError(f"{type(self).__name__} has no key-value cache")
 
 
 class NetworkDenoiser(BaseDenoiser):
-    """A denoiser computed by one network. Raises ValueError if the network does not read as `reads` requires."""
+    """A denoiser computed by one network. Raises ValueError if the network does not read as `reads`
+    requires."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone.vocab)
         if not isinstance(backbone, self.reads):
             raise ValueError(
-                f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs {self.reads.described}"
+                f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs "
+                f"{self.reads.described}"
             )
         self.backbone, self.max_length, self.num_labels = (
             backbone,
@@ -349,7 +389,8 @@ class NetworkDenoiser(BaseDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """Raw logits, cut to `vocab.size` columns; arguments and result are shaped as in `log_probs`."""
+        """Raw logits, cut to `vocab.size` columns; arguments and result are shaped as in
+        `log_probs`."""
         return self.backbone.head(self._features(xt, t, cond, positions, valid))[
             ..., : self.vocab.size
         ]
@@ -381,7 +422,8 @@ class NetworkDenoiser(BaseDenoiser):
         )
 
     def _nll_of(self, features: Tensor, ids: Tensor) -> Tensor:
-        """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may contain: (M,)."""
+        """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may
+        contain: (M,)."""
         ids = ids.long()[:, None]
         if self.fused_head:  # without (M, V) logits
             log_sum, at_ids = self._log_sum(features, ids, self.vocab.never_emitted)
@@ -392,14 +434,16 @@ class NetworkDenoiser(BaseDenoiser):
 
 
 def at(x: Tensor, positions: Tensor | tuple[Tensor, ...] | None) -> Tensor:
-    """The rows of x (B, L, ...) at `positions (B, L)` bool, or at their `indices`; x itself for None."""
+    """The rows of x (B, L, ...) at `positions (B, L)` bool, or at their `indices`; x itself for
+    None."""
     return x if positions is None else x[positions]
 
 
 def indices(positions: OptTensor) -> tuple[Tensor, ...] | None:
     """Row and column of each True in `positions (B, L)`, (M,) each.
 
-    M determines the shape of what follows, so on a GPU the process waits until the work queued so far is done. Call this before the
-    network: after it, the GPU would be idle while the process queues the loss and the backward pass.
+    M determines the shape of what follows, so on a GPU the process waits until the work queued so
+    far is done. Call this before the network: after it, the GPU would be idle while the process
+    queues the loss and the backward pass.
     """
     return None if positions is None else positions.nonzero(as_tuple=True)

@@ -1,4 +1,5 @@
-"""The denoiser of block diffusion (BD3-LM, arXiv 2503.09573): blocks from left to right, masked diffusion inside a block."""
+"""The denoiser of block diffusion (BD3-LM, arXiv 2503.09573): blocks from left to right, masked
+diffusion inside a block."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from dnadiff.parameterization import SUBS
 
 
 class BlockDenoiser(NetworkDenoiser):
-    """A network that reads blocks under SUBS: the distribution of x0 in each block given xt in it and x0 in all blocks before it.
+    """A network that reads blocks under SUBS: the distribution of x0 in each block given xt in it
+    and x0 in all blocks before it.
 
-    `nll` evaluates all blocks at once, each with the tokens of x0 before it. `log_probs` has xt alone: its predictions are those of the
-    model where no earlier block is masked, as in sampling from left to right. `step_block` and `advance` compute the same for one block
-    after another, without reading earlier blocks again.
+    `nll` evaluates all blocks at once, each with the tokens of x0 before it. `log_probs` has xt
+    alone: its predictions are those of the model where no earlier block is masked, as in sampling
+        from left to right. `step_block` and `advance` compute the same for one block after another,
+        without reading earlier blocks again.
 
     Args:
         backbone: the network.
@@ -50,7 +53,8 @@ class BlockDenoiser(NetworkDenoiser):
     def check_window(self, length: int | None) -> None:
         if length is not None and self.block_size > length:
             raise ValueError(
-                f"objective.block_size {self.block_size} is more than the {length} tokens of a window; lower it, or raise data.length"
+                f"objective.block_size {self.block_size} is more than the {length} tokens of a "
+                "window; lower it, or raise data.length"
             )
 
     @override
@@ -108,11 +112,13 @@ class BlockDenoiser(NetworkDenoiser):
         next_positions: Tensor,
         valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
-        """`nll`, and -log p of the tokens at `next_positions (B, L)` bool given those before each, from the clean stream: (M,) and (N,).
+        """`nll`, and -log p of the tokens at `next_positions (B, L)` bool given those before each,
+        from the clean stream: (M,) and (N,).
 
         Both come from one pass. The first token has no token before it, and is not predicted here.
 
-        It is for networks with `BlockBackbone.clean_is_causal`: another clean stream would copy the next token.
+        It is for networks with `BlockBackbone.clean_is_causal`: another clean stream would copy the
+        next token.
 
         Raises:
             ValueError: if position 0 is requested.

@@ -1,4 +1,5 @@
-"""The denoiser of autoregressive models: a causal network that predicts each token from those before it."""
+"""The denoiser of autoregressive models: a causal network that predicts each token from those
+before it."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from dnadiff.parameterization import emitted_log_probs
 
 
 class CausalDenoiser(NetworkDenoiser):
-    """A causal backbone as an autoregressive model: the distribution of each token given those before it.
+    """A causal backbone as an autoregressive model: the distribution of each token given those
+    before it.
 
-    The network reads a start token (the mask, which these models do not use otherwise) and all tokens but the last. So the first token is
-    predicted and counted too, and likelihoods compare with a NELBO token by token.
+    The network reads a start token (the mask, which these models do not use otherwise) and all
+    tokens but the last. So the first token is predicted and counted too, and likelihoods compare
+    with a NELBO token by token.
     """
 
     reads = CausalBackbone

@@ -18,8 +18,9 @@ class Denoiser(NetworkDenoiser):
         backbone: the network.
         parameterization: defaults to SUBS.
         noise: the schedule that turns t into sigma; needed for time conditioning and `log_score`.
-        time_conditioning: condition the network on the noise level. Off by default: SUBS does not need it, and without it the
-            prediction for a sequence that did not change stays valid. The backbone must have a time input.
+        time_conditioning: condition the network on the noise level. Off by default: SUBS does not
+            need it, and without it the prediction for a sequence that did not change stays valid.
+            The backbone must have a time input.
 
     Examples:
         >>> import torch
@@ -124,11 +125,13 @@ class Denoiser(NetworkDenoiser):
         if not isinstance(self.backbone, AttentionCacheBackbone):
             name = type(self.backbone).__name__
             raise ValueError(
-                f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set sampler=grouped or another one"
+                f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set "
+                "sampler=grouped or another one"
             )
         if self.time_conditioning:
             raise ValueError(
-                "a key-value cache does not fit a network that is conditioned on time; set sampler=grouped or another sampler"
+                "a key-value cache does not fit a network that is conditioned on time; set "
+                "sampler=grouped or another sampler"
             )
         return self.backbone
 

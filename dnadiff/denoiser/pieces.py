@@ -14,10 +14,12 @@ from dnadiff.denoiser.wrapper import DenoiserWrapper
 
 
 class PiecewiseDenoiser(DenoiserWrapper):
-    """Takes whole sequences, as an objective gives them, and returns predictions for all requested positions in every process.
+    """Takes whole sequences, as an objective gives them, and returns predictions for all requested
+    positions in every process.
 
-    Each process computes the positions of its own piece and receives the other predictions without their gradients. So the objective is
-    the same in all processes, and the gradient of each parameter is the sum over the processes.
+    Each process computes the positions of its own piece and receives the other predictions without
+    their gradients. So the objective is the same in all processes, and the gradient of each
+    parameter is the sum over the processes.
 
     Args:
         denoiser: its network reads pieces (`Backbone.spread`).
@@ -124,7 +126,8 @@ class PiecewiseDenoiser(DenoiserWrapper):
         return None if valid is None else self._own(valid)
 
     def _places(self, positions: Tensor) -> list[Tensor]:
-        """For each process, the places of its positions in the row-major order of all `positions` (B, L); call it before the network."""
+        """For each process, the places of its positions in the row-major order of all `positions`
+        (B, L); call it before the network."""
         size = self.peers.size
         numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
         return [
@@ -133,7 +136,8 @@ class PiecewiseDenoiser(DenoiserWrapper):
         ]
 
     def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
-        """What all processes found (m, ...) at their positions, in row-major order of all positions: (M, ...)."""
+        """What all processes found (m, ...) at their positions, in row-major order of all
+        positions: (M, ...)."""
         return _Join.apply(found, places, self.peers)
 
 

@@ -11,7 +11,8 @@ from dnadiff.denoiser.base import BaseDenoiser, OptTensor
 
 
 class DenoiserWrapper(BaseDenoiser):
-    """A denoiser that changes the predictions of another one. Its properties are those of the wrapped denoiser."""
+    """A denoiser that changes the predictions of another one. Its properties are those of the
+    wrapped denoiser."""
 
     def __init__(self, denoiser: BaseDenoiser) -> None:
         super().__init__(denoiser.vocab)
@@ -39,7 +40,8 @@ class DenoiserWrapper(BaseDenoiser):
 
 
 class InBlock(DenoiserWrapper):
-    """A block diffusion model in one block, given the blocks before it: a masked diffusion model of the block, for any sampler.
+    """A block diffusion model in one block, given the blocks before it: a masked diffusion model of
+    the block, for any sampler.
 
     Args:
         denoiser: reads blocks (`BaseDenoiser.step_block`).
@@ -78,15 +80,18 @@ class InBlock(DenoiserWrapper):
 
 
 class InContext(InBlock):
-    """A bidirectional model at some positions, given the other tokens: those in a cache, and those that it reads in each call.
+    """A bidirectional model at some positions, given the other tokens: those in a cache, and those
+    that it reads in each call.
 
     Args:
         denoiser: has `BaseDenoiser.step_block`.
         state: the tokens that are not in `xt` (`BaseDenoiser.around`); None if all are.
         xt: (B, n) the tokens that are read in each call.
-        columns: the positions in `xt` that are predicted. Callers pass the tokens at these positions alone.
+        columns: the positions in `xt` that are predicted. Callers pass the tokens at these
+            positions alone.
         valid: (B, n) bool, False on padding in `xt`.
-        equal: whether all sequences have the same context, so that `log_probs` may be called with the first sequence alone.
+        equal: whether all sequences have the same context, so that `log_probs` may be called with
+            the first sequence alone.
     """
 
     def __init__(

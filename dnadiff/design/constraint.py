@@ -1,9 +1,12 @@
-"""Constraints on samples, position by position: a wrapper around any denoiser, and the importance weight that corrects for it.
+"""Constraints on samples, position by position: a wrapper around any denoiser, and the importance
+weight that corrects for it.
 
-A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early draw does not take into account how it restricts
-later ones. The weight corrects this: it is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
-constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token. For a model that goes
-from left to right, a fixed token that a draw could not see is a constraint as well: its probability is a factor of the weight.
+A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early draw does
+not take into account how it restricts later ones. The weight corrects this: it is the product over
+all draws of the allowed mass Z, and leads to the model's distribution given the constraint. With a
+tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token. For
+a model that goes from left to right, a fixed token that a draw could not see is a constraint as
+well: its probability is a factor of the weight.
 """
 
 from __future__ import annotations
@@ -22,19 +25,21 @@ from dnadiff.draws import float64_device
 
 
 class Constrained(DenoiserWrapper):
-    """A denoiser whose distribution at each masked position is restricted to the allowed tokens and tilted.
+    """A denoiser whose distribution at each masked position is restricted to the allowed tokens and
+    tilted.
 
-    It serves one batch. Each call records the log of the allowed mass at its positions; of several calls about one position, the last
-    one before it is unmasked counts, because its token is drawn from that one. For some rows or columns of the batch use `for_rows`.
-    Where every token is allowed and there is no tilt, the predictions of the denoiser pass unchanged.
+    It serves one batch. Each call records the log of the allowed mass at its positions; of several
+    calls about one position, the last one before it is unmasked counts, because its token is drawn
+    from that one. For some rows or columns of the batch use `for_rows`. Where every token is
+    allowed and there is no tilt, the predictions of the denoiser pass unchanged.
 
     Args:
         denoiser: the denoiser to constrain, guided or not.
         kind: (B, L) int64, the row of `allowed` that applies at each position.
         allowed: (K, V) bool, tokens allowed at positions of each kind.
         tilt: (V,) added to the log-probabilities before they are normalized; None is 0.
-        template: (B, L) the tokens to fill, for the weights of a model that goes from left to right; other models do not need it, and
-            None makes no such weights.
+        template: (B, L) the tokens to fill, for the weights of a model that goes from left to
+            right; other models do not need it, and None makes no such weights.
     """
 
     same_for_all_rows = False
@@ -146,7 +151,8 @@ class Constrained(DenoiserWrapper):
         return self._next(log_probs), state
 
     def _next(self, log_probs: Tensor) -> Tensor:
-        """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part, and records the mass."""
+        """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part,
+        and records the mass."""
         restricted, mass = (
             x.view(log_probs.shape[: x.ndim + 1])
             for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten())
@@ -191,8 +197,9 @@ class Constrained(DenoiserWrapper):
     def score_given(
         self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> list[int]:
-        # Called on `for_rows` of the columns of the block. A row asks for one token: it and those to its right are masked. A call has as
-        # many rows as one that fills masks, so that memory does not depend on the number of tokens.
+        # Called on `for_rows` of the columns of the block. A row asks for one token: it and those
+        # to its right are masked. A call has as many rows as one that fills masks, so that memory
+        # does not depend on the number of tokens.
         if self.template is None or self.given is None:
             return []
         place, index, sizes = (
@@ -218,10 +225,12 @@ class Constrained(DenoiserWrapper):
         return self.denoiser.around(xt, columns, cond, valid)
 
     def log_weight(self) -> Tensor:
-        """The log importance weight of each sample of the batch that was drawn, (B,) float64, in nats.
+        """The log importance weight of each sample of the batch that was drawn, (B,) float64, in
+        nats.
 
-        The fixed tokens of a block have the probability of the chain rule from left to right, each given the earlier blocks and the fixed
-        tokens to its left, before the masks of the block are filled. For an autoregressive model a block is one token.
+        The fixed tokens of a block have the probability of the chain rule from left to right, each
+        given the earlier blocks and the fixed tokens to its left, before the masks of the block are
+        filled. For an autoregressive model a block is one token.
 
         Raises:
             ValueError: if the model goes from left to right and there is no template.
@@ -239,7 +248,8 @@ class Constrained(DenoiserWrapper):
         positions: OptTensor,
         restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Predictions (..., V) at `positions`, restricted at constrained masks; records their mass."""
+        """Predictions (..., V) at `positions`, restricted at constrained masks; records their
+        mass."""
         requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
         flat = predicted.reshape(-1, predicted.shape[-1])
         row, column = requested.nonzero().unbind(-1)
@@ -258,11 +268,13 @@ class Constrained(DenoiserWrapper):
             self.log_mass[tuple(at)] = mass.to(self.log_mass)
 
     def _restrict(self, log_probs: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
-        """`log_probs (M, V)` restricted and normalized, and the log of the allowed mass (M,); 0 where nothing changes."""
+        """`log_probs (M, V)` restricted and normalized, and the log of the allowed mass (M,); 0
+        where nothing changes."""
         added = self.added[kind].to(log_probs)
         scored = log_probs + added
         mass = scored.logsumexp(-1)
-        # If the model gives no allowed token any mass, draw from the constraint alone; such a sample gets weight 0.
+        # If the model gives no allowed token any mass, draw from the constraint alone; such a
+        # sample gets weight 0.
         normalized = torch.where(
             mass.isneginf()[:, None], torch.log_softmax(added, -1), scored - mass[:, None]
         )

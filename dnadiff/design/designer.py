@@ -37,8 +37,10 @@ class Designer(ConditionalSampler):
         generator: the model with its sampler and constraints.
         method: how designs are found.
         reward: what is optimized.
-        beta: inverse temperature, 0 or more: weighted designs have the distribution p(x) exp(beta reward(x)).
-        num_draws: network calls for the bound on the log-probability of each design in `about`; 0 leaves it out.
+        beta: inverse temperature, 0 or more: weighted designs have the distribution p(x) exp(beta
+            reward(x)).
+        num_draws: network calls for the bound on the log-probability of each design in `about`; 0
+            leaves it out.
         longest_match: searches each design in the training data; None leaves it out.
 
     Raises:
@@ -64,11 +66,13 @@ class Designer(ConditionalSampler):
         )
         if not isinstance(method, DesignMethod):
             raise ValueError(
-                f"method {method!r} is not a design method; give an object such as SMC() (dnadiff.design.method)"
+                f"method {method!r} is not a design method; give an object such as SMC() "
+                "(dnadiff.design.method)"
             )
         if number("beta", beta) < 0:
             raise ValueError(
-                f"beta {beta} must be 0 or more; larger values weight the reward more, and target= approaches a value"
+                f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
+                "approaches a value"
             )
         self.method, self.goal = method, Goal(CountedReward(reward), beta)
         self.num_draws, self.longest_match = num_draws, longest_match
@@ -76,7 +80,8 @@ class Designer(ConditionalSampler):
 
     @property
     def reward_calls(self) -> int:
-        """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of `CountedReward` do not count."""
+        """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of
+        `CountedReward` do not count."""
         return self.goal.reward.calls
 
     @override
@@ -85,17 +90,23 @@ class Designer(ConditionalSampler):
         return True if self.method.supports_weights(self.sampler, request.lengths[1]) else None
 
     def check_request(self, request: Request, batch_size: int | None = None) -> None:
-        """Raise ValueError for several lengths of one template, and for lengths that the method, the reward or the bounds do not take.
+        """Raise ValueError for several lengths of one template, and for lengths that the method,
+        the reward or the bounds do not take.
 
         With `batch_size` also raise ValueError, or warn, if batches are too small for the method.
         """
         (low, high), longest = request.lengths, self.denoiser.max_length
         if low < high and request.num_groups == 1:
             raise ValueError(
-                f"designs are compared at one length, and this request has {low} to {high}; set length to a number"
+                f"designs are compared at one length, and this request has {low} to {high}; set "
+                "length to a number"
             )
         if self.num_draws and longest is not None and high > longest:
-            problem = f"bounds need whole sequences, and {high} tokens are more than the {longest} that this network takes"
+            problem = (
+                f"bounds need whole sequences, and {high} tokens are more than the "
+                f"{longest} "
+                "that this network takes"
+            )
             raise ValueError(f"num_draws {self.num_draws}: {problem}; set num_draws=0")
         self.method.check_length(self, high)
         for length in sorted(
@@ -108,12 +119,14 @@ class Designer(ConditionalSampler):
 
     @override
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
-        """As in the base class; a batch has one template, and the populations of a template have sizes that differ by at most one."""
+        """As in the base class; a batch has one template, and the populations of a template have
+        sizes that differ by at most one."""
         count = num_batches(request, batch_size)
         while first < len(request):
             yield first
             group, place = divmod(first, request.each)
-            # Other methods keep their batches: designs depend on the shape of a batch to the last bit.
+            # Other methods keep their batches: designs depend on the shape of a batch to the last
+            # bit.
             end = (
                 -(-request.each * (place * count // request.each + 1) // count)
                 if self.method.resamples
@@ -125,7 +138,8 @@ class Designer(ConditionalSampler):
     def batches(
         self, request: Request, seed: int, batch_size: int, first: int = 0
     ) -> Iterator[SampleBatch]:
-        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` and `ResampleMove` on its batch.
+        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` and
+        `ResampleMove` on its batch.
 
         Raises:
             ValueError: if the reward fails, or no design of a batch has a probability above 0.
@@ -139,7 +153,8 @@ class Designer(ConditionalSampler):
 
     def _run(self, targets: Sequence[Target], numbers: Sequence[int], seed: int) -> SampleBatch:
         problem = (
-            f"no design of the batch that begins with {targets[0].name} has a probability above 0 under the model and its template; change the "
+            f"no design of the batch that begins with {targets[0].name} has a probability above 0 "
+            "under the model and its template; change the "
             "letters, motif= or label=, or set a larger batch_size"
         )
         try:
@@ -191,7 +206,8 @@ def num_batches(request: Request, batch_size: int) -> int:
 
 
 def changes(batch: SampleBatch) -> list[int]:
-    """The number of positions at which each design differs from the sequence that it started from."""
+    """The number of positions at which each design differs from the sequence that it started
+    from."""
     return [
         int((start_of(target) != tokens).sum())
         for target, tokens in zip(batch.targets, batch.tokens)

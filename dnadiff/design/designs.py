@@ -11,16 +11,20 @@ _OF_DESIGNS = ("reward_calls", "ess", "changes", "longest_match")
 
 
 class Design(str):
-    """A sample as a string. All but the first two attributes are None unless it was designed for a reward.
+    """A sample as a string. All but the first two attributes are None unless it was designed for a
+    reward.
 
     Attributes:
-        log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the fixed part, nats, which a single estimate
-            may exceed; exact for an autoregressive model and for blocks of one token; None if not requested.
-        log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does not support weights.
+        log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the
+            fixed part, nats, which a single estimate may exceed; exact for an autoregressive model
+            and for blocks of one token; None if not requested.
+        log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does
+            not support weights.
         reward: of the sequence.
         reward_calls: the reward calls of its batch, divided by the designs of the batch.
         ess: effective sample size of its batch; None if the method has no weights.
-        changes: positions at which it differs from the sequence that it started from; None if it started from none.
+        changes: positions at which it differs from the sequence that it started from; None if it
+            started from none.
         longest_match: the longest exact match with the training data, bases; None if not searched.
     """
 
@@ -59,7 +63,8 @@ class Designs(list[Design]):
     """Samples in their order."""
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other attributes of `Design` that one of them has."""
+        """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other
+        attributes of `Design` that one of them has."""
         import pandas
 
         others = [

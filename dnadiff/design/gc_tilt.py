@@ -21,7 +21,8 @@ MAX_ERROR = 0.02  # larger errors are an error
 
 
 def check(gc: float, request: Request, tokenizer: Tokenizer) -> float:
-    """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked positions of the request cannot reach it."""
+    """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked
+    positions of the request cannot reach it."""
     gc = fraction("gc", gc, inclusive=False)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
@@ -32,13 +33,15 @@ def check(gc: float, request: Request, tokenizer: Tokenizer) -> float:
         low, high, total = low + minimum, high + maximum, total + end - start
     if not low < gc * total < high:
         raise ValueError(
-            f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} and {high / total:.3f}; set gc between them"
+            f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
+            f"and {high / total:.3f}; set gc between them"
         )
     return gc
 
 
 class Fit(NamedTuple):
-    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the calibration with the sequences in them."""
+    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the
+    calibration with the sequences in them."""
 
     tilt: float
     reached: float
@@ -49,10 +52,11 @@ class Fit(NamedTuple):
 def fit(
     generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int
 ) -> Fit:
-    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see `check`), or a ValueError.
+    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see
+    `check`), or a ValueError.
 
-    Pilot samples are evenly spaced over the request, and have no importance weights. All evaluations share their noise, which is derived
-    from `seed`.
+    Pilot samples are evenly spaced over the request, and have no importance weights. All
+    evaluations share their noise, which is derived from `seed`.
     """
     size, calls, rows = max(PILOT, batch_size), 0, 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]
@@ -81,10 +85,11 @@ def find_tilt(
     tolerance: float = TOLERANCE,
     max_calls: int = 16,
 ) -> tuple[float, float, int]:
-    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there, and the number of evaluations.
+    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there,
+    and the number of evaluations.
 
-    The search first brackets the target, then uses the Illinois variant of regula falsi on log-odds. A target that no tilt reaches is a
-    ValueError.
+    The search first brackets the target, then uses the Illinois variant of regula falsi on
+    log-odds. A target that no tilt reaches is a ValueError.
     """
 
     def off(tilt: float) -> float:
@@ -115,7 +120,8 @@ def find_tilt(
     reached = _fraction(f_best, target)
     if abs(reached - target) > MAX_ERROR:
         raise ValueError(
-            f"gc {target} cannot be reached by this sampler: its pilot batch reaches {reached:.3f}; choose another"
+            f"gc {target} cannot be reached by this sampler: its pilot batch reaches "
+            f"{reached:.3f}; choose another"
         )
     return best, reached, calls
 

@@ -1,4 +1,5 @@
-"""Conditional generation: requests are filled batch by batch under their constraints, with importance weights and likelihood bounds."""
+"""Conditional generation: requests are filled batch by batch under their constraints, with
+importance weights and likelihood bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class SampleBatch(NamedTuple):
         tokens: of each sample, (L_i,).
         nfe: network calls.
         rows: sequences evaluated in them.
-        log_weight: (B,) log importance weights in nats, 0 if unconstrained; None if the sampler does not support weights.
+        log_weight: (B,) log importance weights in nats, 0 if unconstrained; None if the sampler
+            does not support weights.
         rewards: (B,) of designs.
         reward_calls: sequences whose reward was evaluated for the batch; a gradient counts twice.
     """
@@ -105,13 +107,15 @@ class ConditionalSampler:
         return other
 
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
-        """The number of the first sample of each batch, from a batch that begins with number `first` on."""
+        """The number of the first sample of each batch, from a batch that begins with number
+        `first` on."""
         yield from range(first, len(request), batch_size)
 
     def batches(
         self, request: Request, seed: int, batch_size: int, first: int = 0
     ) -> Iterator[SampleBatch]:
-        """Generate the samples from number `first` on, one batch at a time; sample i depends on (seed, i)."""
+        """Generate the samples from number `first` on, one batch at a time; sample i depends on
+        (seed, i)."""
         weighted = (
             self.has_weights(request) is not None
         )  # for all samples of a request or for none, also where some are shorter
@@ -127,8 +131,9 @@ class ConditionalSampler:
     ) -> SampleBatch:
         """Generate one batch of targets, each with the number that keys its noise.
 
-        Shorter sequences are padded. A sampler that moves a window over the sequence gets the sequences of each length separately.
-        Without `weighted`, importance weights, and the network calls that only they need, are left out.
+        Shorter sequences are padded. A sampler that moves a window over the sequence gets the
+        sequences of each length separately. Without `weighted`, importance weights, and the network
+        calls that only they need, are left out.
         """
         targets = [target for _, target in numbered]
         lengths = [len(target.pattern.ids) for target in targets]
@@ -152,7 +157,8 @@ class ConditionalSampler:
         )
 
     def has_weights(self, request: Request) -> bool | None:
-        """Whether the samples of a request have unequal weights; None if they would, but the sampler does not support weights."""
+        """Whether the samples of a request have unequal weights; None if they would, but the
+        sampler does not support weights."""
         constrained = self.constrains(request)
         return (
             None
@@ -161,11 +167,13 @@ class ConditionalSampler:
         )
 
     def constrains(self, request: Request) -> bool:
-        """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the samples of a request."""
+        """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the
+        samples of a request."""
         return self.tilt != 0 or any(map(self._is_constrained, request.distinct()))
 
     def has_fixed_after_mask(self, target: Target) -> bool:
-        """Whether the model would generate tokens without seeing fixed ones to their right (outside the block, for block diffusion)."""
+        """Whether the model would generate tokens without seeing fixed ones to their right (outside
+        the block, for block diffusion)."""
         masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
         return self.denoiser.left_to_right and bool(
             (after_first(masked, self.denoiser.block_size or 1) & ~masked).any()
@@ -178,7 +186,8 @@ class ConditionalSampler:
         )
 
     def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
-        """The templates of a batch as tensors, with the denoiser that keeps their constraints and, if `weighted`, records weights."""
+        """The templates of a batch as tensors, with the denoiser that keeps their constraints and,
+        if `weighted`, records weights."""
         device = next(self.denoiser.parameters()).device
         x_init, kind, valid = (
             x.to(device)
@@ -240,7 +249,8 @@ class ConditionalSampler:
         )
 
     def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
-        """The attributes of `Design` of each sample of a batch, other than its bound and its weight."""
+        """The attributes of `Design` of each sample of a batch, other than its bound and its
+        weight."""
         return [{}] * len(batch.targets)
 
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
@@ -264,10 +274,12 @@ class ConditionalSampler:
     def bounds(
         self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int
     ) -> NDArray[np.float64]:
-        """Estimates of a lower bound on log p of the generated part given the fixed part, in nats: (B,), with `num_draws` calls each.
+        """Estimates of a lower bound on log p of the generated part given the fixed part, in nats:
+        (B,), with `num_draws` calls each.
 
-        For a model that goes from left to right it includes the fixed tokens that its draws do not see: those after the first generated token
-        (autoregressive, exact) or after its block. It is the distribution of the model itself, without constraints and guidance.
+        For a model that goes from left to right it includes the fixed tokens that its draws do not
+        see: those after the first generated token (autoregressive, exact) or after its block. It is
+            the distribution of the model itself, without constraints and guidance.
         """
         x_init, _, valid = padded(
             [target.pattern for target in batch.targets], self.process.vocab.pad_id
@@ -300,7 +312,8 @@ class ConditionalSampler:
         )
 
     def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> Designs:
-        """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves them out) and weights."""
+        """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves
+        them out) and weights."""
         designs = Designs()
         no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
@@ -343,7 +356,8 @@ def effective_size(log_weight: NDArray[np.float64]) -> float:
 def systematic_resample(
     log_weight: NDArray[np.float64], count: int, uniform: float
 ) -> NDArray[np.int64]:
-    """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic resampling with one uniform in (0, 1)."""
+    """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic
+    resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())
     ends = np.cumsum(w / w.sum())
     return np.minimum(

@@ -12,15 +12,18 @@ from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 
 
 class Guided(DenoiserWrapper):
-    """Classifier-free guidance of a denoiser trained with labels: p proportional to p(x0 | xt, label)^w p(x0 | xt)^(1 - w).
+    """Classifier-free guidance of a denoiser trained with labels: p proportional to p(x0 | xt,
+    label)^w p(x0 | xt)^(1 - w).
 
-    Both distributions come from one network call on twice the sequences; an unlabeled one has a row of zeros (arXiv 2207.12598; for
-    discrete diffusion 2412.10193). Guidance changes which tokens are drawn, not how many a step unmasks, and ratios (`log_score`) are
-    not available. With w = 1 or 0 only one of the distributions is computed.
+    Both distributions come from one network call on twice the sequences; an unlabeled one has a row
+    of zeros (arXiv 2207.12598; for discrete diffusion 2412.10193). Guidance changes which tokens
+    are drawn, not how many a step unmasks, and ratios (`log_score`) are not available. With w = 1
+    or 0 only one of the distributions is computed.
 
     Args:
         denoiser: the denoiser to guide; not autoregressive.
-        weight: w; 1 is the distribution given the label, more than 1 exaggerates what the label changes.
+        weight: w; 1 is the distribution given the label, more than 1 exaggerates what the label
+            changes.
     """
 
     def __init__(self, denoiser: BaseDenoiser, weight: float) -> None:

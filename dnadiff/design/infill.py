@@ -1,4 +1,5 @@
-"""Infilling: intervals of a genome or of a sequence that are designed again, conditioned on their flanks."""
+"""Infilling: intervals of a genome or of a sequence that are designed again, conditioned on their
+flanks."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ UNSTRANDED = "."
 class Infill(Request):
     """Intervals of a genome, designed again within their flanks.
 
-    The network reads `length` bases with the interval in the middle, shifted inward at the ends of a record; on strand "-" it reads the
-    reverse complement. Names are those of the intervals (`chrom:first-last(strand)`, 1-based) with the number of the design.
+    The network reads `length` bases with the interval in the middle, shifted inward at the ends of
+    a record; on strand "-" it reads the reverse complement. Names are those of the intervals
+    (`chrom:first-last(strand)`, 1-based) with the number of the design.
 
     Args:
         genome: the genome.
@@ -54,7 +56,8 @@ class Infill(Request):
             if size > length:
                 where = f"{region.chrom}:{region.start + 1}-{region.end}"
                 raise ValueError(
-                    f"infill: {where} has {size} bases, more than the {length} that are read at once; set length to include its flanks too"
+                    f"infill: {where} has {size} bases, more than the {length} that are read at "
+                    "once; set length to include its flanks too"
                 )
             strand = "" if region.strand == UNSTRANDED else f"({region.strand})"
             name = f"{region.chrom}:{region.start + 1}-{region.end}{strand}"
@@ -98,18 +101,21 @@ class Infill(Request):
 def infill_sequence(
     tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int
 ) -> tuple[Request, int]:
-    """The request for `n` designs of [start, end) in a sequence, and the position in the sequence at which its window begins.
+    """The request for `n` designs of [start, end) in a sequence, and the position in the sequence
+    at which its window begins.
 
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
     start, end = integer("start", start, 0), integer("end", end)
     if not 0 <= start < end <= len(sequence):
         raise ValueError(
-            f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} letters (0-based, half-open)"
+            f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} "
+            "letters (0-based, half-open)"
         )
     if end - start > length:
         raise ValueError(
-            f"[{start}, {end}) is longer than the {length} tokens that are read at once; set length to include its flanks too"
+            f"[{start}, {end}) is longer than the {length} tokens that are read at once; set "
+            "length to include its flanks too"
         )
     low, high = window_around(start, end, len(sequence), length)
     ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
@@ -120,7 +126,8 @@ def infill_sequence(
 
 
 def window_around(start: int, end: int, total: int, length: int) -> tuple[int, int]:
-    """The window of `length` positions, in a record of `total`, with [start, end) in the middle; shifted inward at the ends."""
+    """The window of `length` positions, in a record of `total`, with [start, end) in the middle;
+    shifted inward at the ends."""
     length = min(length, total)
     low = min(max((start + end - length) // 2, 0), total - length)
     return low, low + length

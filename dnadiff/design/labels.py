@@ -22,15 +22,18 @@ def conditioned(
     guidance: float = 1.0,
     label_dropout: float | None = None,
 ) -> tuple[BaseDenoiser, Tensor | None]:
-    """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None is no label.
+    """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None is no
+    label.
 
-    `known` are the names of the model's labels, `guidance` is the weight of the label (1 is the model's distribution given the label), and
-    `label_dropout` the fraction of training windows without labels (None if unknown). An unknown label, or guidance without a label, is a
+    `known` are the names of the model's labels, `guidance` is the weight of the label (1 is the
+    model's distribution given the label), and `label_dropout` the fraction of training windows
+    without labels (None if unknown). An unknown label, or guidance without a label, is a
     ValueError.
     """
     if not is_number(guidance) or guidance < 0:
         raise ValueError(
-            f"guidance {guidance!r} must be a number of at least 0; 1 is the model's distribution given the label"
+            f"guidance {guidance!r} must be a number of at least 0; 1 is the model's distribution "
+            "given the label"
         )
     if label is None and guidance == 1:
         return denoiser, None
@@ -46,14 +49,16 @@ def conditioned(
         )
     if guidance != 1 and label_dropout == 0:
         raise ValueError(
-            f"guidance={guidance} needs a model that was also trained without labels, and this one has data.label_dropout=0; set guidance=1"
+            f"guidance={guidance} needs a model that was also trained without labels, and this one "
+            "has data.label_dropout=0; set guidance=1"
         )
     labels = torch.zeros(1, len(known), device=next(denoiser.parameters()).device)
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             raise ValueError(
-                f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; {choices}"
+                f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; "
+                f"{choices}"
             )
         labels[0, known.index(name)] = 1
     return (denoiser if guidance == 1 else Guided(denoiser, guidance)), labels

@@ -1,4 +1,5 @@
-"""The options of the command `sample` as a request, as a sampler that fits the model, and as the settings that its file depends on."""
+"""The options of the command `sample` as a request, as a sampler that fits the model, and as the
+settings that its file depends on."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class SamplingModel(Protocol):
 
 
 def make_request(config: Config, model: SamplingModel) -> Request:
-    """The request that the options describe; raises ValueError if they contradict each other or the model."""
+    """The request that the options describe; raises ValueError if they contradict each other or the
+    model."""
     from dnadiff.design.infill import Infill
     from dnadiff.design.request import Free, Templates
     from dnadiff.design.template import read_motifs
@@ -77,7 +79,8 @@ def make_request(config: Config, model: SamplingModel) -> Request:
         genome, regions = read_intervals(config, model)
         if low != high:
             raise ValueError(
-                f"length={config['length']}: intervals are read in windows of one length; set length to a number"
+                f"length={config['length']}: intervals are read in windows of one length; set "
+                "length to a number"
             )
         return Infill(genome, regions, each, low, WRITE_WHOLE[config["write"]])
     return Free(tokenizer, each, (low, high), config["seed"], config["prompt"] or "", motifs)
@@ -106,7 +109,8 @@ def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[R
 def read_patterns(
     path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]
 ) -> Iterator[tuple[str, Pattern]]:
-    """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a whole."""
+    """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
+    whole."""
     from dnadiff.data.files import open_text
     from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.data.remote.address import shown
@@ -131,7 +135,8 @@ def length_range(length: int | str) -> tuple[int, int]:
         low, _, high = length.partition(":")
         if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
             raise ValueError(
-                f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as 200:1000"
+                f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as "
+                "200:1000"
             )
         return int(low), int(high)
     number = integer("length", length)
@@ -141,7 +146,8 @@ def length_range(length: int | str) -> tuple[int, int]:
 def check_weights(
     config: Config, generator: ConditionalSampler, request: Request, is_dna: bool
 ) -> bool:
-    """Whether samples have weights; logs what the distribution of the samples is if it is not corrected.
+    """Whether samples have weights; logs what the distribution of the samples is if it is not
+    corrected.
 
     Resampling without weights is a ValueError.
     """
@@ -149,29 +155,37 @@ def check_weights(
     if config["resample"] and not (weighted and is_dna):
         if weighted is None:
             raise ValueError(
-                "resample=true needs a sampler with importance weights: not low_confidence, threshold, fast_dllm, remdm or forward_backward, "
-                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus and noise_removal at their defaults; "
+                "resample=true needs a sampler with importance weights: not low_confidence, "
+                "threshold, fast_dllm, remdm or forward_backward, "
+                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus "
+                "and noise_removal at their defaults; "
                 "method=resample_move needs sampler=first_hitting and method.num_groups=null"
             )
         raise ValueError(
-            "resample=true: these samples have no weights; samples of DNA have them with partial letters (R, Y, ...), with gc, and with "
-            "templates that have given letters to the right of what sampler=ar or sampler=block generates"
+            "resample=true: these samples have no weights; samples of DNA have them with partial "
+            "letters (R, Y, ...), with gc, and with "
+            "templates that have given letters to the right of what sampler=ar or sampler=block "
+            "generates"
         )
     if config["resample"] and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
-        # Weights grow with the length (with a tilt, exponentially), so resampling would change the distribution of lengths.
+        # Weights grow with the length (with a tilt, exponentially), so resampling would change the
+        # distribution of lengths.
         raise ValueError(
-            f"resample=true compares sequences of one length, and length={config['length']} draws many; set length to a number"
+            f"resample=true compares sequences of one length, and length={config['length']} draws "
+            "many; set length to a number"
         )
     if weighted is None and not reward_options.is_design(config):
         log.info(
-            "this sampler has no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)"
+            "this sampler has no importance weights: constraints hold, but the distribution is not "
+            "corrected (docs/designing.md)"
         )
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
         seen = "this model does not see fixed tokens to the right of a mask" + (
             " in later blocks" if generator.denoiser.block_size else ""
         )
         log.warning(
-            f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} (docs/designing.md)"
+            f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} "
+            "(docs/designing.md)"
         )
     return bool(weighted)
 
@@ -229,10 +243,11 @@ def is_file(name: str | Path | Sequence[str]) -> bool:
 def sampler_settings(
     config: Config, model: SamplingModel, request: Request, output: Path
 ) -> Config:
-    """The settings of the sampler for a request, with the defaults that depend on the model (`resolved_sampler`).
+    """The settings of the sampler for a request, with the defaults that depend on the model
+    (`resolved_sampler`).
 
-    A file of the same model that is resumed with the same options keeps the choices that it was started with, also if `evaluate.json` has
-    changed since.
+    A file of the same model that is resumed with the same options keeps the choices that it was
+    started with, also if `evaluate.json` has changed since.
     """
     from dnadiff.design.output import sha256
 
@@ -251,7 +266,8 @@ def sampler_settings(
 
 
 def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]:
-    """The options of the sampler that a file was started with, None if they are not known, and its settings.
+    """The options of the sampler that a file was started with, None if they are not known, and its
+    settings.
 
     A complete file that may be overwritten is not one that is continued.
     """
@@ -275,7 +291,8 @@ def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]
 
 
 def _with_choices(settings: Config, chosen: Config) -> Config:
-    """The settings of a sampler with what `resolved_sampler` chose; all others stay, and are compared later."""
+    """The settings of a sampler with what `resolved_sampler` chose; all others stay, and are
+    compared later."""
     return {
         key: _with_choices(value, chosen.get(key, {}))
         if isinstance(value, dict)
@@ -293,10 +310,12 @@ def resolved_sampler(
     shortest: int | None = None,
     has_curve: bool = True,
 ) -> Config:
-    """The settings of a sampler with defaults that depend on the model: the window, the block, and groups from its h(n).
+    """The settings of a sampler with defaults that depend on the model: the window, the block, and
+    groups from its h(n).
 
-    Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens. Without `has_curve`, as inside the
-    blocks of a model that was trained without them, the h(n) is not used. A model that does not define a default is a ValueError.
+    Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens.
+    Without `has_curve`, as inside the blocks of a model that was trained without them, the h(n) is
+    not used. A model that does not define a default is a ValueError.
     """
     settings = dict(settings)
     if "window" in settings:
@@ -320,14 +339,16 @@ def resolved_sampler(
         settings |= _groups(settings, model, length, shortest)
     elif isinstance(settings.get("sizes"), str):
         raise ValueError(
-            f"sizes {settings['sizes']!r} needs the h(n) of a block, and this model was trained without blocks; expected numbers such as "
+            f"sizes {settings['sizes']!r} needs the h(n) of a block, and this model was trained "
+            "without blocks; expected numbers such as "
             "[8,8,16], or null: leave sizes out for equal groups"
         )
     return settings
 
 
 def _groups(settings: Config, model: SamplingModel, length: int, shortest: int | None) -> Config:
-    """`num_groups` and `sizes` of the settings of a sampler, from the h(n) of the model where they are automatic."""
+    """`num_groups` and `sizes` of the settings of a sampler, from the h(n) of the model where they
+    are automatic."""
     chosen = model.stored_curve.groups(length, settings["num_groups"], settings["sizes"])
     num_groups, sizes = chosen["num_groups"], chosen["sizes"]
     is_automatic = settings["num_groups"] is None and (
@@ -343,7 +364,8 @@ def _groups(settings: Config, model: SamplingModel, length: int, shortest: int |
         )
         number = num_groups or len(sizes or ())
         log.info(
-            f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the run{assumed}"
+            f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the "
+            f"run{assumed}"
         )
     if settings["num_groups"] is None and num_groups is not None and shortest is not None:
         num_groups = min(num_groups, shortest)
@@ -351,10 +373,12 @@ def _groups(settings: Config, model: SamplingModel, length: int, shortest: int |
 
 
 def check_settings(settings: Config) -> None:
-    """Check the settings of a sampler before a model is loaded; raises ValueError naming the setting."""
+    """Check the settings of a sampler before a model is loaded; raises ValueError naming the
+    setting."""
     if _leaves_masks(settings):
         raise ValueError(
-            "noise_removal=none leaves masks in the samples, which a file cannot represent; choose sample or argmax"
+            "noise_removal=none leaves masks in the samples, which a file cannot represent; choose "
+            "sample or argmax"
         )
     build(without_sizes(settings), trust=None)
 
@@ -365,7 +389,8 @@ def _leaves_masks(settings: Config) -> bool:
 
 
 def without_sizes(settings: Config) -> Config:
-    """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the model."""
+    """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the
+    model."""
     return {
         key: without_sizes(value) if isinstance(value, dict) else value
         for key, value in settings.items()

@@ -1,8 +1,10 @@
 """A file written batch by batch that can be resumed after an interruption.
 
-Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal (`.NAME.journal`) with the settings, the number of
-finished items, their bytes and checksum; bytes that a killed process wrote after that are removed. With a name that ends in `.gz`, in either
-case, each batch is one gzip member without a time stamp, so that the bytes are the same with and without an interruption.
+Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal
+(`.NAME.journal`) with the settings, the number of finished items, their bytes and checksum; bytes
+that a killed process wrote after that are removed. With a name that ends in `.gz`, in either case,
+each batch is one gzip member without a time stamp, so that the bytes are the same with and without
+an interruption.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def is_compressed(output: Path) -> bool:
 
 
 def discard(output: Path) -> None:
-    """Remove finished batches and journal, and temporary files of killed processes. The file cannot be resumed afterwards."""
+    """Remove finished batches and journal, and temporary files of killed processes. The file cannot
+    be resumed afterwards."""
     for kind in ("part", "journal"):
         temporary_path(output, kind).unlink(missing_ok=True)
     names = "|".join(
@@ -67,18 +70,21 @@ class ResumableOutput:
 
     Args:
         output: its path.
-        settings: everything that the contents depend on; only a file with the same settings can be resumed.
+        settings: everything that the contents depend on; only a file with the same settings can be
+            resumed.
         resume: resume an unfinished file, if there is one.
         overwrite: replace a finished or unfinished file.
-        interval: seconds between two times at which it is made safe against interruptions: where items are cheap, waiting for the disk after
-            each `append` would take most of the time. A killed process loses what it appended since the last time.
+        interval: seconds between two times at which it is made safe against interruptions: where
+            items are cheap, waiting for the disk after each `append` would take most of the time. A
+            killed process loses what it appended since the last time.
 
     Attributes:
         done: finished items.
         notes: the notes of the last `append`.
 
     Raises:
-        FileExistsError: if a finished or unfinished file exists and neither `resume` nor `overwrite` is given.
+        FileExistsError: if a finished or unfinished file exists and neither `resume` nor
+            `overwrite` is given.
         ValueError: if the unfinished file has other settings, or another process is writing it.
     """
 
@@ -103,7 +109,8 @@ class ResumableOutput:
         if self.journal.is_file() and (resume or not overwrite):
             if not resume:
                 raise FileExistsError(
-                    f"{output} is unfinished ({read_journal(output)['done']:,} sequences); set resume=true to resume it, or overwrite=true to start over"
+                    f"{output} is unfinished ({read_journal(output)['done']:,} sequences); set "
+                    "resume=true to resume it, or overwrite=true to start over"
                 )
             self._resume(read_journal(output))
         else:
@@ -115,20 +122,23 @@ class ResumableOutput:
         ) is not None:
             key, was, now = differs
             raise ValueError(
-                f"{self.output} was started with {key}={was}, not {now}; resume with the same, or start over: overwrite=true, without resume"
+                f"{self.output} was started with {key}={was}, not {now}; resume with the same, or "
+                "start over: overwrite=true, without resume"
             )
         self.complete = found["complete"]
         if not (self.complete and self.output.exists()) and (
             not self.part.is_file() or self.part.stat().st_size < found["bytes"]
         ):
             raise ValueError(
-                f"{self.part} is missing or shorter than its journal requires; start over: overwrite=true, without resume"
+                f"{self.part} is missing or shorter than its journal requires; start over: "
+                "overwrite=true, without resume"
             )
         if self.part.is_file():
             self.crc = crc_of(self.part, found["bytes"])
             if self.crc != found.get("crc", self.crc):
                 raise ValueError(
-                    f"{self.part} is damaged (its checksum differs); start over: overwrite=true, without resume"
+                    f"{self.part} is damaged (its checksum differs); start over: overwrite=true, "
+                    "without resume"
                 )
         else:
             self.crc = found.get("crc", 0)
@@ -166,7 +176,8 @@ class ResumableOutput:
         except OSError:
             file.close()
             raise ValueError(
-                f"{self.output} is being written by another process; wait for it, or choose another name"
+                f"{self.output} is being written by another process; wait for it, or choose "
+                "another name"
             ) from None
         if not self.done:
             self.journal.unlink(
@@ -189,7 +200,8 @@ class ResumableOutput:
             file.write(json.dumps(content | {"check": _check_of(content)}).encode())
 
     def finish(self, convert: Callable[[Path, Path], None] | None = None) -> None:
-        """Give the complete file its name; `convert` writes the file under it (atomically) from the finished batches instead."""
+        """Give the complete file its name; `convert` writes the file under it (atomically) from the
+        finished batches instead."""
         self.close()
         if not self.complete:
             self.complete = True
@@ -257,7 +269,8 @@ def sha256(path: Path) -> str:
 def first_difference(
     was: Mapping[str, Json], now: Mapping[str, Json]
 ) -> tuple[str, str, str] | None:
-    """The first key whose values differ in two mappings, and both values, shortened; None if the mappings are equal."""
+    """The first key whose values differ in two mappings, and both values, shortened; None if the
+    mappings are equal."""
     for key in dict.fromkeys([*was, *now]):
         if was.get(key) != now.get(key):
             return key, _short(was.get(key)), _short(now.get(key))

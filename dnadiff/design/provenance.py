@@ -1,4 +1,5 @@
-"""How a file of samples was made: settings and weights in its headers, resampling by these weights, and the JSON file next to it."""
+"""How a file of samples was made: settings and weights in its headers, resampling by these weights,
+and the JSON file next to it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _VALUES, _FILES = (
     ("motif", "prompt", "label", "feature"),
     ("template", "infill", "genome", "start"),
 )  # keys of what samples are conditioned on
-# Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix "sampler.".
+# Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
+# "sampler.".
 _RESERVED = {
     "name",
     "sequence",
@@ -54,7 +56,8 @@ def sampler_name(sampler: Sampler) -> str:
 
 
 def sampler_settings(sampler: Sampler) -> dict[str, Json]:
-    """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot represent becomes a string."""
+    """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot
+    represent becomes a string."""
     settings = {
         "class": f"{type(sampler).__module__}.{type(sampler).__qualname__}",
         **sampler.settings(),
@@ -65,8 +68,9 @@ def sampler_settings(sampler: Sampler) -> dict[str, Json]:
 def header_settings(sampler: Configurable) -> dict[str, Json]:
     """The settings of a sampler that differ from the defaults of its class, for a FASTA header.
 
-    Settings of a nested sampler or strategy are called `outer.inner`, and its class `outer.class`. All settings, including the defaults,
-    are in the JSON file next to the FASTA file (`sampler_settings`).
+    Settings of a nested sampler or strategy are called `outer.inner`, and its class `outer.class`.
+    All settings, including the defaults, are in the JSON file next to the FASTA file
+    (`sampler_settings`).
     """
     found: dict[str, Json] = {}
     parameters = inspect.signature(type(sampler)).parameters
@@ -81,7 +85,8 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
 
 
 def header_value(value: object) -> str:
-    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and = are not quoted."""
+    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and
+    = are not quoted."""
     return (
         value
         if isinstance(value, str) and _BARE.fullmatch(value)
@@ -120,11 +125,13 @@ def _weight(path: Path, line: bytes) -> float | None:
 
 
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
-    """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights; the file is written atomically.
+    """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights;
+    the file is written atomically.
 
-    The source has log weights in its headers, and is compressed if `output` is. A record that is drawn twice is written twice. Names are
-    numbered again; the original number of a record is its `proposal`. Returns the number of G and C in the designed parts of the records
-    written, and of known bases.
+    The source has log weights in its headers, and is compressed if `output` is. A record that is
+    drawn twice is written twice. Names are numbered again; the original number of a record is its
+    `proposal`. Returns the number of G and C in the designed parts of the records written, and of
+    known bases.
     """
     compressed = is_compressed(output)
     log_weight = weights(source, compressed)
@@ -174,7 +181,8 @@ def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytes]]:
 
 
 def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, Json]:
-    """The effective sample size, and the log of the probability mass that satisfies the constraints, over the targets."""
+    """The effective sample size, and the log of the probability mass that satisfies the
+    constraints, over the targets."""
     groups = log_weight.reshape(-1, each)
     sizes = [effective_size(row) for row in groups]
     top = groups.max(1)
@@ -182,7 +190,8 @@ def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, J
     return {
         "proposals": each,
         "effective_size": {"least": min(sizes), "mean": float(np.mean(sizes))},
-        # The mean weight is an unbiased estimate of the model's probability that a free sample satisfies the constraints.
+        # The mean weight is an unbiased estimate of the model's probability that a free sample
+        # satisfies the constraints.
         "log_mass": {"least": float(mass.min()), "mean": float(mass.mean())},
     }
 
@@ -210,13 +219,15 @@ def write(output: Path, content: Mapping[str, object]) -> Path:
 
 
 def write_settings(output: Path, settings: Mapping[str, object], **content: object) -> None:
-    """Write the JSON file next to a finished file that is not one of samples: its hash, the `content` and everything that it depends on."""
+    """Write the JSON file next to a finished file that is not one of samples: its hash, the
+    `content` and everything that it depends on."""
     about = {"file": output.name, "sha256": sha256(output), "dnadiff": __version__}
     write_json(json_path(output), {**about, **content, "settings": settings})
 
 
 def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
-    """Whether the file exists with the JSON file of a finished run of these settings, and is unchanged since."""
+    """Whether the file exists with the JSON file of a finished run of these settings, and is
+    unchanged since."""
     try:
         content = read_json(json_path(output), ("settings", "sha256"))
         same = with_current_names(content["settings"]) == json.loads(json.dumps(settings))

@@ -1,4 +1,5 @@
-"""Records of samples: how a sample and the way it was made are written as FASTA, as JSON lines or as text."""
+"""Records of samples: how a sample and the way it was made are written as FASTA, as JSON lines or
+as text."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def writer_of(output: Path) -> Writer:
 
 
 def header_of(sampler: Sampler, config: Config) -> dict[str, Json]:
-    """How the samples were made, for their headers: the name of the sampler on the command line, and settings that are not the default."""
+    """How the samples were made, for their headers: the name of the sampler on the command line,
+    and settings that are not the default."""
     from dnadiff.design.provenance import header_settings, sampler_name
 
     label = (
@@ -93,5 +95,6 @@ def check_suffix(output: Path, is_dna: bool) -> None:
     ]
     if not output.name.endswith(tuple(allowed)):
         raise ValueError(
-            f"output {output} is the name of another kind of file; this model writes {', '.join(allowed)}"
+            f"output {output} is the name of another kind of file; this model writes "
+            f"{', '.join(allowed)}"
         )

@@ -1,7 +1,8 @@
 """Requests: the template of each sample to generate.
 
-A request consists of free sequences (with motifs and a prompt), templates, or intervals of a genome (`dnadiff.design.infill`). It gives
-the name and the template of sample i on demand, and `dnadiff.design.generate` fills it.
+A request consists of free sequences (with motifs and a prompt), templates, or intervals of a genome
+(`dnadiff.design.infill`). It gives the name and the template of sample i on demand, and
+`dnadiff.design.generate` fills it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Target(NamedTuple):
         shown: (start, end) of the part that is written.
         designed: (start, end) of the part that a GC target applies to.
         about: further entries of the record's header.
-        start: (L,) tokens of the sequence to begin with, for methods that change a given one; None begins with a sample.
+        start: (L,) tokens of the sequence to begin with, for methods that change a given one; None
+            begins with a sample.
     """
 
     name: str
@@ -53,7 +55,8 @@ class Target(NamedTuple):
 
 
 class Request(ABC):
-    """The templates of all samples: `num_groups` groups of `each` samples; sample i is in group i // each."""
+    """The templates of all samples: `num_groups` groups of `each` samples; sample i is in group i
+    // each."""
 
     num_groups: int
     each: int
@@ -75,7 +78,8 @@ class Request(ABC):
         return (self[group * self.each] for group in range(self.num_groups))
 
     def distinct(self) -> Iterator[Target]:
-        """Samples that include every pattern of fixed tokens and partial letters: the first of each group."""
+        """Samples that include every pattern of fixed tokens and partial letters: the first of each
+        group."""
         return self.first_of_groups()
 
     def evenly_spaced(self, maximum: int = 256) -> list[Target]:
@@ -89,7 +93,8 @@ class Request(ABC):
 
 
 class Free(Request):
-    """Sequences of one length, or of lengths drawn uniformly from a range, with motifs and a prompt.
+    """Sequences of one length, or of lengths drawn uniformly from a range, with motifs and a
+    prompt.
 
     Args:
         num_samples: number of sequences.
@@ -99,7 +104,8 @@ class Free(Request):
         motifs: see `dnadiff.design.template.read_motifs`.
 
     Raises:
-        ValueError: if the constraints contradict each other at a length that is drawn, or leave nothing to generate.
+        ValueError: if the constraints contradict each other at a length that is drawn, or leave
+            nothing to generate.
     """
 
     num_groups = 1
@@ -151,7 +157,8 @@ class Free(Request):
 
     @override
     def distinct(self) -> Iterator[Target]:
-        """The first sample of each length, which decides where motifs overlap; without motifs the first sample."""
+        """The first sample of each length, which decides where motifs overlap; without motifs the
+        first sample."""
         first = {self._length(i): i for i in reversed(range(self.each if self._has_motifs else 1))}
         return (self[i] for i in first.values())
 
@@ -207,7 +214,8 @@ class Templates(Request):
 
 
 def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
-    """Raise a ValueError if a pattern has no masked position; the message calls the pattern `what`."""
+    """Raise a ValueError if a pattern has no masked position; the message calls the pattern
+    `what`."""
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
         raise ValueError(
@@ -226,7 +234,8 @@ def from_text(
     motif: str | Sequence[str] | None,
     prompt: str,
 ) -> Request:
-    """The request for samples of one template given as text, or without a template for free sequences of `length` tokens.
+    """The request for samples of one template given as text, or without a template for free
+    sequences of `length` tokens.
 
     Contradictory constraints, and a template together with a length, are a ValueError.
     """
@@ -241,7 +250,8 @@ def from_text(
         return Free(tokenizer, num_samples, length, seed, prompt, motifs)
     if prompt or length is not None:
         raise ValueError(
-            "a template defines the beginning and the length of a sequence; leave prompt and length out"
+            "a template defines the beginning and the length of a sequence; leave prompt and "
+            "length out"
         )
     return Templates(
         [("template", template_pattern(tokenizer, template, motifs))],
@@ -258,13 +268,15 @@ def starting_from(
 ) -> Request:
     """The request for `each` changed versions of given (name, sequence) pairs of DNA.
 
-    `patterns` say which positions may change, one for all sequences or one for each; None is every position. Letters that they do not
-    allow, or that are not A, C, G or T where a sequence may change, are a ValueError; so is another length.
+    `patterns` say which positions may change, one for all sequences or one for each; None is every
+    position. Letters that they do not allow, or that are not A, C, G or T where a sequence may
+    change, are a ValueError; so is another length.
     """
     found, starts = [], []
     if patterns is not None and len(patterns) not in (1, len(sequences)):
         raise ValueError(
-            f"template has {len(patterns)} records and start {len(sequences)} sequences; give one template for all, or one for each"
+            f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
+            "template for all, or one for each"
         )
     for number, (name, text) in enumerate(sequences):
         if patterns is None:
@@ -273,7 +285,8 @@ def starting_from(
             pattern = patterns[min(number, len(patterns) - 1)]
         if len(pattern.ids) != len(text):
             raise ValueError(
-                f"start: {name} has {len(text)} bases and no template of that length; give one template for all sequences, or one for each"
+                f"start: {name} has {len(text)} bases and no template of that length; give one "
+                "template for all sequences, or one for each"
             )
         ids = tokenizer.encode(text).astype(np.int64)
         free = pattern.ids == tokenizer.vocab.mask_id
@@ -281,7 +294,8 @@ def starting_from(
         if len(wrong := np.flatnonzero(~fits)):
             letter, position = tokenizer.decode(ids[wrong[:1]]), wrong[0] + 1
             raise ValueError(
-                f"start: {name} has {letter} at position {position}, which its template does not allow there"
+                f"start: {name} has {letter} at position {position}, which its template does not "
+                "allow there"
             )
         found.append((name, pattern))
         starts += [ids] * each
@@ -293,13 +307,15 @@ def starting_from(
 def check_request(
     max_length: int | None, num_samples: int, length: int, otherwise: str = ""
 ) -> tuple[int, int]:
-    """The number and the length of samples as integers; a length of more than `max_length` (None is any) is a ValueError.
+    """The number and the length of samples as integers; a length of more than `max_length` (None is
+    any) is a ValueError.
 
     Its message gives `otherwise`, which ends in a comma, as what the user can do about it.
     """
     num_samples, length = integer("num_samples", num_samples), integer("length", length)
     if max_length is not None and length > max_length:
         raise ValueError(
-            f"length {length} is more than this network takes; use at most {max_length}, {otherwise}or train with a larger data.length"
+            f"length {length} is more than this network takes; use at most {max_length}, "
+            f"{otherwise}or train with a larger data.length"
         )
     return num_samples, length

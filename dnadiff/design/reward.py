@@ -1,4 +1,5 @@
-"""What designs are optimized for: the interface of rewards, a target value instead of a maximum, and the checks on what a reward returns."""
+"""What designs are optimized for: the interface of rewards, a target value instead of a maximum,
+and the checks on what a reward returns."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 
 
 class Reward(Configurable, ABC):
-    """A number for each sequence; larger is better. It must be a function of the sequence alone, not of the others in a call."""
+    """A number for each sequence; larger is better. It must be a function of the sequence alone,
+    not of the others in a call."""
 
     @abstractmethod
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -33,17 +35,20 @@ class Reward(Configurable, ABC):
         return False
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot sequences, (S, L, 4) for A, C, G, T.
+        """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot
+        sequences, (S, L, 4) for A, C, G, T.
 
         Raises:
             ValueError: if it has no gradient.
         """
         raise ValueError(
-            f"reward {type(self).__name__} has no gradient; choose another reward, or a method that needs none"
+            f"reward {type(self).__name__} has no gradient; choose another reward, or a method "
+            "that needs none"
         )
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError if it does not take sequences of `length` bases; called before anything is sampled."""
+        """Raise ValueError if it does not take sequences of `length` bases; called before anything
+        is sampled."""
 
     def inputs(self) -> dict[str, str]:
         """The SHA-256 of each file that the values depend on, by its path."""
@@ -105,7 +110,8 @@ def as_reward(
     """
     if not callable(reward):
         raise ValueError(
-            f"reward {reward!r} cannot be called; give a function of a list of strings that returns one number for each"
+            f"reward {reward!r} cannot be called; give a function of a list of strings that "
+            "returns one number for each"
         )
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
     return made if target is None else Toward(made, number("target", target))
@@ -115,7 +121,8 @@ class CountedReward:
     """A reward with checks on what it returns, and the number of its calls.
 
     Attributes:
-        calls: sequences that were evaluated so far; a gradient counts twice. Evaluations for the checks are not counted.
+        calls: sequences that were evaluated so far; a gradient counts twice. Evaluations for the
+            checks are not counted.
     """
 
     def __init__(self, reward: Reward) -> None:
@@ -136,8 +143,8 @@ class CountedReward:
         """The rewards (S,) of S sequences.
 
         Raises:
-            ValueError: if the reward raises an error, returns another number of values, values that are not finite, or values that depend
-                on the other sequences of the call.
+            ValueError: if the reward raises an error, returns another number of values, values that
+                are not finite, or values that depend on the other sequences of the call.
         """
         values = self._evaluated(sequences)
         if not self._is_checked:
@@ -152,11 +159,13 @@ class CountedReward:
         shape = (len(sequences), len(sequences[0]), 4)
         if slopes.shape != shape:
             raise ValueError(
-                f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: sequences, positions and bases"
+                f"reward {self.name} returned a gradient of shape {slopes.shape}, not {shape}: "
+                "sequences, positions and bases"
             )
         if not np.isfinite(slopes).all():
             raise ValueError(
-                f"reward {self.name} has a gradient that is not finite; choose a method that needs none"
+                f"reward {self.name} has a gradient that is not finite; choose a method that needs "
+                "none"
             )
         if not self._is_gradient_checked:
             self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
@@ -169,7 +178,8 @@ class CountedReward:
             return function(list(sequences))
         except Exception as error:
             raise ValueError(
-                f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: {error}"
+                f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: "
+                f"{error}"
             ) from error
 
     def _evaluated(self, sequences: Sequence[str]) -> Values:
@@ -182,15 +192,18 @@ class CountedReward:
     def _check_values(self, sequences: Sequence[str], values: Values) -> None:
         if values.shape != (len(sequences),):
             raise ValueError(
-                f"reward {self.name} returned an array of shape {values.shape} for {len(sequences)} sequences; return one number for each"
+                f"reward {self.name} returned an array of shape {values.shape} for "
+                f"{len(sequences)} sequences; return one number for each"
             )
         if len(wrong := np.flatnonzero(~np.isfinite(values))):
             raise ValueError(
-                f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; return finite numbers only"
+                f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; "
+                "return finite numbers only"
             )
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
-        # Once: the first sequence by itself, and all in the reverse order, which is repeated as soon as a different sequence arrives.
+        # Once: the first sequence by itself, and all in the reverse order, which is repeated as
+        # soon as a different sequence arrives.
         if not self._known:
             self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
         self._known |= dict(zip(sequences, values.tolist()))
@@ -203,7 +216,8 @@ class CountedReward:
     def _check_same(self, sequence: str, value: float, other: float) -> None:
         if abs(value - other) > _TOLERANCE * max(1.0, abs(value)):
             raise ValueError(
-                f"reward {self.name} returned {value:g} and then {other:g} for {_short(sequence)}; it must be a function of the sequence, without "
+                f"reward {self.name} returned {value:g} and then {other:g} for {_short(sequence)}; "
+                "it must be a function of the sequence, without "
                 "random numbers and without normalization over the sequences of a call"
             )
 

@@ -1,4 +1,5 @@
-"""The options of `python -m dnadiff.sample` for designs: reward, target, method, and sequences to start from."""
+"""The options of `python -m dnadiff.sample` for designs: reward, target, method, and sequences to
+start from."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def check(config: Config) -> None:
     if not is_design(config):
         if set_ := [key for key, default in _ONLY_WITH_REWARD.items() if config[key] != default]:
             raise ValueError(
-                f"{set_[0]} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)"
+                f"{set_[0]} is for designs; set reward= too, such as reward=gc "
+                "(docs/guided_design.md)"
             )
         return
     if config["report"] is not None and not config["report"].lower().endswith(".html"):
@@ -54,24 +56,29 @@ def check(config: Config) -> None:
         )
     if config["real"] is not None and config["report"] is None:
         raise ValueError(
-            "real= has the sequences that the page of report= compares designs with; set report=report.html too"
+            "real= has the sequences that the page of report= compares designs with; set "
+            "report=report.html too"
         )
     if config["gc"] is not None:
         raise ValueError(
-            "gc and reward exclude each other; set reward=gc target=0.5, or add +reward@reward.terms.gc=gc to reward=weighted"
+            "gc and reward exclude each other; set reward=gc target=0.5, or add "
+            "+reward@reward.terms.gc=gc to reward=weighted"
         )
     if config["num_draws"] % 2:
         raise ValueError(
-            f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves the bounds out"
+            f"num_draws {config['num_draws']} must be even: two draws for each stratum; 0 leaves "
+            "the bounds out"
         )
     method = method_of(config)
     if config["start"] is not None and not method.changes_given:
         raise ValueError(
-            f"start= is for methods that change given sequences, and {type(method).__name__} does not; set method=metropolis"
+            f"start= is for methods that change given sequences, and {type(method).__name__} does "
+            "not; set method=metropolis"
         )
     if config["resample"] and not method.has_weights:
         raise ValueError(
-            f"resample=true needs a method with importance weights, and {type(method).__name__} has none; set method=smc, svdd or resample_move"
+            f"resample=true needs a method with importance weights, and {type(method).__name__} "
+            "has none; set method=smc, svdd or resample_move"
         )
     if config["start"] is not None and (
         config["infill"] is not None
@@ -80,7 +87,8 @@ def check(config: Config) -> None:
         or config["motif"]
     ):
         raise ValueError(
-            "start= has complete sequences; leave infill, length, prompt and motif out, and fix positions with template="
+            "start= has complete sequences; leave infill, length, prompt and motif out, and fix "
+            "positions with template="
         )
 
 
@@ -91,7 +99,8 @@ def method_of(config: Config) -> DesignMethod:
     method = build(config["method"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(method, DesignMethod):
         raise ValueError(
-            f"method {config['method'].get('_target_')} is not a design method (dnadiff.design.method.base.DesignMethod)"
+            f"method {config['method'].get('_target_')} is not a design method "
+            "(dnadiff.design.method.base.DesignMethod)"
         )
     return method
 
@@ -105,7 +114,8 @@ def make_designer(
     """The designer of a configuration, and what its designs depend on.
 
     Raises:
-        ValueError: if the reward or the method cannot be built, or do not fit the model, the sampler, the request or the size of a batch.
+        ValueError: if the reward or the method cannot be built, or do not fit the model, the
+            sampler, the request or the size of a batch.
     """
     from dnadiff.data.remote.address import shown_addresses
     from dnadiff.design.designer import Designer
@@ -114,7 +124,8 @@ def make_designer(
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(reward, Reward):
         raise ValueError(
-            f"reward {config['reward'].get('_target_')} is not a reward (dnadiff.design.reward.Reward)"
+            f"reward {config['reward'].get('_target_')} is not a reward "
+            "(dnadiff.design.reward.Reward)"
         )
     goal = as_reward(reward, config["target"])
     made = Designer(
@@ -122,11 +133,13 @@ def make_designer(
     )
     made.check_request(request, config["batch_size"])
     log.info(
-        "designs are statistical samples without any claim of function; screen them before synthesis (RESPONSIBLE_USE.md)"
+        "designs are statistical samples without any claim of function; screen them before "
+        "synthesis (RESPONSIBLE_USE.md)"
     )
     if made.has_weights(request) is None and made.constrains(request):
         log.info(
-            "these designs have no importance weights: constraints hold, but the distribution is not corrected (docs/designing.md)"
+            "these designs have no importance weights: constraints hold, but the distribution is "
+            "not corrected (docs/designing.md)"
         )
     keys = ("reward", "target", "method", "beta", "num_draws")
     return made, {
@@ -137,7 +150,8 @@ def make_designer(
 
 
 def without_trust(settings: Json) -> Json:
-    """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its values."""
+    """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its
+    values."""
     if not isinstance(settings, Mapping):
         return settings
     return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
@@ -146,7 +160,8 @@ def without_trust(settings: Json) -> Json:
 def start_request(
     config: Config, tokenizer: Tokenizer, patterns: Sequence[tuple[str, Pattern]] | None
 ) -> Request:
-    """The request for designs that begin with the sequences of `start=`; raises ValueError as `starting_from`."""
+    """The request for designs that begin with the sequences of `start=`; raises ValueError as
+    `starting_from`."""
     from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.design.request import starting_from
 

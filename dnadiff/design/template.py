@@ -1,7 +1,7 @@
 """Templates as a user writes them: IUPAC letters, motifs at positions, `[MASK]` in text.
 
-Each becomes a `Pattern`: given token ids, the mask elsewhere, and the bases that are allowed at each masked position.
-`dnadiff.design.constraint` makes samplers respect it.
+Each becomes a `Pattern`: given token ids, the mask elsewhere, and the bases that are allowed at
+each masked position. `dnadiff.design.constraint` makes samplers respect it.
 """
 
 from __future__ import annotations
@@ -65,22 +65,26 @@ class Motif(NamedTuple):
     start: int
 
     def first(self, length: int) -> int:
-        """Its first position in a sequence of `length` bases; a ValueError if it exceeds the sequence."""
+        """Its first position in a sequence of `length` bases; a ValueError if it exceeds the
+        sequence."""
         first = self.start + length if self.start < 0 else self.start
         if first < 0 or first + len(self.codes) > length:
             raise ValueError(
-                f"motif {self.text} covers {first} to {first + len(self.codes)} (0-based, half-open), outside a sequence of {length} bases; "
+                f"motif {self.text} covers {first} to {first + len(self.codes)} (0-based, "
+                f"half-open), outside a sequence of {length} bases; "
                 "move it, or set length"
             )
         return first
 
 
 def codes_of(text: str, what: str) -> NDArray[np.uint8]:
-    """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and the first one's 1-based position."""
+    """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and
+    the first one's 1-based position."""
     codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
     if len(wrong := np.flatnonzero(codes == 0)):
         raise ValueError(
-            f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; allowed are {', '.join(CODES)}"
+            f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; "
+            f"allowed are {', '.join(CODES)}"
         )
     return codes
 
@@ -88,21 +92,23 @@ def codes_of(text: str, what: str) -> NDArray[np.uint8]:
 def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     """Motifs written `MOTIF@start` or `MOTIF@start:strand`; others are a ValueError.
 
-    The start is the leftmost position on the forward strand, 0-based; negative counts from the end. On strand "-" the sequence has the
-    reverse complement of the motif there.
+    The start is the leftmost position on the forward strand, 0-based; negative counts from the end.
+    On strand "-" the sequence has the reverse complement of the motif there.
     """
     if motif is None:
         return []
     if not isinstance(motif, (str, list, tuple)):
         raise ValueError(
-            f"motif {motif!r} must be a string or a list of strings, such as 'motif=[TATAAT@100,CCAAT@-40:-]'"
+            f"motif {motif!r} must be a string or a list of strings, such as "
+            "'motif=[TATAAT@100,CCAAT@-40:-]'"
         )
     found = []
     for one in [motif] if isinstance(motif, str) else motif:
         match = _MOTIF.fullmatch(str(one).strip())
         if match is None or not match[1]:
             raise ValueError(
-                f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in TATAAT@100 or CCAAT@-40:-"
+                f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in "
+                "TATAAT@100 or CCAAT@-40:-"
             )
         codes = codes_of(match[1], f"motif {one}")
         found.append(
@@ -122,13 +128,16 @@ def dna_pattern(
     motifs: Sequence[Motif] = (),
     what: str = "template",
 ) -> Pattern:
-    """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters `what`.
+    """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters
+    `what`.
 
-    A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory constraints are a ValueError.
+    A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory
+    constraints are a ValueError.
     """
     if len(letters) > length:
         raise ValueError(
-            f"prompt has {len(letters)} letters and length is {length}; set length to more than that"
+            f"prompt has {len(letters)} letters and length is {length}; set length to more than "
+            "that"
         )
     codes = np.full(length, FREE, np.uint8)
     codes[: len(letters)] = codes_of(letters, what)
@@ -139,7 +148,8 @@ def dna_pattern(
             if not both:
                 other = owner.get(position, f"the {what}")
                 raise ValueError(
-                    f"motif {motif.text} contradicts {other} at position {position} (0-based) of {length} bases: "
+                    f"motif {motif.text} contradicts {other} at position {position} (0-based) of "
+                    f"{length} bases: "
                     f"{LETTER[code]} against {LETTER[int(codes[position])]}; move or change one"
                 )
             codes[position] = both
@@ -149,7 +159,8 @@ def dna_pattern(
 
 
 def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
-    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]` for others."""
+    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]`
+    for others."""
     if tokenizer.vocab.complement is not None:
         return dna_pattern(tokenizer, len(text), text, motifs)
     if motifs:
@@ -175,15 +186,16 @@ def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) ->
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
     """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
-    It continues with masks up to `length` tokens; None ends with the text. Characters that are not in the vocabulary, a text longer than
-    `length`, and too many masks are a ValueError.
+    It continues with masks up to `length` tokens; None ends with the text. Characters that are not
+    in the vocabulary, a text longer than `length`, and too many masks are a ValueError.
     """
     mask_id, at = tokenizer.vocab.mask_id, 0
     parts: list[NDArray] = []
     for match in _MASK.finditer(text):
         if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
             raise ValueError(
-                f"{match[0][:40]} is more than can be generated at once; write at most [MASK*{_MAX_MASKS}]"
+                f"{match[0][:40]} is more than can be generated at once; write at most "
+                f"[MASK*{_MAX_MASKS}]"
             )
         parts += [
             _encoded(tokenizer, text[at : match.start()]),

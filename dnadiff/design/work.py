@@ -45,7 +45,8 @@ class SampleWork(Work):
 
     @override
     def prepare(self) -> Json:
-        """The tilt for the target GC: its log-odds, what the pilot batch reaches, and the network calls that this takes."""
+        """The tilt for the target GC: its log-odds, what the pilot batch reaches, and the network
+        calls that this takes."""
         if self.gc is None:
             return None
         found = gc_tilt.fit(self.generator, self.request, self.gc, self.seed, self.batch_size)

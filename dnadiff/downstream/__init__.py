@@ -1,1 +1,2 @@
-"""Classification with a pretrained network: tasks, the classifier, baselines, and the study that compares them."""
+"""Classification with a pretrained network: tasks, the classifier, baselines, and the study that
+compares them."""

@@ -34,9 +34,11 @@ _BLOCK = 1 << 22  # positions whose k-mers are counted at once
 
 
 class SklearnModel(TaskModel):
-    """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the validation items.
+    """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the
+    validation items.
 
-    `fit_info` records the validation score of every setting and the chosen one: of classes the accuracy, of other targets the loss.
+    `fit_info` records the validation score of every setting and the chosen one: of classes the
+    accuracy, of other targets the loss.
     """
 
     random = False
@@ -51,7 +53,8 @@ class SklearnModel(TaskModel):
 
     @abstractmethod
     def candidates(self, estimators: Estimators) -> Mapping[str, BaseEstimator]:
-        """Unfitted models by the name of their setting. The one with the best validation score is used; the first one in a tie."""
+        """Unfitted models by the name of their setting. The one with the best validation score is
+        used; the first one in a tie."""
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -73,13 +76,15 @@ class SklearnModel(TaskModel):
 
 
 class KmerLogistic(SklearnModel):
-    """Logistic regression on the square roots of k-mer frequencies; for a regression ridge regression.
+    """Logistic regression on the square roots of k-mer frequencies; for a regression ridge
+    regression.
 
-    Unless the task is stranded, a k-mer and its reverse complement are one feature. The square root keeps k-mers that occur twice
-    from outweighing the many that occur once.
+    Unless the task is stranded, a k-mer and its reverse complement are one feature. The square root
+    keeps k-mers that occur twice from outweighing the many that occur once.
 
     Args:
-        strengths: values of scikit-learn's C, or of 1 / alpha of ridge regression, to choose from; the larger, the weaker the penalty.
+        strengths: values of scikit-learn's C, or of 1 / alpha of ridge regression, to choose from;
+            the larger, the weaker the penalty.
     """
 
     def __init__(
@@ -150,7 +155,8 @@ class LengthAlone(SklearnModel):
 
 
 def length_alone(data: TaskData) -> dict[str, float] | None:
-    """Validation accuracy of the length alone and of the most frequent class, if the length is clearly better: by .05 and three standard errors."""
+    """Validation accuracy of the length alone and of the most frequent class, if the length is
+    clearly better: by .05 and three standard errors."""
     if (
         data.target.primary != ClassTarget.primary
         or data.min_length == data.max_length

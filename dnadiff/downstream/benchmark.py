@@ -17,7 +17,8 @@ SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
 
 
 class GenomicBenchmark(LabeledTask):
-    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables (including the Hub's parquet files).
+    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables
+    (including the Hub's parquet files).
 
     Args:
         genome: FASTA file of the assembly; needed for intervals alone.
@@ -51,20 +52,23 @@ class GenomicBenchmark(LabeledTask):
 
         Raises:
             FileNotFoundError: if there is nothing at `path`.
-            ValueError: if there are intervals without a genome, or a table without a matching column.
+            ValueError: if there are intervals without a genome, or a table without a matching
+                column.
         """
         path = expand_user(self.path)
         if (path / METADATA).is_file():
             if self.genome is None:
                 raise ValueError(
-                    f"{self.path} holds intervals; set task.genome to the FASTA file of their assembly"
+                    f"{self.path} holds intervals; set task.genome to the FASTA file of their "
+                    "assembly"
                 )
             return IntervalTask(self.path, self.genome, skip_missing=self.skip_missing)
         if any((path / part).is_dir() for part in ("train", "test")):
             return FolderTask(self.path)
         if not path.exists():
             raise FileNotFoundError(
-                f"{self.path} does not exist; set task.path to the downloaded folder of {self.name}, or to a table"
+                f"{self.path} does not exist; set task.path to the downloaded folder of "
+                f"{self.name}, or to a table"
             )
         header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
         sequence, label, split = (

@@ -1,4 +1,5 @@
-"""How long a network is trained on a task: a number of steps that suits its size, or what fits a wall-clock budget."""
+"""How long a network is trained on a task: a number of steps that suits its size, or what fits a
+wall-clock budget."""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ def automatic_plan(batches: int) -> TrainingPlan:
 def fitted_plan(batches: int, seconds: float, speed: Speed) -> TrainingPlan:
     """The epochs that fit into `seconds`, at most 20.
 
-    If not even 2 fit, 2 that each end after a part of the `batches`; or 1, so that validation leaves time for training. A network is
-    trained for at least 20 steps, even if they take longer; those are several epochs if an epoch has fewer batches.
+    If not even 2 fit, 2 that each end after a part of the `batches`; or 1, so that validation
+    leaves time for training. A network is trained for at least 20 steps, even if they take longer;
+    those are several epochs if an epoch has fewer batches.
     """
     fewest = math.ceil(MIN_STEPS / batches)
     epochs = int(seconds / (batches * speed.step + speed.validation))

@@ -1,6 +1,8 @@
-"""Encoded sequences of tasks in the cache folder: token ids as one uint8 array, with lengths, classes and parts.
+"""Encoded sequences of tasks in the cache folder: token ids as one uint8 array, with lengths,
+classes and parts.
 
-The key covers the reader's settings and the files. If a file changes in any way, or the cache is damaged, the task is read again.
+The key covers the reader's settings and the files. If a file changes in any way, or the cache is
+damaged, the task is read again.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from dnadiff.data.tokenizer import DNATokenizer
 log = logging.getLogger("dnadiff")
 
 FORMAT = 3
-_MIN_AGE = 2.0  # seconds: a file changed more recently might change again within the resolution of its time stamp
+# seconds: a file changed more recently might change again within the resolution of its time stamp
+_MIN_AGE = 2.0
 
 
 class Entry(NamedTuple):
-    """Token ids (L_i,) uint8, class name and part of each sequence of a task, and further plain values."""
+    """Token ids (L_i,) uint8, class name and part of each sequence of a task, and further plain
+    values."""
 
     sequences: list[np.ndarray]
     labels: list[str]
@@ -41,7 +45,8 @@ class Entry(NamedTuple):
 def compute_key(
     settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
 ) -> str | None:
-    """32 hexadecimal digits for a reader with these settings on these files; None if one of the files has just changed."""
+    """32 hexadecimal digits for a reader with these settings on these files; None if one of the
+    files has just changed."""
     about = [
         (
             str(file.resolve()),

@@ -1,4 +1,5 @@
-"""Sequence classifiers: a network encodes the unmasked sequence, and a head maps its features to logits."""
+"""Sequence classifiers: a network encodes the unmasked sequence, and a head maps its features to
+logits."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ def pooled_width(backbone: Backbone, stranded: bool) -> int:
 def pool_features(
     backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True
 ) -> Tensor:
-    """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)` is False on padding.
+    """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)`
+    is False on padding.
 
-    Unless the class is `stranded`, the features of a network that reads both strands are averaged over the strands: (B, D/2).
+    Unless the class is `stranded`, the features of a network that reads both strands are averaged
+    over the strands: (B, D/2).
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
@@ -50,10 +53,12 @@ def pool_features(
 
 
 class SequenceClassifier(nn.Module, ABC):
-    """Maps token ids to C outputs, class logits by default; `invariant` if a sequence and its reverse complement have the same ones.
+    """Maps token ids to C outputs, class logits by default; `invariant` if a sequence and its
+    reverse complement have the same ones.
 
     Attributes:
-        target: what the outputs predict; for regression with the mean and standard deviation of the training items.
+        target: what the outputs predict; for regression with the mean and standard deviation of the
+            training items.
     """
 
     vocab: Vocab
@@ -63,14 +68,16 @@ class SequenceClassifier(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Outputs (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no influence."""
+        """Outputs (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no
+        influence."""
 
     @torch.no_grad()
     def predict(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
-        """Predictions (S, C) of the target in evaluation mode, on the CPU: of classes, normalized log-probabilities.
+        """Predictions (S, C) of the target in evaluation mode, on the CPU: of classes, normalized
+        log-probabilities.
 
-        Items of similar length are batched together. With `both_strands` predictions are averaged over the two strands. An invariant
-        network reads only one of them.
+        Items of similar length are batched together. With `both_strands` predictions are averaged
+        over the two strands. An invariant network reads only one of them.
         """
         training, device = self.training, next(self.parameters()).device
         self.eval()
@@ -89,8 +96,8 @@ class SequenceClassifier(nn.Module, ABC):
 class Classifier(SequenceClassifier):
     """Features of the unmasked sequence -> head; the network runs without a noise level.
 
-    Unless `stranded`, a network that reads both strands becomes strand-invariant: the head reads each strand from its own beginning, and
-    the outputs are averaged.
+    Unless `stranded`, a network that reads both strands becomes strand-invariant: the head reads
+    each strand from its own beginning, and the outputs are averaged.
 
     Args:
         backbone: the network; None for a head on the inputs alone (`HeadInputs.one_hot`).
@@ -138,7 +145,8 @@ class Classifier(SequenceClassifier):
         return self.logits(self.read(ids, valid), valid)
 
     def read(self, ids: Tensor, valid: Tensor | None = None) -> list[Tensor]:
-        """What the head reads: features (B, L, D), of both strands for a strand-invariant network."""
+        """What the head reads: features (B, L, D), of both strands for a strand-invariant
+        network."""
         return self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded)
 
     def logits(self, features: Sequence[Tensor], valid: Tensor | None = None) -> Tensor:
@@ -189,7 +197,8 @@ def check_head(head: Config, data: TaskData) -> None:
 
 
 def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
-    """Remove all layers after the first `num_layers`, in place; the final norm stays. None keeps all.
+    """Remove all layers after the first `num_layers`, in place; the final norm stays. None keeps
+    all.
 
     Raises:
         ValueError: if the network has fewer layers, or no list of layers.
@@ -203,16 +212,19 @@ def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:
     total = len(backbone.trunk)
     if not 0 < num_layers <= total:
         raise ValueError(
-            f"layer {num_layers} is not one of this network's {total}; set layer to 1..{total}, or to null for all"
+            f"layer {num_layers} is not one of this network's {total}; set layer to 1..{total}, or "
+            "to null for all"
         )
     del backbone.trunk[num_layers:]
     return backbone
 
 
 def check_length(backbone: Backbone, data: TaskData) -> None:
-    """ValueError for a task with a sequence longer than the network accepts; nothing is truncated silently."""
+    """ValueError for a task with a sequence longer than the network accepts; nothing is truncated
+    silently."""
     if backbone.max_length is not None and data.max_length > backbone.max_length:
         raise ValueError(
-            f"{data.name} holds a sequence of {data.max_length} bases and this {type(backbone).__name__} takes at most {backbone.max_length}; "
+            f"{data.name} holds a sequence of {data.max_length} bases and this "
+            f"{type(backbone).__name__} takes at most {backbone.max_length}; "
             "use a checkpoint trained with a larger data.length, or shorter sequences"
         )

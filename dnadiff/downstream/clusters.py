@@ -1,7 +1,9 @@
-"""Clusters of related sequences, which stay together when a set is divided: copies, or all sequences that share a k-mer.
+"""Clusters of related sequences, which stay together when a set is divided: copies, or all
+sequences that share a k-mer.
 
-Both strands count as one sequence. Overlapping windows of a genome, such as the promoters of neighboring transcripts, are not
-independent; a random division would put them into training and test at once.
+Both strands count as one sequence. Overlapping windows of a genome, such as the promoters of
+neighboring transcripts, are not independent; a random division would put them into training and
+test at once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ def canonical_key(bases: np.ndarray) -> bytes:
 
 
 def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
-    """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered in order of appearance."""
+    """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered
+    in order of appearance."""
     number: dict[bytes, int] = {}
     return np.array(
         [number.setdefault(canonical_key(bases), len(number)) for bases in sequences],
@@ -28,9 +31,11 @@ def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """The cluster of each sequence, (S,) int64: connected components of the graph in which sequences share a k-mer on either strand.
+    """The cluster of each sequence, (S,) int64: connected components of the graph in which
+    sequences share a k-mer on either strand.
 
-    Copies share a cluster whatever their length. Memory: about 32 bytes per base. ValueError if k is outside 1..31.
+    Copies share a cluster whatever their length. Memory: about 32 bytes per base. ValueError if k
+    is outside 1..31.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
@@ -55,7 +60,8 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
 
 
 def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The cluster of each item, (S,) int64: items that share a cluster number in either `(S,)` are together, and so on."""
+    """The cluster of each item, (S,) int64: items that share a cluster number in either `(S,)` are
+    together, and so on."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -72,7 +78,8 @@ def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def sample_clusters(
     clusters: np.ndarray, fraction: float, random: np.random.Generator
 ) -> np.ndarray:
-    """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items together, but neither none nor all of them.
+    """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items
+    together, but neither none nor all of them.
 
     A cluster that would exceed the fraction is skipped; if all would, the smallest is taken.
 
@@ -94,9 +101,11 @@ def sample_clusters(
 def assign_folds(
     clusters: np.ndarray, labels: np.ndarray, num_folds: int, random: np.random.Generator
 ) -> np.ndarray:
-    """The fold of each item, (S,) int64: clusters stay together, and folds have about equal size and class frequencies.
+    """The fold of each item, (S,) int64: clusters stay together, and folds have about equal size
+    and class frequencies.
 
-    Larger clusters are placed first, each into the fold with the fewest items of the cluster's most frequent class.
+    Larger clusters are placed first, each into the fold with the fewest items of the cluster's most
+    frequent class.
 
     Raises:
         ValueError: if there are fewer clusters than folds.
@@ -104,7 +113,8 @@ def assign_folds(
     names, index, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(names) < num_folds:
         raise ValueError(
-            f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, or set task.protocol=fixed"
+            f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, "
+            "or set task.protocol=fixed"
         )
     composition = np.zeros((len(names), int(labels.max()) + 1), np.int64)
     np.add.at(composition, (index, labels), 1)

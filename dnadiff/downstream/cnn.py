@@ -1,8 +1,9 @@
 """The convolutional baseline that Genomic Benchmarks publishes, trained on logits.
 
-Gresova et al. 2023 (doi 10.1186/s12863-023-01123-8); the layers are those of `models/torch.py` in its repository at commit 001db97.
-There are two differences. The published network applies a sigmoid before a loss that applies it again, which keeps its predictions
-away from 0 and 1. And it has one output, so it cannot distinguish three classes.
+Gresova et al. 2023 (doi 10.1186/s12863-023-01123-8); the layers are those of `models/torch.py` in
+its repository at commit 001db97. There are two differences. The published network applies a sigmoid
+before a loss that applies it again, which keeps its predictions away from 0 and 1. And it has one
+output, so it cannot distinguish three classes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _KERNEL, _CHANNELS, _EMBEDDING, _HIDDEN = 8, (16, 8, 4), 100, 512
 
 
 def pooled_length(length: int) -> int:
-    """The number of positions that remain of `length` after the three convolution and pooling layers."""
+    """The number of positions that remain of `length` after the three convolution and pooling
+    layers."""
     for _ in _CHANNELS:
         length = (length - _KERNEL + 1) // 2
     return length
@@ -35,10 +37,12 @@ MIN_LENGTH = next(length for length in range(_KERNEL, 200) if pooled_length(leng
 
 
 class CNN(SequenceClassifier):
-    """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers. Sequences are padded to one length.
+    """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers.
+    Sequences are padded to one length.
 
     Args:
-        length: of the longest sequence; shorter ones are padded to it with the pad token, whose embedding is 0.
+        length: of the longest sequence; shorter ones are padded to it with the pad token, whose
+            embedding is 0.
     """
 
     def __init__(self, vocab: Vocab, num_classes: int, length: int) -> None:

@@ -1,4 +1,5 @@
-"""Which code computes a prediction: stored predictions are reused only by the same code and the same libraries."""
+"""Which code computes a prediction: stored predictions are reused only by the same code and the
+same libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ import torch
 from dnadiff import __version__
 from dnadiff.config import Json
 
-# Given items, division and weights, which have digests of their own, predictions depend on nothing else in the package.
+# Given items, division and weights, which have digests of their own, predictions depend on nothing
+# else in the package.
 SOURCES = (
     *(
         "backbone",
@@ -33,10 +35,12 @@ _SUFFIXES = (".py", ".cpp", ".h")
 
 
 def code_version(network: type | None = None, config: Json = None) -> dict[str, str]:
-    """What the code that computes predictions is identified by: a digest of its sources, and the versions of the libraries.
+    """What the code that computes predictions is identified by: a digest of its sources, and the
+    versions of the libraries.
 
-    The digest covers `SOURCES`, also of a package in a zip file, and your own modules of `network` and of each `_target_` in `config`, such
-    as a head. Other modules that yours import are not covered.
+    The digest covers `SOURCES`, also of a package in a zip file, and your own modules of `network`
+    and of each `_target_` in `config`, such as a head. Other modules that yours import are not
+    covered.
     """
     digest = hashlib.sha256()
     for name in SOURCES:

@@ -1,4 +1,5 @@
-"""Rows of a study that combine the predictions of its models: the mean over seeds, and a stack of two models.
+"""Rows of a study that combine the predictions of its models: the mean over seeds, and a stack of
+two models.
 
 Nothing here is fitted on test items.
 """
@@ -42,7 +43,8 @@ class Combination(ABC):
         """The predictions of the row, one for each run.
 
         Args:
-            predictions: of the models, of each seed, or of the first one alone for a model whose seeds are the same.
+            predictions: of the models, of each seed, or of the first one alone for a model whose
+                seeds are the same.
         """
 
 
@@ -66,10 +68,11 @@ class SeedAverage(Combination):
 
 
 class Stack(Combination):
-    """A weighted mean of the predictions of two models (of probabilities, a linear opinion pool), with the lowest loss on validation items.
+    """A weighted mean of the predictions of two models (of probabilities, a linear opinion pool),
+    with the lowest loss on validation items.
 
-    One weight instead of a regression: the epoch of a network is chosen on the same items, which makes its predictions of them look too
-    good, and small validation parts would be overfitted.
+    One weight instead of a regression: the epoch of a network is chosen on the same items, which
+    makes its predictions of them look too good, and small validation parts would be overfitted.
     """
 
     def __init__(self, first: str, second: str, name: str) -> None:
@@ -123,7 +126,8 @@ class Stack(Combination):
 
 
 def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarget) -> float:
-    """The weight of the first model with the lowest loss of the target; in a tie, the one closest to 1/2."""
+    """The weight of the first model with the lowest loss of the target; in a tie, the one closest
+    to 1/2."""
     losses = {
         weight: target.valid_loss(target.averaged([first, second], [weight, 1 - weight]), labels)
         for weight in WEIGHTS

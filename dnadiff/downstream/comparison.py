@@ -1,4 +1,5 @@
-"""Metrics of several models on the same items, paired differences, and both on subsets of the items."""
+"""Metrics of several models on the same items, paired differences, and both on subsets of the
+items."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ def compare(
     subsets: Mapping[str, np.ndarray] | None = None,
     target: TaskTarget | None = None,
 ) -> dict[str, Json]:
-    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of a group are resampled together.
+    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of
+    a group are resampled together.
 
-    `subsets` are masks (S,) bool by name; the primary metric and its differences on each are reported too. `target` None is classes.
+    `subsets` are masks (S,) bool by name; the primary metric and its differences on each are
+    reported too. `target` None is classes.
     """
     target = ClassTarget() if target is None else target
     labels, groups = tested.labels.numpy(), resampled_groups(tested)
@@ -78,7 +81,8 @@ def _scored(
 
 
 def resampled_units(tested: Items) -> str:
-    """What the intervals draw again: items, groups of items, or items of groups that are too few to draw."""
+    """What the intervals draw again: items, groups of items, or items of groups that are too few to
+    draw."""
     if tested.groups is None:
         return "items"
     groups = tested.groups.numpy()
@@ -88,13 +92,15 @@ def resampled_units(tested: Items) -> str:
 
 
 def resampled_groups(tested: Items) -> np.ndarray | None:
-    """The groups of items that a bootstrap draws together; None draws single items, also where there are too few groups to draw from."""
+    """The groups of items that a bootstrap draws together; None draws single items, also where
+    there are too few groups to draw from."""
     if tested.groups is None:
         return None
     groups = tested.groups.numpy()
     if _are_few(groups):
         log.warning(
-            f"the tested items are of {len(np.unique(groups))} groups, too few to resample: intervals are over items of these groups"
+            f"the tested items are of {len(np.unique(groups))} groups, too few to resample: "
+            "intervals are over items of these groups"
         )
         return None
     return groups
@@ -126,7 +132,8 @@ def _subset(
     groups: np.ndarray | None,
     baseline: Sequence[Prediction] | None = None,
 ) -> dict[str, Json]:
-    """The primary metric on some items, or the difference from the runs of a baseline; None without items."""
+    """The primary metric on some items, or the difference from the runs of a baseline; None without
+    items."""
     size, chosen, key = (
         int(mask.sum()),
         None if groups is None else groups[mask],

@@ -22,7 +22,8 @@ from dnadiff.downstream.target.predicted import Predicted
 
 @dataclass(frozen=True)
 class SeedClassifier:
-    """The classifier of one seed, in evaluation mode, with the SHA-256 of its weights and the `folder` that it came from."""
+    """The classifier of one seed, in evaluation mode, with the SHA-256 of its weights and the
+    `folder` that it came from."""
 
     seed: int
     classifier: Classifier
@@ -43,7 +44,8 @@ class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
     Attributes:
-        target: what is predicted; each classifier has its own, fitted on the training items of its seed.
+        target: what is predicted; each classifier has its own, fitted on the training items of its
+            seed.
         classes: names of the classes, or of what else is predicted.
         members: the classifier of each seed.
         path: the folder of the run.
@@ -96,14 +98,17 @@ class ClassifierEnsemble:
         return tuple(member.seed for member in self.members)
 
     def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> Predicted:
-        """Predictions of sequences of any lengths: class probabilities, or for a regression `values`.
+        """Predictions of sequences of any lengths: class probabilities, or for a regression
+        `values`.
 
         Args:
             sequences: letters in either case, or records of Biopython or pyfaidx; N is read.
-            batch_size: None is that of the task's test items: the same items then get the same numbers.
+            batch_size: None is that of the task's test items: the same items then get the same
+                numbers.
 
         Raises:
-            ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length that the networks do not accept.
+            ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length
+                that the networks do not accept.
         """
         if is_sequence(sequences):
             raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
@@ -118,9 +123,11 @@ class ClassifierEnsemble:
     def contrasts(
         self, name: str | None = None, batch_size: int | None = None
     ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
-        """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or column, for each seed.
+        """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or
+        column, for each seed.
 
-        Classes are compared by their log-odds, labels by theirs, values on the scale of the transform.
+        Classes are compared by their log-odds, labels by theirs, values on the scale of the
+        transform.
 
         Args:
             name: of the class or column; None is the only one, or the second of two classes.
@@ -141,7 +148,8 @@ class ClassifierEnsemble:
         return predict
 
     def number_of(self, name: str | None) -> int:
-        """The number of a class or column; None is the only one, or the second of two classes. ValueError if there is none of that name."""
+        """The number of a class or column; None is the only one, or the second of two classes.
+        ValueError if there is none of that name."""
         if name is None and (
             len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)
         ):
@@ -152,7 +160,8 @@ class ClassifierEnsemble:
         return self.classes.index(name)
 
     def window_of(self, window: int | None) -> int:
-        """The bases of a window: those of the longest sequence of the task, unless given; ValueError for a length that is not accepted."""
+        """The bases of a window: those of the longest sequence of the task, unless given;
+        ValueError for a length that is not accepted."""
         window = (
             self.longest if window is None else optional_integer("window", window) or self.longest
         )
@@ -160,7 +169,8 @@ class ClassifierEnsemble:
         return window
 
     def encode(self, where: str, letters: DNASequence) -> np.ndarray:
-        """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot be read."""
+        """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot
+        be read."""
         try:
             ids = self.tokenizer.encode(letters)
         except ValueError as error:
@@ -175,7 +185,8 @@ class ClassifierEnsemble:
         batch_size: int | None = None,
         report: Callable[[int], None] = lambda tokens: None,
     ) -> Predicted:
-        """The predictions for a chunk of queries; `report` is called with the tokens read after each seed."""
+        """The predictions for a chunk of queries; `report` is called with the tokens read after
+        each seed."""
         batch_size = optional_integer("batch_size", batch_size) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
@@ -193,4 +204,7 @@ class ClassifierEnsemble:
 
     def __repr__(self) -> str:
         network = type(self.members[0].classifier.backbone).__name__
-        return f"ClassifierEnsemble({network}, {self.target.summary}, seeds {', '.join(map(str, self.seeds))}, {self.path})"
+        return (
+            f"ClassifierEnsemble({network}, {self.target.summary}, seeds "
+            f"{', '.join(map(str, self.seeds))}, {self.path})"
+        )

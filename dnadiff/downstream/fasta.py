@@ -22,7 +22,8 @@ class FastaTask(LabeledTask):
     """Each record is a sequence of its file's class.
 
     Args:
-        path: class name -> FASTA file, or part -> (class name -> FASTA file): `'task.path={promoter: p.fa, other: o.fa}'`.
+        path: class name -> FASTA file, or part -> (class name -> FASTA file):
+            `'task.path={promoter: p.fa, other: o.fa}'`.
     """
 
     def __init__(
@@ -33,14 +34,16 @@ class FastaTask(LabeledTask):
     ) -> None:
         if not isinstance(path, Mapping):
             raise ValueError(
-                f"path {path!r} is not a file for each class; write 'task.path={{promoter: p.fa, other: o.fa}}'"
+                f"path {path!r} is not a file for each class; write 'task.path={{promoter: p.fa, "
+                f"other: o.fa}}'"
             )
         parts = {
             str(part): dict(files) for part, files in path.items() if isinstance(files, Mapping)
         }
         if parts and len(parts) < len(path):
             raise ValueError(
-                "path mixes parts and files; write 'task.path={train: {promoter: p.fa, ...}, test: {promoter: q.fa, ...}}'"
+                "path mixes parts and files; write 'task.path={train: {promoter: p.fa, ...}, test: "
+                "{promoter: q.fa, ...}}'"
             )
         self.divided = bool(parts)
         if unknown := set(parts) - set(PART_NAMES):

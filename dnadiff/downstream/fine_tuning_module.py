@@ -1,4 +1,5 @@
-"""One training run of a sequence classifier in Lightning; the weights of the epoch with the best validation score are kept."""
+"""One training run of a sequence classifier in Lightning; the weights of the epoch with the best
+validation score are kept."""
 
 from __future__ import annotations
 
@@ -41,14 +42,16 @@ def validate(
 
 
 class FineTuningModule(lightning.LightningModule):
-    """Trains a classifier with the loss of its target and keeps the weights of the best epoch on the validation items.
+    """Trains a classifier with the loss of its target and keeps the weights of the best epoch on
+    the validation items.
 
     Args:
         classifier: its parameters that require gradients are trained.
         lr: peak learning rate of AdamW, after a linear warmup and before a half cosine to 0.
         weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
         seed: of order, strands, dropout and mixup.
-        patience: stop after this many epochs without improvement; None runs all. The learning rate schedule is the same either way.
+        patience: stop after this many epochs without improvement; None runs all. The learning rate
+            schedule is the same either way.
         layer_decay: see `dnadiff.downstream.layer_decay`; 1 trains all layers at one rate.
         mixup: see `dnadiff.downstream.mixup`; 0 is none.
         budget: stop after the epoch in which it ends, but not before 20 steps.
@@ -163,7 +166,8 @@ class FineTuningModule(lightning.LightningModule):
     def _mixed_loss(self, batch: ItemBatch, mixture: Mixture) -> Tensor:
         if not isinstance(self.classifier, Classifier):
             raise ValueError(
-                f"mixup {self.mixup:g} needs a head on features, which a {type(self.classifier).__name__} has not; set mixup=0"
+                f"mixup {self.mixup:g} needs a head on features, which a "
+                f"{type(self.classifier).__name__} has not; set mixup=0"
             )
         outputs, loss = (
             mixed_logits(self.classifier, batch.ids, batch.valid, mixture),

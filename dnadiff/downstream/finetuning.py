@@ -1,4 +1,5 @@
-"""Models whose networks are trained on a task: the learning rate, the length of the training, and the training itself."""
+"""Models whose networks are trained on a task: the learning rate, the length of the training, and
+the training itself."""
 
 from __future__ import annotations
 
@@ -74,9 +75,11 @@ class NetworkModel(TaskModel):
         minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
 
     Attributes:
-        head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`); None chooses a number, 0 is none.
+        head_epochs: of the head alone, before all is trained (`dnadiff.downstream.head_training`);
+            None chooses a number, 0 is none.
         device: where the head alone is trained.
-        stored_width: channels of what that stage stores, which limit its sequences; None is what the head reads.
+        stored_width: channels of what that stage stores, which limit its sequences; None is what
+            the head reads.
         valid_score: of the last fit.
     """
 
@@ -105,7 +108,8 @@ class NetworkModel(TaskModel):
         )
         if minutes is not None and epochs is not None:
             raise ValueError(
-                f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of them out"
+                f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of "
+                "them out"
             )
         self.optimization: dict[str, Json] = {
             "weight_decay": weight_decay,
@@ -134,7 +138,8 @@ class NetworkModel(TaskModel):
         budget: Budget,
         report: Report,
     ) -> dict[str, Json]:
-        """Train the head of a new classifier alone; returns what was done, for `fit_info`, and nothing where `head_epochs` is 0."""
+        """Train the head of a new classifier alone; returns what was done, for `fit_info`, and
+        nothing where `head_epochs` is 0."""
         if self.head_epochs == 0:
             return {}
         assert isinstance(classifier, Classifier)
@@ -258,7 +263,9 @@ class NetworkModel(TaskModel):
         predictions = classifier.predict(data.test, EVALUATION * self.batch_size, not data.stranded)
         if not bool(predictions.isfinite().all()):
             raise ValueError(
-                f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its predictions are not finite; set a lower learning rate (lr, or lr_scratch of the network from scratch)"
+                f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its "
+                "predictions are not finite; set a lower learning rate (lr, or lr_scratch of the "
+                "network from scratch)"
             )
         return predictions
 

@@ -1,4 +1,5 @@
-"""Tasks in folders: one per part, in it one per class, in it one text file per sequence, as Genomic Benchmarks is downloaded."""
+"""Tasks in folders: one per part, in it one per class, in it one text file per sequence, as Genomic
+Benchmarks is downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from dnadiff.downstream.labeled import (
 
 
 class FolderTask(LabeledTask):
-    """Reads `path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid` (or `dev`) is optional."""
+    """Reads `path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid`
+    (or `dev`) is optional."""
 
     def __init__(
         self, path: str, name: str | None = None, **settings: Unpack[LabeledTaskSettings]
@@ -56,7 +58,8 @@ class FolderTask(LabeledTask):
 
 
 def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
-    """(part, class, path) of every `path/PART/CLASS<ending>`: folders if `ending` is empty, else files.
+    """(part, class, path) of every `path/PART/CLASS<ending>`: folders if `ending` is empty, else
+    files.
 
     Raises:
         FileNotFoundError: if there is no such folder, or it has no `train` or `test`.
@@ -65,7 +68,8 @@ def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
     top = expand_user(path)
     if not top.is_dir():
         raise FileNotFoundError(
-            f"{path} does not exist or is not a folder; set task.path to the folder that holds train and test"
+            f"{path} does not exist or is not a folder; set task.path to the folder that holds "
+            "train and test"
         )
     parts = {
         p: PART_NAMES[p.name] for p in sorted(top.iterdir()) if p.is_dir() and p.name in PART_NAMES
@@ -73,7 +77,8 @@ def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
     for needed in ("train", "test"):
         if needed not in parts.values():
             raise FileNotFoundError(
-                f"{path} has no folder {needed!r}; set task.path to the folder that holds train and test"
+                f"{path} has no folder {needed!r}; set task.path to the folder that holds train "
+                "and test"
             )
     if ending:
         found = {
@@ -94,7 +99,8 @@ def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
     for part, present in found.items():
         if missing := classes - set(present):
             raise ValueError(
-                f"{part} has no class {min(missing)!r}, which another part has; add {part / (min(missing) + ending)}"
+                f"{part} has no class {min(missing)!r}, which another part has; add "
+                f"{part / (min(missing) + ending)}"
             )
     return [
         (parts[part], name, place)

@@ -35,7 +35,8 @@ class Frozen(NamedTuple):
         total = 0 if backbone.trunk is None else len(backbone.trunk)
         if backbone.trunk is None or self.layers > total:
             raise ValueError(
-                f"freeze {self.layers} is more than the {total} layers of this {type(backbone).__name__}; set freeze=backbone"
+                f"freeze {self.layers} is more than the {total} layers of this "
+                f"{type(backbone).__name__}; set freeze=backbone"
             )
         for parameter in before_layers(backbone):
             parameter.requires_grad_(False)

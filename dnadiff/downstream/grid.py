@@ -1,4 +1,5 @@
-"""Choice among several settings of a model by the score on the validation items: accuracy, or the loss."""
+"""Choice among several settings of a model by the score on the validation items: accuracy, or the
+loss."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from dnadiff.downstream.target.base import ValidScore
 
 
 class GridSearch(TaskModel):
-    """Trains every candidate and predicts with the one with the best validation score: accuracy, then loss; for other targets than classes the loss.
+    """Trains every candidate and predicts with the one with the best validation score: accuracy,
+    then loss; for other targets than classes the loss.
 
-    A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its own validation items. `fit_info`
-    records all candidates and the fit of the chosen one.
+    A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its
+    own validation items. `fit_info` records all candidates and the fit of the chosen one.
     """
 
     kind = "Grid"

@@ -1,4 +1,5 @@
-"""What the head of a classifier reads: the features of a network, and on request those of its first layers, the bases, and the length."""
+"""What the head of a classifier reads: the features of a network, and on request those of its first
+layers, the bases, and the length."""
 
 from __future__ import annotations
 
@@ -27,9 +28,12 @@ class HeadInputs:
     """Features of each position, concatenated.
 
     Args:
-        layers: also the outputs of these layers (1 is the first), each normalized to zero mean and unit variance over its channels.
-        one_hot: also the token itself, as one channel for each id that samples may contain; the last channels.
-        length: also the number of bases (`length_features`), the same at each position. It can reveal the class where the parts of a data set differ in length.
+        layers: also the outputs of these layers (1 is the first), each normalized to zero mean and
+            unit variance over its channels.
+        one_hot: also the token itself, as one channel for each id that samples may contain; the
+            last channels.
+        length: also the number of bases (`length_features`), the same at each position. It can
+            reveal the class where the parts of a data set differ in length.
     """
 
     layers: tuple[int, ...] = ()
@@ -53,7 +57,8 @@ class HeadInputs:
         parts = [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
         parts += ["the bases"] * self.one_hot
         parts += [
-            "the length, which can reveal the class (inputs.length=true; compare with baselines=all)"
+            "the length, which can reveal the class (inputs.length=true; compare with "
+            "baselines=all)"
         ] * self.length
         return ", ".join(parts)
 
@@ -64,11 +69,13 @@ class HeadInputs:
         name = type(backbone).__name__
         if backbone.trunk is None or backbone.reads_both_strands:
             raise ValueError(
-                f"inputs.layers {list(self.layers)}: the layers of a {name} cannot be read one by one; set inputs.layers=[]"
+                f"inputs.layers {list(self.layers)}: the layers of a {name} cannot be read one by "
+                "one; set inputs.layers=[]"
             )
         if max(self.layers) > len(backbone.trunk):
             raise ValueError(
-                f"inputs.layers {max(self.layers)} is not one of the {len(backbone.trunk)} layers of this {name}"
+                f"inputs.layers {max(self.layers)} is not one of the {len(backbone.trunk)} layers "
+                f"of this {name}"
             )
 
     def width(self, backbone: Backbone | None, vocab: Vocab, stranded: bool) -> int:
@@ -95,10 +102,11 @@ class HeadInputs:
         valid: Tensor | None,
         stranded: bool,
     ) -> list[Tensor]:
-        """Features (B, L, D) float32, of the given strand; of a network that reads both, one for each strand as it is read there.
+        """Features (B, L, D) float32, of the given strand; of a network that reads both, one for
+        each strand as it is read there.
 
-        The strands of an unstranded task are exchanged by the reverse complement of the sequence, so that a mean over the results of a
-        head does not depend on which strand is given.
+        The strands of an unstranded task are exchanged by the reverse complement of the sequence,
+        so that a mean over the results of a head does not depend on which strand is given.
         """
         if backbone is None:
             return [self._with_tokens([], vocab, ids, valid)]
@@ -132,7 +140,8 @@ class HeadInputs:
             )
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
-            # An embedding, so that gradients with respect to the bases are found as those of a network (`dnadiff.reward.predicted`).
+            # An embedding, so that gradients with respect to the bases are found as those of a
+            # network (`dnadiff.reward.predicted`).
             parts.append(
                 nn.functional.embedding(
                     ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()
@@ -151,7 +160,9 @@ class HeadInputs:
                 module: nn.Module, inputs: object, output: _Output, number: int = number
             ) -> None:
                 found[number] = (
-                    output  # nothing is computed here: activation checkpointing runs the layer again without the hook
+                    # nothing is computed here: activation checkpointing runs the layer again
+                    # without the hook
+                    output
                 )
 
             assert backbone.trunk is not None

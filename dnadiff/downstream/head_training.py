@@ -1,6 +1,8 @@
-"""The first stage of fine-tuning: the head alone is trained, on stored features of the pretrained network (LP-FT, arXiv 2202.10054).
+"""The first stage of fine-tuning: the head alone is trained, on stored features of the pretrained
+network (LP-FT, arXiv 2202.10054).
 
-The network runs once for each stored sequence instead of once for each step, and it does not adapt to a head that is still random.
+The network runs once for each stored sequence instead of once for each step, and it does not adapt
+to a head that is still random.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ log = logging.getLogger("dnadiff")
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """What the head reads of S sequences: one tensor (S, L, D) float16 for each strand that the network reads together.
+    """What the head reads of S sequences: one tensor (S, L, D) float16 for each strand that the
+    network reads together.
 
     `valid (S, L)` is False on padding; `labels` are those of `Items`.
     """
@@ -82,7 +85,8 @@ def read_features(
     seconds: float,
     report: Report,
 ) -> StoredFeatures:
-    """The features of the first `number` sequences of at most `length` tokens; reading stops early after `seconds` (and one batch)."""
+    """The features of the first `number` sequences of at most `length` tokens; reading stops early
+    after `seconds` (and one batch)."""
     end, device = time.monotonic() + seconds, next(classifier.parameters()).device
     strands: list[Tensor] = []
     valid, labels, count = torch.zeros(number, length, dtype=torch.bool, device=device), [], 0
@@ -119,17 +123,23 @@ def train_head(
     report: Report,
     width: int | None = None,
 ) -> dict[str, Json]:
-    """Train the head of a classifier, in place, and return what was done, empty if nothing was; the network stays as it is.
+    """Train the head of a classifier, in place, and return what was done, empty if nothing was; the
+    network stays as it is.
 
-    The head gets the weights of the epoch with the least validation loss, which may be those it came with. Items are read in random order,
-    on a random strand unless the task is stranded or the network reads both, and then on the other one.
+    The head gets the weights of the epoch with the least validation loss, which may be those it
+    came with. Items are read in random order, on a random strand unless the task is stranded or the
+    network reads both, and then on the other one.
 
     Args:
-        epochs: at most, over the stored features; None is about 1,000 steps, in 4 to 30 epochs. Training stops after 3 without improvement.
-        batch_size: of the training of the whole network; the head is trained with 32 or, if that is less, four times this size.
+        epochs: at most, over the stored features; None is about 1,000 steps, in 4 to 30 epochs.
+            Training stops after 3 without improvement.
+        batch_size: of the training of the whole network; the head is trained with 32 or, if that is
+            less, four times this size.
         seed: of the order, the strands and the dropout.
-        width: channels of all strands whose storage limits the number of sequences; None is what the head reads.
-        budget: reading takes at most a quarter of what is left of it (but one batch of each part), and training 30 % of the rest.
+        width: channels of all strands whose storage limits the number of sequences; None is what
+            the head reads.
+        budget: reading takes at most a quarter of what is left of it (but one batch of each part),
+            and training 30 % of the rest.
     """
     longest = max(
         int(items.lengths.max()) for items in (data.train, data.valid)
@@ -137,7 +147,8 @@ def train_head(
     fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, width))
     if fitting < BATCH_SIZE:
         log.info(
-            f"{data.name}: the head is not trained alone, because the features of only {fitting} sequences fit into memory"
+            f"{data.name}: the head is not trained alone, because the features of only {fitting} "
+            "sequences fit into memory"
         )
         return {}
     batch_size = min(BATCH_SIZE, EVALUATION * batch_size)
@@ -214,7 +225,8 @@ def _train_and_valid(
     seconds: float,
     report: Report,
 ) -> tuple[StoredFeatures, StoredFeatures]:
-    """The features of at most `fitting` sequences of each part; those of validation take a quarter of the time at most."""
+    """The features of at most `fitting` sequences of each part; those of validation take a quarter
+    of the time at most."""
     both_strands = not data.stranded and not classifier.invariant
     start = time.monotonic()
     valid = ShuffledBatches(data.valid, batch_size, classifier.vocab, seed, 0, both_strands)

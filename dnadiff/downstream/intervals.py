@@ -1,7 +1,9 @@
-"""Tasks of labeled intervals on a reference genome, in the layout of `datasets/` of Genomic Benchmarks.
+"""Tasks of labeled intervals on a reference genome, in the layout of `datasets/` of Genomic
+Benchmarks.
 
-`metadata.yaml` names the classes. `PART/CLASS.csv.gz` has the columns id, region, start, end and strand. Coordinates are 0-based and
-half-open; on the `-` strand the sequence is the reverse complement (Gresova et al. 2023, doi 10.1186/s12863-023-01123-8).
+`metadata.yaml` names the classes. `PART/CLASS.csv.gz` has the columns id, region, start, end and
+strand. Coordinates are 0-based and half-open; on the `-` strand the sequence is the reverse
+complement (Gresova et al. 2023, doi 10.1186/s12863-023-01123-8).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class IntervalTask(LabeledTask):
 
     Args:
         genome: FASTA file of the assembly of the coordinates; `chr20` and `20` are the same record.
-        skip_missing: skip intervals on records that the genome lacks, and note their number; otherwise they are an error.
+        skip_missing: skip intervals on records that the genome lacks, and note their number;
+            otherwise they are an error.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class IntervalTask(LabeledTask):
                         skipped += 1
                         continue
                     raise ValueError(
-                        f"{where} is on {region}, which {self.genome} lacks; set task.skip_missing=true to skip such intervals"
+                        f"{where} is on {region}, which {self.genome} lacks; set "
+                        "task.skip_missing=true to skip such intervals"
                     )
                 if not (
                     start.isdecimal()
@@ -78,7 +82,8 @@ class IntervalTask(LabeledTask):
                     and int(start) < int(end) <= lengths[records[region]]
                 ):
                     raise ValueError(
-                        f"{where}: {region} {start or '?'} {end or '?'} is not an interval within its {lengths[records[region]]:,} bases; correct it"
+                        f"{where}: {region} {start or '?'} {end or '?'} is not an interval within "
+                        f"its {lengths[records[region]]:,} bases; correct it"
                     )
                 if strand not in _STRANDS:
                     raise ValueError(
@@ -107,7 +112,8 @@ class IntervalTask(LabeledTask):
         described = expand_user(self.path) / METADATA
         if not described.is_file():
             raise FileNotFoundError(
-                f"{described} does not exist; set task.path to a folder of the benchmark's datasets/"
+                f"{described} does not exist; set task.path to a folder of the benchmark's "
+                "datasets/"
             )
         return [
             described,
@@ -132,7 +138,8 @@ class IntervalTask(LabeledTask):
         if named != classes_of_files:
             differing = min(named ^ classes_of_files)
             raise ValueError(
-                f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} only; correct {path}"
+                f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} "
+                f"only; correct {path}"
             )
 
 

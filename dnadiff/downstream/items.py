@@ -1,6 +1,7 @@
 """Labeled sequences as tensors, and the batches cut from them.
 
-Tasks (`tasks`, `labeled`) read files; classifiers and baselines see only the classes of this module.
+Tasks (`tasks`, `labeled`) read files; classifiers and baselines see only the classes of this
+module.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Items:
     Attributes:
         ids: (S, L) uint8 token ids.
         lengths: (S,) int64; the rest of a row is padding.
-        labels: (S,) int64 class numbers, or (S, K) float32 values of K targets, NaN where one is missing.
-        groups: (S,) int64; items of one group stay in the same part when a set is divided. None: every item is its own group.
+        labels: (S,) int64 class numbers, or (S, K) float32 values of K targets, NaN where one is
+            missing.
+        groups: (S,) int64; items of one group stay in the same part when a set is divided. None:
+            every item is its own group.
     """
 
     ids: Tensor
@@ -54,7 +57,8 @@ class Items:
         longest = int(lengths.max()) if len(sequences) else 0
         if (size := len(sequences) * longest) > max(_LARGE, 4 * int(lengths.sum())):
             log.warning(
-                f"{len(sequences):,} sequences are padded to the {longest:,} bases of the longest one and take {size / 1e9:.1f} GB; "
+                f"{len(sequences):,} sequences are padded to the {longest:,} bases of the longest "
+                f"one and take {size / 1e9:.1f} GB; "
                 "cut them (task.max_length), or leave out the longest"
             )
         ids = torch.full((len(sequences), longest), pad_id, dtype=torch.uint8)
@@ -103,10 +107,12 @@ class TaskData:
     """A task that is ready for training: every model gets the same.
 
     Attributes:
-        classes: class names, sorted; a label is an index into this list. For another target the names of its outputs.
+        classes: class names, sorted; a label is an index into this list. For another target the
+            names of its outputs.
         valid: items for choosing the epoch and the hyperparameters.
         test: items that are scored once.
-        stranded: True if the class depends on the strand; otherwise models train on and score both strands.
+        stranded: True if the class depends on the strand; otherwise models train on and score both
+            strands.
         notes: facts that help to interpret the results, ready for JSON.
         target: what is predicted; None: one of the classes.
     """
@@ -145,7 +151,8 @@ class TaskData:
 
 
 class ItemBatch(NamedTuple):
-    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded, `labels` (B,) int64 or (B, K) float32."""
+    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded,
+    `labels` (B,) int64 or (B, K) float32."""
 
     ids: Tensor
     valid: Tensor | None
@@ -169,7 +176,8 @@ class ItemBatch(NamedTuple):
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
-    """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens; the padding stays on the right."""
+    """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens;
+    the padding stays on the right."""
     position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
     return torch.where(
@@ -180,7 +188,8 @@ def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tenso
 def make_batch(
     items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None
 ) -> ItemBatch:
-    """The items at `index (B,)`, trimmed to the longest of them; rows with `reverse (B,)` True are reverse-complemented."""
+    """The items at `index (B,)`, trimmed to the longest of them; rows with `reverse (B,)` True are
+    reverse-complemented."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
     ids = items.ids[index, :longest].long()
@@ -193,7 +202,8 @@ def make_batch(
 def strand_batches(
     items: Items, batch_size: int, vocab: Vocab, both_strands: bool
 ) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
-    """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to read."""
+    """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to
+    read."""
     for index in items.lengths.argsort(stable=True).split(batch_size):
         batches = [make_batch(items, index, vocab)]
         if both_strands:
@@ -204,11 +214,13 @@ def strand_batches(
 
 
 class ShuffledBatches:
-    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds` were spent on making them so far.
+    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds`
+    were spent on making them so far.
 
-    If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before they are cut into batches, and
-    the batches are then shuffled: there is hardly any padding. Items of one length are in plain random order. With `both_strands`, each
-    item is reverse-complemented with probability 1/2, and with `other_strand` exactly those items that would not be.
+    If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before
+    they are cut into batches, and the batches are then shuffled: there is hardly any padding. Items
+    of one length are in plain random order. With `both_strands`, each item is reverse-complemented
+    with probability 1/2, and with `other_strand` exactly those items that would not be.
     """
 
     bucket_batches = 32
@@ -259,14 +271,17 @@ def log_task(data: TaskData) -> None:
     """Log the size of the task, and what its test part shares with training."""
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
     log.info(
-        f"task: {data.name}, {data.target.summary}; {', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences"
+        f"task: {data.name}, {data.target.summary}; "
+        f"{', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences"
     )
     if left_out := data.notes.get("left_out_for_a_shared_kmer"):
         numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
         log.info(
-            f"left out of test because they share a {data.notes['shared_kmer']}-mer with training on either strand: {numbers}"
+            f"left out of test because they share a {data.notes['shared_kmer']}-mer with training "
+            f"on either strand: {numbers}"
         )
     if copies := data.notes.get("test_sequences_also_in_training"):
         log.info(
-            f"{copies:,} of {counts['test']:,} test sequences are also in the training or validation part, on either strand"
+            f"{copies:,} of {counts['test']:,} test sequences are also in the training or "
+            "validation part, on either strand"
         )

@@ -1,6 +1,8 @@
-"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without a given split.
+"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without
+a given split.
 
-A reader (`table`, `folders`, `intervals`, `fasta`) returns what is in its files; everything else is shared and implemented here.
+A reader (`table`, `folders`, `intervals`, `fasta`) returns what is in its files; everything else is
+shared and implemented here.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class LabeledSequences:
         divided: whether the source has a split.
         label_source: where the class names come from, for messages: `column 'label'`.
         split_source: where the split comes from, for messages.
-        groups: the group of each sequence: sequences of one group stay in the same part. Empty if there are none.
+        groups: the group of each sequence: sequences of one group stay in the same part. Empty if
+            there are none.
     """
 
     source: str
@@ -75,7 +78,8 @@ class LabeledSequences:
     def add(
         self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
     ) -> None:
-        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a letter is not a nucleotide."""
+        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a
+        letter is not a nucleotide."""
         if not sequence:
             raise ValueError(f"{where} has an empty sequence; complete or remove it")
         try:
@@ -95,7 +99,8 @@ class LabeledSequences:
 
 
 class Division:
-    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the labels do not fit the target.
+    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the
+    labels do not fit the target.
 
     Attributes:
         target: with the names that were read.
@@ -132,7 +137,8 @@ class Division:
         return np.flatnonzero(np.isin(self.parts, parts))
 
     def split_off(self, part: str, fraction: float, seed: int) -> None:
-        """Move `fraction` of the training sequences of each class to `part`, complete clusters at a time.
+        """Move `fraction` of the training sequences of each class to `part`, complete clusters at a
+        time.
 
         Raises:
             ValueError: if a class has too few clusters.
@@ -152,7 +158,8 @@ class Division:
                 chosen = clusters.sample_clusters(self.clusters[of_class], fraction, random)
             except ValueError:
                 raise ValueError(
-                    f"{self.found.source}: class {class_name!r} has too few different sequences to set some aside for {part}; "
+                    f"{self.found.source}: class {class_name!r} has too few different sequences to "
+                    f"set some aside for {part}; "
                     f"add rows, or specify which are for {part}"
                 ) from None
             self.parts[of_class[chosen]] = part
@@ -167,11 +174,13 @@ class Division:
         for p, present in (("train", train), (part, other)):
             if not present:
                 raise ValueError(
-                    f"{self.found.source} has no {p} rows in {self.found.split_source}; add some, or divide at random: task.redivide=true"
+                    f"{self.found.source} has no {p} rows in {self.found.split_source}; add some, "
+                    "or divide at random: task.redivide=true"
                 )
         if unknown := other - train:
             raise ValueError(
-                f"{self.found.source}: class {self.strata_names[min(unknown)]!r} has {part} rows and no train rows; "
+                f"{self.found.source}: class {self.strata_names[min(unknown)]!r} has {part} rows "
+                "and no train rows; "
                 f"correct {self.found.label_source} or add rows"
             )
         return [self.strata_names[number] for number in sorted(train - other)]
@@ -212,14 +221,16 @@ class LabeledTaskSettings(TypedDict, total=False):
 class LabeledTask(ABC):
     """A task whose sequences and labels are in files.
 
-    Class numbers follow the sorted class names. Without a given split, each class is divided at random. Copies of a sequence, on
-    either strand, stay in the same part; with `cluster_kmer`, so do all sequences connected by shared k-mers.
+    Class numbers follow the sorted class names. Without a given split, each class is divided at
+    random. Copies of a sequence, on either strand, stay in the same part; with `cluster_kmer`, so
+    do all sequences connected by shared k-mers.
 
     Args:
         max_length: keep only the first `max_length` bases of each sequence; None keeps all.
         test_fraction: of each class, if the source has no split.
         valid_fraction: of each class of the rest, if no sequence is marked as validation.
-        cluster_kmer: length of the k-mers whose sharing, on either strand, keeps sequences together; None: only copies.
+        cluster_kmer: length of the k-mers whose sharing, on either strand, keeps sequences
+            together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.downstream.protocol`.
         kind, loss, transform: see `dnadiff.downstream.target.build.build_target`.
@@ -268,14 +279,16 @@ class LabeledTask(ABC):
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad input."""
+        """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad
+        input."""
 
     @abstractmethod
     def sources(self) -> list[Path]:
         """The files that `read` reads; FileNotFoundError if a required one is missing."""
 
     def read_cached(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        """The result of `read`, from the cache if the same files were read before with the same settings."""
+        """The result of `read`, from the cache if the same files were read before with the same
+        settings."""
         own = {key: value for key, value in vars(self).items() if key not in self._of_division}
         files = self.sources()
         key = cache.compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
@@ -295,7 +308,8 @@ class LabeledTask(ABC):
 
         Raises:
             FileNotFoundError: if a file is missing.
-            ValueError: for bad files, labels that do not fit the target, or a part without rows or with a class that the training part lacks.
+            ValueError: for bad files, labels that do not fit the target, or a part without rows or
+                with a class that the training part lacks.
         """
         found = self.read_cached(tokenizer)
         truncated = found.truncate(self.max_length)
@@ -310,13 +324,15 @@ class LabeledTask(ABC):
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):
             log.warning(
-                f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not meaningful"
+                f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not "
+                "meaningful"
             )
         if not len(division.rows("valid")):
             division.split_off("valid", self.valid_fraction, self.seed)
         if (missing := division.missing_classes("valid")) and self.protocol == FixedSplit.name:
             log.warning(
-                f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which choose the epoch and the settings"
+                f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which "
+                "choose the epoch and the settings"
             )
         # Under cross-validation, copies are in the same fold.
         copies = (
@@ -328,7 +344,10 @@ class LabeledTask(ABC):
             "path": found.source,
             "split": found.split_source
             if division.divided
-            else f"random, {100 * self.test_fraction:g} %{' of each class' if len(division.strata_names) > 1 else ''} for test",
+            else (
+                f"random, {100 * self.test_fraction:g} "
+                f"%{' of each class' if len(division.strata_names) > 1 else ''} for test"
+            ),
             "kept_together": self._kept_together(found),
             "test_sequences_also_in_training": copies,
             **({"cut_to_max_length": truncated} if self.max_length else {}),
@@ -363,7 +382,8 @@ class LabeledTask(ABC):
         )
 
     def _compare_counts(self, division: Division) -> dict[str, Json]:
-        """Differences from the known numbers of sequences, before validation is split off the official training part."""
+        """Differences from the known numbers of sequences, before validation is split off the
+        official training part."""
         counts = Counter(division.parts.tolist())
         if "valid" not in self.expected:
             counts["train"] += counts["valid"]
@@ -374,6 +394,7 @@ class LabeledTask(ABC):
         }
         for part, count in differs.items():
             log.warning(
-                f"{self.name}: {count['found']:,} {part} sequences, the complete task has {count['known']:,}"
+                f"{self.name}: {count['found']:,} {part} sequences, the complete task has "
+                f"{count['known']:,}"
             )
         return {"differs_from_the_known_counts": differs} if differs else {}

@@ -1,7 +1,9 @@
-"""Layer-wise decay of the learning rate in fine-tuning, and which parameters come before the layers of a network.
+"""Layer-wise decay of the learning rate in fine-tuning, and which parameters come before the layers
+of a network.
 
-ELECTRA (arXiv 2003.10555, appendix B) and BEiT (arXiv 2106.08254, appendix) train the first layers of a pretrained network at lower rates:
-they hold what is the same for all tasks. The exponents are those of BEiT's code.
+ELECTRA (arXiv 2003.10555, appendix B) and BEiT (arXiv 2106.08254, appendix) train the first layers
+of a pretrained network at lower rates: they hold what is the same for all tasks. The exponents are
+those of BEiT's code.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ Groups = list[dict[str, list[nn.Parameter] | float]]
 
 
 def before_layers(backbone: Backbone) -> list[nn.Parameter]:
-    """The parameters that a network registers before its layers: its embeddings. None of a network that is not a list of layers."""
+    """The parameters that a network registers before its layers: its embeddings. None of a network
+    that is not a list of layers."""
     own = list(backbone.parameters())
     in_layers = (
         {id(p) for p in backbone.trunk.parameters()} if backbone.trunk is not None else set()
@@ -28,9 +31,11 @@ def before_layers(backbone: Backbone) -> list[nn.Parameter]:
 
 
 def rate_factors(classifier: SequenceClassifier, decay: float) -> dict[int, float]:
-    """The factor of the learning rate by the identity of each parameter; 1 of those that are missing.
+    """The factor of the learning rate by the identity of each parameter; 1 of those that are
+    missing.
 
-    Layer i of n, from 0, has `decay^(n - i)` and the embeddings `decay^(n + 1)`. The head and what follows the layers have 1.
+    Layer i of n, from 0, has `decay^(n - i)` and the embeddings `decay^(n + 1)`. The head and what
+    follows the layers have 1.
     """
     backbone = classifier.backbone if isinstance(classifier, Classifier) else None
     if backbone is None or backbone.trunk is None:
@@ -46,7 +51,8 @@ def rate_factors(classifier: SequenceClassifier, decay: float) -> dict[int, floa
 def decayed_groups(
     classifier: SequenceClassifier, lr: float, weight_decay: float, decay: float
 ) -> Groups:
-    """The groups of `parameter_groups`, divided by learning rate; parameters that are not trained are left out."""
+    """The groups of `parameter_groups`, divided by learning rate; parameters that are not trained
+    are left out."""
     factors, groups = rate_factors(classifier, decay), Groups()
     for group in parameter_groups(classifier, weight_decay):
         assert isinstance(group["params"], list)

@@ -1,6 +1,8 @@
-"""95 % bootstrap intervals of all metrics over test items; of the metric by which models are compared, and of differences, also over seeds.
+"""95 % bootstrap intervals of all metrics over test items; of the metric by which models are
+compared, and of differences, also over seeds.
 
-Each replicate draws the test items with replacement, the same for all models, and the seeds of each model with replacement.
+Each replicate draws the test items with replacement, the same for all models, and the seeds of each
+model with replacement.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def metric_interval(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> ConfidenceInterval:
-    """The mean of a metric over the runs of a model, or the difference of two; arguments as in `accuracy_interval`."""
+    """The mean of a metric over the runs of a model, or the difference of two; arguments as in
+    `accuracy_interval`."""
     value = _mean_over_runs(metric, runs) - (
         0.0 if baseline is None else _mean_over_runs(metric, baseline)
     )
@@ -77,7 +80,8 @@ def summarize_metrics(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> dict[str, dict[str, Json]]:
-    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap intervals over test items.
+    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap
+    intervals over test items.
 
     By metric: `value`, `low`, `high`, `per_seed`, and `spread` (max - min over runs).
     """
@@ -116,7 +120,8 @@ def bootstrap_p_value(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> float:
-    """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on the side where fewer are; NaN if too few are defined."""
+    """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on
+    the side where fewer are; NaN if too few are defined."""
     value = _mean_over_runs(metric, runs) - _mean_over_runs(metric, baseline)
     replicates = widened(
         _metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups
@@ -152,7 +157,8 @@ def _metric_replicates(
 
 
 def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """Replicates (W,) of the mean over seeds of the first model, minus that of the second if there is one; from values (W, R) of each."""
+    """Replicates (W,) of the mean over seeds of the first model, minus that of the second if there
+    is one; from values (W, R) of each."""
     random = np.random.default_rng([seed, 1])
 
     def replicate_means(values: np.ndarray) -> np.ndarray:
@@ -160,7 +166,8 @@ def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
         seeds = (
             random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
         )  # (W, R)
-        # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their deviation from equal weights.
+        # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their
+        # deviation from equal weights.
         seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
         return (values * seeds).sum(1)
 

@@ -1,7 +1,9 @@
-"""Classification metrics as functions of item weights: weights of 1 give the value, bootstrap weights the replicates.
+"""Classification metrics as functions of item weights: weights of 1 give the value, bootstrap
+weights the replicates.
 
-Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) and returns (W,). The values agree with those of
-`sklearn.metrics`, which computes one weighting per call and sorts the items again each time.
+Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) and returns (W,). The
+    values agree with those of `sklearn.metrics`, which computes one weighting per call and sorts
+    the items again each time.
 """
 
 from __future__ import annotations
@@ -53,10 +55,12 @@ def rows_of_folds(folds: np.ndarray | None) -> list[np.ndarray]:
 
 
 def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
-    """A metric (W, K) that ranks predictions, averaged over folds with the weight of their labeled items, without those where it is undefined.
+    """A metric (W, K) that ranks predictions, averaged over folds with the weight of their labeled
+    items, without those where it is undefined.
 
-    Under cross-validation each fold has another model. The mean of its predictions follows that of its training labels, which is high
-    where that of the tested labels is low: a ranking of all items together is below chance on labels that are pure noise.
+    Under cross-validation each fold has another model. The mean of its predictions follows that of
+    its training labels, which is high where that of the tested labels is low: a ranking of all
+    items together is below chance on labels that are pure noise.
     """
 
     @functools.wraps(metric)
@@ -76,7 +80,8 @@ def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
 
 
 class ScoredPredictions:
-    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class numbers `labels (S,)`, `folds (S,)`."""
+    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class
+    numbers `labels (S,)`, `folds (S,)`."""
 
     def __init__(
         self, log_probs: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
@@ -113,11 +118,13 @@ class ScoredPredictions:
     def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """One-vs-rest rankings (with two classes, only that of the second).
 
-        Each is the order by decreasing log-odds, the index at which each group of ties starts, and whether an item is positive.
+        Each is the order by decreasing log-odds, the index at which each group of ties starts, and
+        whether an item is positive.
         """
         result = []
         for number in range(self.num_classes) if self.num_classes > 2 else [1]:
-            # Of very confident predictions, probabilities are rounded to 1, and those of the other classes are not rounded to 0.
+            # Of very confident predictions, probabilities are rounded to 1, and those of the other
+            # classes are not rounded to 0.
             log_odds = self.log_probs[:, number] - np.logaddexp.reduce(
                 np.delete(self.log_probs, number, axis=1), axis=1
             )
@@ -129,7 +136,8 @@ class ScoredPredictions:
         return result
 
     def ranked_weights(self, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each ranking, the weight of positives and of negatives at each distinct probability: two arrays (W, T)."""
+        """For each ranking, the weight of positives and of negatives at each distinct probability:
+        two arrays (W, T)."""
         for order, starts, truth in self.rankings:
             ranked = weights[:, order]
             positive, negative = (
@@ -140,9 +148,11 @@ class ScoredPredictions:
 
 
 def mean_of_defined(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The mean (W,) of values (W, K) over the columns that are defined under each of the weights (W, S); NaN if none is.
+    """The mean (W,) of values (W, K) over the columns that are defined under each of the weights
+    (W, S); NaN if none is.
 
-    A column that is undefined although all items have weight is undefined for the data: then so is the mean.
+    A column that is undefined although all items have weight is undefined for the data: then so is
+    the mean.
     """
     defined = np.isfinite(values)
     count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
@@ -160,7 +170,8 @@ def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
 
 
 def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single class is predicted."""
+    """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single
+    class is predicted."""
     table = scored.confusion(weights)
     total, correct = table.sum((1, 2)), np.trace(table, axis1=1, axis2=2)
     true, predicted = table.sum(2), table.sum(1)
@@ -177,7 +188,8 @@ def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
 
 
 def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but not all; NaN if the data have others."""
+    """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but
+    not all; NaN if the data have others."""
     return mean_of_defined(_roc_areas(scored, weights), weights)
 
 
@@ -193,7 +205,8 @@ def _roc_areas(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
 
 
 def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that have items; NaN if the data have others."""
+    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that
+    have items; NaN if the data have others."""
     return mean_of_defined(_average_precisions(scored, weights), weights)
 
 
@@ -211,7 +224,8 @@ def _average_precisions(scored: ScoredPredictions, weights: np.ndarray) -> np.nd
 
 
 def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over items."""
+    """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over
+    items."""
     confidence = scored.probs.max(-1)
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
     excess = (scored.predicted == scored.labels) - confidence
@@ -258,10 +272,12 @@ def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -
 
 
 def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[str, list[float]]]:
-    """One-vs-rest ROC curves (with two classes, only that of the second): false positive rates and true positive rates.
+    """One-vs-rest ROC curves (with two classes, only that of the second): false positive rates and
+    true positive rates.
 
     Args:
-        max_points: of a curve; with more thresholds, those at even steps of the number of selected items are kept.
+        max_points: of a curve; with more thresholds, those at even steps of the number of selected
+            items are kept.
     """
     curves = []
     for weights in scored.ranked_weights(np.ones((1, len(scored.labels)))):
@@ -288,10 +304,11 @@ def sign_flip_test(
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> float:
-    """Two-sided p-value of the paired permutation test that two models have the same accuracy on the same items.
+    """Two-sided p-value of the paired permutation test that two models have the same accuracy on
+    the same items.
 
-    Under the null hypothesis the results of the two models can be swapped item by item. With one run each, this is McNemar's test
-    by permutation.
+    Under the null hypothesis the results of the two models can be swapped item by item. With one
+    run each, this is McNemar's test by permutation.
 
     Args:
         first: (R, S) whether each item was classified correctly with each seed.

@@ -1,6 +1,8 @@
-"""Mixup of the features that a head reads (mixup: arXiv 1710.09412; on hidden features: Manifold Mixup, arXiv 1806.05236).
+"""Mixup of the features that a head reads (mixup: arXiv 1710.09412; on hidden features: Manifold
+Mixup, arXiv 1806.05236).
 
-Mixed features have the labels of both sequences, in the same shares. Bases cannot be mixed: a network reads ids.
+Mixed features have the labels of both sequences, in the same shares. Bases cannot be mixed: a
+network reads ids.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Mixture(NamedTuple):
 
 
 def draw_mixture(alpha: float, size: int, seed: int, step: int) -> Mixture:
-    """A share from Beta(alpha, alpha) and a random order of a batch; the same seed and step give the same."""
+    """A share from Beta(alpha, alpha) and a random order of a batch; the same seed and step give
+    the same."""
     random = np.random.default_rng(hash64(seed, "mixup", step))
     return Mixture(float(random.beta(alpha, alpha)), torch.from_numpy(random.permutation(size)))
 

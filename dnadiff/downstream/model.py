@@ -1,4 +1,5 @@
-"""The contract of a model in the downstream study: fit on a task's training items, predict its test items."""
+"""The contract of a model in the downstream study: fit on a task's training items, predict its test
+items."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ class TaskModel(ABC):
     """Predicts what the target of a task asks of sequences.
 
     Attributes:
-        kind: name of the class in the digests of stored predictions, where it differs from the class's own name.
-        random: False if every seed gives the same result on the same items; the model then runs once per division of the data.
-        fit_info: plain values that the last call recorded, such as the settings tried on validation or the speed.
-        valid_predictions: predictions (V, C) of the validation items under the model that the last call used; None if it has none.
+        kind: name of the class in the digests of stored predictions, where it differs from the
+            class's own name.
+        random: False if every seed gives the same result on the same items; the model then runs
+            once per division of the data.
+        fit_info: plain values that the last call recorded, such as the settings tried on validation
+            or the speed.
+        valid_predictions: predictions (V, C) of the validation items under the model that the last
+            call used; None if it has none.
     """
 
     kind: ClassVar[str | None] = None
@@ -45,7 +50,8 @@ class TaskModel(ABC):
     valid_predictions: Tensor | None = None
 
     def describe(self) -> dict[str, Json]:
-        """Everything the predictions depend on, except task and seed. Stored predictions are reused only if it is unchanged."""
+        """Everything the predictions depend on, except task and seed. Stored predictions are reused
+        only if it is unchanged."""
         return {"kind": self.kind or type(self).__name__}
 
     def check(self, data: TaskData) -> None:
@@ -56,9 +62,11 @@ class TaskModel(ABC):
         return 0
 
     def take_classifier(self) -> SequenceClassifier | None:
-        """The network that the last call trained, which the model then forgets; None for a model without one."""
+        """The network that the last call trained, which the model then forgets; None for a model
+        without one."""
         return None
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        """Fit on the training and validation items; predictions (S, C) of the test items, see `TaskTarget`. The same seed gives the same."""
+        """Fit on the training and validation items; predictions (S, C) of the test items, see
+        `TaskTarget`. The same seed gives the same."""

@@ -1,4 +1,5 @@
-"""Metrics of single labels as functions of item weights, (W, K): those of `dnadiff.downstream.metrics` for two classes."""
+"""Metrics of single labels as functions of item weights, (W, K): those of
+`dnadiff.downstream.metrics` for two classes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from dnadiff.downstream.metrics import Metric, ScoredPredictions, auprc, auroc
 
 
 class ScoredLabels:
-    """Log-odds (S, K) of labels, the labels (S, K), 0 or 1 and NaN where one is missing, and `folds (S,)`."""
+    """Log-odds (S, K) of labels, the labels (S, K), 0 or 1 and NaN where one is missing, and
+    `folds (S,)`."""
 
     def __init__(
         self, log_odds: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None

@@ -1,4 +1,5 @@
-"""A head on the bases alone, without a network: what a fine-tuned network has to beat before its gain can be ascribed to pretraining."""
+"""A head on the bases alone, without a network: what a fine-tuned network has to beat before its
+gain can be ascribed to pretraining."""
 
 from __future__ import annotations
 
@@ -25,10 +26,13 @@ class OneHotModel(NetworkModel):
     """A head of `configs/head` on one-hot bases, without a network.
 
     Args:
-        head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a configuration).
-        lr, head_epochs, device, stored_width, **settings: as in `NetworkModel`. The control of a fine-tuned network has the same two stages,
-            with as many sequences (`stored_width` of the network) and the same learning rates.
-        length: the head also reads the length, as the heads of the networks do with `inputs.length=true`.
+        head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a
+            configuration).
+        lr, head_epochs, device, stored_width, **settings: as in `NetworkModel`. The control of a
+            fine-tuned network has the same two stages, with as many sequences (`stored_width` of
+            the network) and the same learning rates.
+        length: the head also reads the length, as the heads of the networks do with
+            `inputs.length=true`.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Which items of a task overlap the pretraining data of a network, or the training part of the task, by shared k-mers on either strand.
+"""Which items of a task overlap the pretraining data of a network, or the training part of the
+task, by shared k-mers on either strand.
 
 This needs no coordinates, and it also finds copies elsewhere in a genome.
 """
@@ -22,7 +23,9 @@ from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
 MIN_OVERLAP = (
     0.5  # an item is inside data if at least this fraction of its bases is in k-mers of the data
 )
-_MAX_TRAINING = 100_000_000  # bases of the largest training part of a task whose k-mers are stored: 1.6 GB while the set is built
+# bases of the largest training part of a task whose k-mers are stored: 1.6 GB while the set is
+# built
+_MAX_TRAINING = 100_000_000
 PRETRAINING, TRAINING = "pretraining", "training"  # data that items can be inside of
 log = logging.getLogger("dnadiff")
 
@@ -42,11 +45,13 @@ def pretraining_kmers(
 
     Raises:
         FileNotFoundError: if the files no longer exist.
-        ValueError: if the model does not name its data, or they were downloaded, are not a genome, or have too many k-mers to keep in memory.
+        ValueError: if the model does not name its data, or they were downloaded, are not a genome,
+            or have too many k-mers to keep in memory.
     """
     if not config.get("data"):
         raise ValueError(
-            "pretraining_overlap=true compares with the data of the pretraining, which published weights do not name; set it to false"
+            "pretraining_overlap=true compares with the data of the pretraining, which published "
+            "weights do not name; set it to false"
         )
     described = config["data"]
     if isinstance(described, Mapping) and file is not True:
@@ -56,13 +61,15 @@ def pretraining_kmers(
     size = num_tokens(data.intervals["train"])
     if size > MAX_KMERS:
         raise ValueError(
-            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose k-mers fit in memory; set pretraining_overlap=false"
+            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose k-mers "
+            "fit in memory; set pretraining_overlap=false"
         )
     return KmerSet([tokenizer.bases(ids) for ids in data.sequences("train")], k)
 
 
 def overlap_fractions(items: Items, kmers: KmerSet, tokenizer: DNATokenizer) -> np.ndarray:
-    """The fraction of the bases of each item that are in a k-mer of the set, (S,); 0 for items shorter than k."""
+    """The fraction of the bases of each item that are in a k-mer of the set, (S,); 0 for items
+    shorter than k."""
     rows = zip(items.ids.numpy(), items.lengths.tolist())
     return np.array([kmers.covered(tokenizer.bases(ids[:length])).mean() for ids, length in rows])
 
@@ -78,7 +85,8 @@ def overlap_subsets(
 def tested_subsets(
     data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, pretraining: KmerSet | None
 ) -> dict[str, np.ndarray]:
-    """Masks (S,) bool of the tested items inside and outside the `pretraining` data, and the training part if it has any of them."""
+    """Masks (S,) bool of the tested items inside and outside the `pretraining` data, and the
+    training part if it has any of them."""
     found = (
         {}
         if pretraining is None
@@ -90,16 +98,19 @@ def tested_subsets(
 def training_subsets(
     data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, k: int = NOVELTY
 ) -> dict[str, np.ndarray]:
-    """Masks (S,) bool of the test items inside and outside the training and validation parts; empty if none is inside.
+    """Masks (S,) bool of the test items inside and outside the training and validation parts; empty
+    if none is inside.
 
-    It is also empty where each fold or seed has a different training part (`KFold`, `FewItems`), and for very large training parts.
+    It is also empty where each fold or seed has a different training part (`KFold`, `FewItems`),
+    and for very large training parts.
     """
     if isinstance(protocol, KFold | FewItems):
         return {}
     parts = (data.train, data.valid)
     if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:
         log.info(
-            f"test sequences are not compared with the training part, which has more than {_MAX_TRAINING:,} bases"
+            "test sequences are not compared with the training part, which has more than "
+            f"{_MAX_TRAINING:,} bases"
         )
         return {}
     rows = (zip(part.ids.numpy(), part.lengths.tolist()) for part in parts)
@@ -111,6 +122,7 @@ def training_subsets(
 def training_remark(inside: int, tested: int) -> str:
     """What a study says if test items are inside the training part."""
     return (
-        f"{inside:,} of {tested:,} test sequences overlap the training part (shared {NOVELTY}-mers cover half of them): "
+        f"{inside:,} of {tested:,} test sequences overlap the training part (shared {NOVELTY}-mers "
+        "cover half of them): "
         "expect the score outside it on new sequences"
     )

@@ -14,9 +14,11 @@ from dnadiff.downstream.items import TaskData
 
 
 class Computed(NamedTuple):
-    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info` of each round, and the last round's network.
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info`
+    of each round, and the last round's network.
 
-    `valid_predictions` are those of the validation items of all rounds, in their order; None for a model that does not have them.
+    `valid_predictions` are those of the validation items of all rounds, in their order; None for a
+    model that does not have them.
     """
 
     predictions: Tensor
@@ -29,9 +31,11 @@ Compute = Callable[[], Computed]
 
 
 class Prediction(NamedTuple):
-    """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds of fit and prediction, `TaskModel.fit_info` of each round.
+    """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds of fit
+    and prediction, `TaskModel.fit_info` of each round.
 
-    `weights` is the SHA-256 of the file of the network's weights, if kept; `folds` (S,) are those of a cross-validation, with a model each.
+    `weights` is the SHA-256 of the file of the network's weights, if kept; `folds` (S,) are those
+    of a cross-validation, with a model each.
     """
 
     predictions: Tensor
@@ -48,7 +52,8 @@ class Job(NamedTuple):
     Attributes:
         about: everything else that it depends on.
         labels, folds: (S,) of the tested items; folds of a cross-validation.
-        train_items: that the model is trained on with this seed (of several rounds the mean); None is the training part of the task.
+        train_items: that the model is trained on with this seed (of several rounds the mean); None
+            is the training part of the task.
     """
 
     data: TaskData

@@ -1,4 +1,5 @@
-"""The table that `python -m dnadiff.predict` writes, and what is made from it: a parquet file, a track, and metrics."""
+"""The table that `python -m dnadiff.predict` writes, and what is made from it: a parquet file, a
+track, and metrics."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its 
 class PredictionTable:
     """Columns and rows of a table of predictions, tab-separated.
 
-    `name`, with windows `start` and `end` (0-based, half-open), `length`, and the columns of the target. Those of classes are `predicted`,
-    `p_CLASS` averaged over the seeds, `spread`, with labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for
-    each seed.
+    `name`, with windows `start` and `end` (0-based, half-open), `length`, and the columns of the
+    target. Those of classes are `predicted`, `p_CLASS` averaged over the seeds, `spread`, with
+    labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for each seed.
     """
 
     target: TaskTarget
@@ -113,7 +114,8 @@ class PredictionTable:
                 writer.write_table(pyarrow.table(columns, schema=schema))
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
-        """Write the probability of a class, or the values of a target, as bedGraph; where windows overlap, the mean over those that cover a base."""
+        """Write the probability of a class, or the values of a target, as bedGraph; where windows
+        overlap, the mean over those that cover a base."""
         column = self.target.track_column(name)
         with atomic_write(target, overwrite=True) as file:
             for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
@@ -131,9 +133,11 @@ class PredictionTable:
                     file.write(f"{chrom}\t{first}\t{last}\t{value:.6g}\n".encode())
 
     def metrics(self, source: Path, count: int) -> dict[str, Json]:
-        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them; `averaged`: of the averaged predictions.
+        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them;
+        `averaged`: of the averaged predictions.
 
-        Windows of one record overlap or are related: the bootstrap draws records, with all their windows.
+        Windows of one record overlap or are related: the bootstrap draws records, with all their
+        windows.
         """
         records = np.zeros(count, np.int64)  # the number of each row's record
         parsed, predictions = (
@@ -157,7 +161,8 @@ class PredictionTable:
         groups = records if records[-1] < count else None  # None: every record is one window
         if has_few := groups is not None and records[-1] < MIN_BLOCKS:
             log.warning(
-                f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or more; metrics have no intervals"
+                f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or "
+                "more; metrics have no intervals"
             )
         return {
             name: summary(each, self.target, groups, not has_few) for name, each in runs.items()
@@ -170,7 +175,8 @@ def summary(
     groups: np.ndarray | None = None,
     intervals: bool = True,
 ) -> dict[str, Json]:
-    """`dnadiff.downstream.metric_intervals.summarize_metrics`, without intervals for very many items; `groups` are drawn together."""
+    """`dnadiff.downstream.metric_intervals.summarize_metrics`, without intervals for very many
+    items; `groups` are drawn together."""
     if intervals and len(runs[0].labels) <= _MAX_INTERVALS:
         return summarize_metrics(runs, target.metrics, groups=groups)
     each = [metric_values(run, target.metrics) for run in runs]
@@ -186,7 +192,8 @@ def summary(
 def mean_coverage(
     start: np.ndarray, end: np.ndarray, value: np.ndarray
 ) -> Iterator[tuple[int, int, float]]:
-    """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to `end` (W,) that cover it."""
+    """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to
+    `end` (W,) that cover it."""
     edges = np.unique(np.concatenate([start, end]))
     first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
     total, count = np.zeros((2, len(edges)))
@@ -195,7 +202,8 @@ def mean_coverage(
         before = np.cumsum(spans[part]) - spans[part]
         place = np.repeat(first[part] - before, spans[part]) + np.arange(spans[part].sum())
         low, high = int(place.min()), int(place.max()) + 1
-        # Sums of the values themselves: differences of running sums would leave rounding errors that exceed small probabilities.
+        # Sums of the values themselves: differences of running sums would leave rounding errors
+        # that exceed small probabilities.
         total[low:high] += np.bincount(place - low, np.repeat(value[part], spans[part]))
         count[low:high] += np.bincount(place - low)
     for i in np.flatnonzero(count):
@@ -203,7 +211,8 @@ def mean_coverage(
 
 
 def _parts(sizes: np.ndarray, largest: int) -> Iterator[slice]:
-    """Slices of consecutive items whose sizes, all above 0, sum to at most `largest`, or of a single item."""
+    """Slices of consecutive items whose sizes, all above 0, sum to at most `largest`, or of a
+    single item."""
     start, ends = 0, np.cumsum(sizes)
     while start < len(sizes):
         end = max(

@@ -1,4 +1,5 @@
-"""The warning of a study whose fine-tuned network is worse on validation than the same network from random weights."""
+"""The warning of a study whose fine-tuned network is worse on validation than the same network from
+random weights."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ _SCORES = (
 
 
 def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: str) -> str | None:
-    """One line, or None if the fine-tuned network is at least as good, or one of the two is missing.
+    """One line, or None if the fine-tuned network is at least as good, or one of the two is
+    missing.
 
-    The means over all seeds and rounds are compared: first the accuracy of classes, and if it is the same, the loss; else the loss alone.
+    The means over all seeds and rounds are compared: first the accuracy of classes, and if it is
+    the same, the loss; else the loss alone.
 
     Args:
         models: as in the result of `dnadiff.downstream.study.run_study`.
@@ -30,7 +33,8 @@ def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: st
             continue  # of values and several labels, there is no accuracy
         if sign * with_pretraining < sign * without:
             return (
-                f"on validation, the fine-tuned network is worse than the same network from scratch ({name} {with_pretraining:.3f} and "
+                "on validation, the fine-tuned network is worse than the same network from "
+                f"scratch ({name} {with_pretraining:.3f} and "
                 f"{without:.3f}): with these settings, pretraining does not help on this task"
             )
         if with_pretraining != without:

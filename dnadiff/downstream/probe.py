@@ -37,7 +37,8 @@ def embed(
 ) -> np.ndarray:
     """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
 
-    The network is put into evaluation mode. One that reads both strands itself processes an item once, and then returns D/2 features.
+    The network is put into evaluation mode. One that reads both strands itself processes an item
+    once, and then returns D/2 features.
     """
     backbone.eval()
     device, stranded = next(backbone.parameters()).device, not both_strands
@@ -56,8 +57,8 @@ def embed(
 class FrozenModel(TaskModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
-    `backbone` returns the network for a seed, another one for each if `random`; `about` identifies it in `describe`. `fit_info` records
-    the validation score of every setting and the chosen one.
+    `backbone` returns the network for a seed, another one for each if `random`; `about` identifies
+    it in `describe`. `fit_info` records the validation score of every setting and the chosen one.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class FrozenModel(TaskModel):
         """Unfitted models by the name of their setting, of which the validation score chooses one.
 
         Args:
-            num_items: training items that have a label; of several targets, of the one with the fewest.
+            num_items: training items that have a label; of several targets, of the one with the
+                fewest.
         """
 
     @override
@@ -110,7 +112,8 @@ class FrozenModel(TaskModel):
     def _features(
         self, backbone: Backbone, items: Items, both_strands: bool, report: Report
     ) -> np.ndarray:
-        """As `embed`, with sequences of earlier calls (under another division of the data) taken from memory."""
+        """As `embed`, with sequences of earlier calls (under another division of the data) taken
+        from memory."""
         keys = [
             (both_strands, ids[:length].tobytes())
             for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
@@ -125,7 +128,8 @@ class FrozenModel(TaskModel):
 
 
 class LinearProbe(FrozenModel):
-    """Logistic or ridge regression on standardized features, with the penalty chosen on the validation items."""
+    """Logistic or ridge regression on standardized features, with the penalty chosen on the
+    validation items."""
 
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
@@ -137,7 +141,8 @@ class LinearProbe(FrozenModel):
 
 
 class NearestNeighbors(FrozenModel):
-    """k nearest neighbors on standardized features of unit length, with k chosen on the validation items."""
+    """k nearest neighbors on standardized features of unit length, with k chosen on the validation
+    items."""
 
     kind = "NearestNeighbours"  # as in the digests of earlier versions
     numbers: Sequence[int] = (1, 5, 15, 45)

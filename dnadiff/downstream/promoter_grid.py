@@ -1,7 +1,9 @@
-"""The grid of designed sigma-70 promoters of Urtecho et al. 2019 (Biochemistry 58:1539), whose names spell their elements.
+"""The grid of designed sigma-70 promoters of Urtecho et al. 2019 (Biochemistry 58:1539), whose
+names spell their elements.
 
-A name ends in `_bgSTART:END`: the part of the E. coli genome that the elements were put into. Promoters in one background share most of
-their bases, so a background is in one part only. Controls, whose names begin with `neg` or `pos`, are not of the grid.
+A name ends in `_bgSTART:END`: the part of the E. coli genome that the elements were put into.
+Promoters in one background share most of their bases, so a background is in one part only.
+Controls, whose names begin with `neg` or `pos`, are not of the grid.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class PromoterGrid(LabeledTask):
     """A table of designed promoters with a column of names.
 
     Args:
-        start, end: the bases of a sequence that are the promoter, 0-based and half-open; the rest are adapters.
+        start, end: the bases of a sequence that are the promoter, 0-based and half-open; the rest
+            are adapters.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class PromoterGrid(LabeledTask):
         )
         if self.end <= self.start:
             raise ValueError(
-                f"task.end {self.end} is not after task.start {self.start}; give the bases of the promoter, such as 24 and 174"
+                f"task.end {self.end} is not after task.start {self.start}; give the bases of the "
+                "promoter, such as 24 and 174"
             )
         super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
 
@@ -70,11 +74,13 @@ class PromoterGrid(LabeledTask):
             background = _BACKGROUND.search(name)
             if background is None:
                 raise ValueError(
-                    f"{where} has the name {name!r}, which has no background such as _bg977040:977190; complete or remove it"
+                    f"{where} has the name {name!r}, which has no background such as "
+                    "_bg977040:977190; complete or remove it"
                 )
             if len(sequence) < self.end:
                 raise ValueError(
-                    f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set task.end to less"
+                    f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set "
+                    "task.end to less"
                 )
             self.target.check([label], where)
             found.add(tokenizer, sequence[self.start : self.end], label, "train", where)

@@ -1,4 +1,5 @@
-"""The -10/-35 weight matrix of E. coli promoters as a baseline: how far two hexamers and the spacer between them predict the target."""
+"""The -10/-35 weight matrix of E. coli promoters as a baseline: how far two hexamers and the spacer
+between them predict the target."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from dnadiff.downstream.target.estimators import Estimators
 
-# The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic Acids Res. 15:2343), as given in
-# table 3 of J. Bacteriol. 180:594 (1998).
+# The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic
+# Acids Res. 15:2343), as given in table 3 of J. Bacteriol. 180:594 (1998).
 MINUS_35, MINUS_10 = ("TTGACA", (78, 82, 68, 58, 51, 55)), ("TATAAT", (82, 90, 52, 59, 49, 89))
 SPACERS, BEST_SPACER = (
     range(15, 20),
@@ -31,7 +32,8 @@ SHORTEST = 2 * HEXAMER + min(SPACERS)
 
 
 def log_odds(consensus: str, percent: tuple[int, ...]) -> np.ndarray:
-    """Bits of each base against uniform bases, (6, 5): the rest of a position is shared by the other three bases, an unknown base has 0."""
+    """Bits of each base against uniform bases, (6, 5): the rest of a position is shared by the
+    other three bases, an unknown base has 0."""
     found = np.zeros((len(consensus), UNKNOWN + 1))
     for row, base, frequency in zip(found, consensus, np.array(percent) / 100):
         row[:UNKNOWN] = np.log2((1 - frequency) / 3 / 0.25)
@@ -49,7 +51,8 @@ def hexamer_scores(bases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -> np.ndarray:
-    """The best pair of hexamers on the given strand, in bits, (S,); that of the worst possible pair for a sequence of less than 27 bases.
+    """The best pair of hexamers on the given strand, in bits, (S,); that of the worst possible pair
+    for a sequence of less than 27 bases.
 
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
@@ -77,12 +80,14 @@ def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -
 
 
 class PromoterMotif(SklearnModel):
-    """A linear model on the score of the best -35 and -10 hexamers with 15 to 19 bases between them.
+    """A linear model on the score of the best -35 and -10 hexamers with 15 to 19 bases between
+    them.
 
     The position in the sequence is free. Unless the task is stranded, the better strand counts.
 
     Args:
-        spacer_penalty: bits for each base that the spacer differs from 17; the hexamers have the published frequencies.
+        spacer_penalty: bits for each base that the spacer differs from 17; the hexamers have the
+            published frequencies.
     """
 
     def __init__(self, tokenizer: DNATokenizer, spacer_penalty: NonNegative = 1.0) -> None:

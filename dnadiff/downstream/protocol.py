@@ -1,6 +1,8 @@
-"""Evaluation protocols: how a seed becomes one or more divisions into training, validation and test items.
+"""Evaluation protocols: how a seed becomes one or more divisions into training, validation and test
+items.
 
-`task.protocol=` names one of them. The predictions of all rounds of a seed together cover each tested item once.
+`task.protocol=` names one of them. The predictions of all rounds of a seed together cover each
+tested item once.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class FixedSplit:
         return data
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
-        """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is of no use to its target."""
+        """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is
+        of no use to its target."""
         data.target.check_valid(data.valid.labels, data.name)
         _check_valid_classes(data)
         data.target.check_test(data.test.labels, data.name)
@@ -64,10 +67,11 @@ class FixedSplit:
 
 @dataclass(frozen=True)
 class FewItems(FixedSplit):
-    """The task's own parts with fewer labels, to measure what a model learns from few: each seed draws other items; the test part is complete.
+    """The task's own parts with fewer labels, to measure what a model learns from few: each seed
+    draws other items; the test part is complete.
 
-    The validation part, which chooses rates and epochs, is reduced in the same proportion, to no fewer than 10 items. Classes keep their shares.
-    Items without a label are not drawn.
+    The validation part, which chooses rates and epochs, is reduced in the same proportion, to no
+    fewer than 10 items. Classes keep their shares. Items without a label are not drawn.
     """
 
     train_items: int = 100
@@ -92,7 +96,8 @@ class FewItems(FixedSplit):
         if self.train_items > len(train):
             labeled = "" if len(train) == len(data.train) else " with a label"
             raise ValueError(
-                f"train_items {self.train_items:,}: {data.name} has {len(train):,} training items{labeled}; give at most that, or null"
+                f"train_items {self.train_items:,}: {data.name} has {len(train):,} training "
+                f"items{labeled}; give at most that, or null"
             )
         num_valid = max(_FEWEST_VALID, round(len(valid) * self.train_items / len(train)))
 
@@ -109,13 +114,15 @@ class FewItems(FixedSplit):
             _check_parts(divided, seed, data.train)
         except ValueError as error:
             raise ValueError(
-                f"{str(error).rpartition(';')[0] or error}; set train_items higher than {self.train_items:,}, or null"
+                f"{str(error).rpartition(';')[0] or error}; set train_items higher than "
+                f"{self.train_items:,}, or null"
             ) from None
         return [Round(divided, whole.tested)]
 
 
 def draw_items(strata: np.ndarray, number: int, key: int) -> Tensor:
-    """Numbers (min(S, number),) of items drawn without replacement, sorted; each of the `strata (S,)` keeps its share, up to rounding."""
+    """Numbers (min(S, number),) of items drawn without replacement, sorted; each of the
+    `strata (S,)` keeps its share, up to rounding."""
     random = np.random.default_rng(key)
     order = random.permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]  # shuffled inside each stratum
@@ -127,10 +134,11 @@ def draw_items(strata: np.ndarray, number: int, key: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PaperSplit(FixedSplit):
-    """The protocol of Caduceus (arXiv 2403.03234): each seed divides the official training set 90/10; there is one test set.
+    """The protocol of Caduceus (arXiv 2403.03234): each seed divides the official training set
+    90/10; there is one test set.
 
-    The division is plainly random, as published. If items overlap, the validation accuracy is too high; the test accuracy is not
-    affected.
+    The division is plainly random, as published. If items overlap, the validation accuracy is too
+    high; the test accuracy is not affected.
     """
 
     valid_fraction: float = 0.1
@@ -144,7 +152,8 @@ class PaperSplit(FixedSplit):
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         if not data.target.published:
             raise ValueError(
-                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the published protocol of classification tasks; "
+                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the published "
+                "protocol of classification tasks; "
                 "set task.protocol to fixed or kfold"
             )
         official = data.train.concatenate(data.valid, self.pad_id)
@@ -162,7 +171,8 @@ class PaperSplit(FixedSplit):
 
 @dataclass(frozen=True)
 class KFold(FixedSplit):
-    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of items stay together."""
+    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of
+    items stay together."""
 
     num_folds: int = 5
     valid_fraction: float = 0.1
@@ -179,7 +189,8 @@ class KFold(FixedSplit):
         items = self.tested(data)
         if items.groups is None:
             raise ValueError(
-                f"{data.name} has overlapping items and defines its own division; leave task.protocol at fixed"
+                f"{data.name} has overlapping items and defines its own division; leave "
+                "task.protocol at fixed"
             )
         groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
         fold = clusters.assign_folds(
@@ -215,17 +226,20 @@ class KFold(FixedSplit):
 
 
 def _check_valid_classes(data: TaskData) -> None:
-    """ValueError if all validation items are of one of several classes: any network that predicts it has the best accuracy."""
+    """ValueError if all validation items are of one of several classes: any network that predicts
+    it has the best accuracy."""
     strata, names = data.target.strata(data.valid.labels.numpy())
     if len(names) > 1 and len(present := np.unique(strata)) == 1:
         raise ValueError(
-            f"{data.name}: all {len(strata):,} validation items are of class {names[present[0]]!r}, and the choice of the epoch expects two "
+            f"{data.name}: all {len(strata):,} validation items are of class "
+            f"{names[present[0]]!r}, and the choice of the epoch expects two "
             "or more classes; divide at random: task.redivide=true"
         )
 
 
 def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
-    """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items that its training items are from."""
+    """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items
+    that its training items are from."""
     (strata, names), every = (
         divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from)
     )
@@ -233,13 +247,16 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
     for number, name in enumerate(names):
         if number not in present:
             raise ValueError(
-                f"{divided.name}: the division of seed {seed} leaves no training item of class {name!r}, of which there are "
-                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or leave task.protocol at fixed"
+                f"{divided.name}: the division of seed {seed} leaves no training item of class "
+                f"{name!r}, of which there are "
+                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or "
+                "leave task.protocol at fixed"
             )
     valid_strata, _ = divided.target.strata(divided.valid.labels.numpy())
     if len(names) > 1 and len(only := np.unique(valid_strata)) == 1:
         log.warning(
-            f"{divided.name}: all {len(valid_strata):,} validation items of seed {seed} are of class {names[only[0]]!r}, so their accuracy does "
+            f"{divided.name}: all {len(valid_strata):,} validation items of seed {seed} are of "
+            f"class {names[only[0]]!r}, so their accuracy does "
             "not tell epochs and settings apart"
         )
     divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
@@ -252,13 +269,15 @@ PROTOCOLS: dict[str, type[FixedSplit]] = {
 
 
 def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:
-    """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if there is none of that name."""
+    """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if
+    there is none of that name."""
     if not isinstance(name, str) or name not in PROTOCOLS:
         raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
     if train_items is None:
         return PROTOCOLS[name](pad_id)
     if name != FixedSplit.name:
         raise ValueError(
-            f"train_items draws from the training part of the task, and task.protocol={name} divides it; set task.protocol=fixed"
+            f"train_items draws from the training part of the task, and task.protocol={name} "
+            "divides it; set task.protocol=fixed"
         )
     return FewItems(pad_id, train_items)

@@ -1,4 +1,5 @@
-"""Published accuracies on the tasks, for comparison; each comes with the number of training sequences behind it.
+"""Published accuracies on the tasks, for comparison; each comes with the number of training
+sequences behind it.
 
 The table is `genomic_benchmarks/published.csv`, which ships with the package.
 """
@@ -30,7 +31,8 @@ _PRETRAINED = {
 
 
 class PublishedResult(NamedTuple):
-    """A published accuracy: the mean over seeds, its `spread` with the kind of it, and the number of training sequences.
+    """A published accuracy: the mean over seeds, its `spread` with the kind of it, and the number
+    of training sequences.
 
     The spread is None where the table lacks it; this does not mean that the paper prints none.
     """
@@ -49,7 +51,8 @@ class PublishedResult(NamedTuple):
 
 
 def table_path() -> Path:
-    """The CSV file: inside the installed package, or next to it in a checkout; FileNotFoundError if it is missing."""
+    """The CSV file: inside the installed package, or next to it in a checkout; FileNotFoundError if
+    it is missing."""
     if not (found := config_dir().parent / "genomic_benchmarks" / "published.csv").is_file():
         raise FileNotFoundError(f"{found} is missing; reinstall dnadiff")
     return found
@@ -69,23 +72,27 @@ def published_accuracies(task: str) -> list[PublishedResult]:
 
 
 def published_model_of(backbone: str, objective: str) -> str | None:
-    """The published model with that network and pretraining objective, both given as class names; None if there is none."""
+    """The published model with that network and pretraining objective, both given as class names;
+    None if there is none."""
     return _PRETRAINED.get((backbone, objective))
 
 
 def published_model_for(model: str, pretrained: str | None) -> str | None:
-    """The published model that corresponds to a model of our study, if any; `pretrained` is `published_model_of` the network."""
+    """The published model that corresponds to a model of our study, if any; `pretrained` is
+    `published_model_of` the network."""
     return pretrained if model == "fine-tuned" else _PUBLISHED_BASELINES.get(model)
 
 
 def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
-    """The published result that corresponds to a model of our study, if any; arguments as in `published_model_for`."""
+    """The published result that corresponds to a model of our study, if any; arguments as in
+    `published_model_for`."""
     name = published_model_for(model, pretrained)
     return next((row for row in published_accuracies(task) if row.model == name), None)
 
 
 def num_training_sequences(result: Mapping[str, Json]) -> int:
-    """Sequences for training and validation of a study, which is what published numbers count as training."""
+    """Sequences for training and validation of a study, which is what published numbers count as
+    training."""
     items = result["task"]["items"]
     parts = items if result["task"]["protocol"] == KFold.name else ("train", "valid")
     return sum(sum(items[part].values()) for part in parts)
@@ -106,7 +113,8 @@ def shown_of(result: Mapping[str, Json], studies: Sequence[Mapping[str, Json]]) 
 
 
 def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
-    """One row per task and model, under `suite_header`; a published number always with its number of training sequences."""
+    """One row per task and model, under `suite_header`; a published number always with its number
+    of training sequences."""
     rows: list[tuple[str, ...]] = []
     for result in studies:
         task = result["task"]

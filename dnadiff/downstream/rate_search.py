@@ -1,4 +1,5 @@
-"""Choice of a learning rate by short trials (successive halving, arXiv 1502.07943), and of the epochs that fit a wall-clock budget."""
+"""Choice of a learning rate by short trials (successive halving, arXiv 1502.07943), and of the
+epochs that fit a wall-clock budget."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Trial(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The learning rate, how long to train, whether there were several rates, the trials, and the speed if it was measured for a budget."""
+    """The learning rate, how long to train, whether there were several rates, the trials, and the
+    speed if it was measured for a budget."""
 
     lr: float
     plan: TrainingPlan
@@ -66,7 +68,10 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         tried = f" of {len({trial.lr for trial in self.trials})} tried" if self.trials else ""
         speed = "" if self.speed is None else f" at {self.speed.step:.3g} s a step"
-        return f"lr {self.lr:g}{tried}, {self.plan.epochs} epochs of {self.plan.batches:,} batches{speed}"
+        return (
+            f"lr {self.lr:g}{tried}, {self.plan.epochs} epochs of {self.plan.batches:,} "
+            f"batches{speed}"
+        )
 
 
 class TimedTrials(Protocol):
@@ -143,7 +148,8 @@ def _some(items: Items, seed: int) -> Items:
 def successive_halving(
     trial: Callable[[float, int], float], rates: Sequence[float], steps: int
 ) -> tuple[float, list[Trial]]:
-    """The chosen learning rate and all trials: each of `steps`, then the better half again of twice the steps, until one is left.
+    """The chosen learning rate and all trials: each of `steps`, then the better half again of twice
+    the steps, until one is left.
 
     In a tie, the lower rate is better.
     """
@@ -167,7 +173,8 @@ def search_steps(num_rates: int, steps: int) -> list[int]:
 
 
 def affordable(rates: Sequence[float], steps: int, seconds: float, speed: Speed) -> Sequence[float]:
-    """The rates whose search takes at most `seconds`: all, or else the middle two, or one of these."""
+    """The rates whose search takes at most `seconds`: all, or else the middle two, or one of
+    these."""
     middle = (len(rates) - 1) // 2
     for some in (rates, rates[middle : middle + 2]):
         trials = search_steps(len(some), steps)
@@ -200,6 +207,7 @@ def find_rate_and_plan(
         plan = fitted_plan(batches, (1 - RESERVE) * budget.left, trials.speed)
         if plan.steps * trials.speed.step > budget.left:
             log.warning(
-                f"minutes is too short for this task: {plan.steps} steps are trained all the same; set more minutes"
+                f"minutes is too short for this task: {plan.steps} steps are trained all the same; "
+                "set more minutes"
             )
     return Found(lr, plan, len(rates) > 1, tried, trials.speed if budget.is_limited else None)

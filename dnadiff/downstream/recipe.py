@@ -1,4 +1,5 @@
-"""The training settings of `python -m dnadiff.finetune` from its configuration, where `auto` stands for a value that suits the task."""
+"""The training settings of `python -m dnadiff.finetune` from its configuration, where `auto` stands
+for a value that suits the task."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
             else f"epochs is {epochs}"
         )
         raise ValueError(
-            f"minutes {config['minutes']:g} sets the number of epochs, and {reason}; set minutes=null, or epochs=auto"
+            f"minutes {config['minutes']:g} sets the number of epochs, and {reason}; set "
+            "minutes=null, or epochs=auto"
         )
     return {
         "epochs": epochs,
@@ -46,7 +48,8 @@ def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
 def candidate_rates(
     rates: Sequence[Json], protocol: FixedSplit, automatic: tuple[float, ...]
 ) -> list[float | tuple[float, ...]]:
-    """The learning rates of the candidates of a grid; `auto` is the published grid, or one candidate that chooses from `automatic`."""
+    """The learning rates of the candidates of a grid; `auto` is the published grid, or one
+    candidate that chooses from `automatic`."""
     if AUTO not in rates:
         return list(rates)
     return list(protocol.rates) or [automatic]

@@ -1,7 +1,9 @@
-"""Regression metrics as functions of item weights, as in `dnadiff.downstream.metrics`; missing labels are left out.
+"""Regression metrics as functions of item weights, as in `dnadiff.downstream.metrics`; missing
+labels are left out.
 
-Shapes: `S` items, `K` targets, `W` weightings. Weights are (W, S), results (W, K). The values for weights of 1 agree with
-`scipy.stats` and `sklearn.metrics`; those for counts agree with the values of the items repeated as often.
+Shapes: `S` items, `K` targets, `W` weightings. Weights are (W, S), results (W, K). The values for
+    weights of 1 agree with `scipy.stats` and `sklearn.metrics`; those for counts agree with the
+    values of the items repeated as often.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class ScoredValues:
 
     @cached_property
     def rankings(self) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]]:
-        """For each target its items with a label; for predictions and for labels their order, where ties start, and each item's tie."""
+        """For each target its items with a label; for predictions and for labels their order, where
+        ties start, and each item's tie."""
         return [
             (rows, [_ties(predicted), _ties(measured)]) for rows, predicted, measured in self.pairs
         ]
@@ -88,7 +91,8 @@ def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarra
 
 
 def _centered(values: np.ndarray) -> np.ndarray:
-    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking like a spread."""
+    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
+    like a spread."""
     return values - values[0] if len(values) and np.ptp(values) == 0 else values - values.mean()
 
 
@@ -119,7 +123,8 @@ def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
 
 @within_folds
 def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for constant labels."""
+    """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
+    constant labels."""
 
     def of_ranks(
         ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray
@@ -166,7 +171,8 @@ REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {
 def mean_over_targets(
     scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]
 ) -> np.ndarray:
-    """A metric (W, K) averaged over the targets that it is defined for, (W,); see `mean_of_defined`."""
+    """A metric (W, K) averaged over the targets that it is defined for, (W,); see
+    `mean_of_defined`."""
     return mean_of_defined(metric(scored, weights), weights)
 
 
@@ -180,7 +186,8 @@ def of_target(
 def named_metrics(
     names: Sequence[str], metrics: Mapping[str, Metric[AnyScored]]
 ) -> dict[str, Metric[AnyScored]]:
-    """Each metric (W, K) averaged over the targets, and with several targets of each, as `spearman of NAME`; all of them (W,)."""
+    """Each metric (W, K) averaged over the targets, and with several targets of each, as
+    `spearman of NAME`; all of them (W,)."""
     found: dict[str, Metric[AnyScored]] = {
         name: partial(mean_over_targets, metric=metric) for name, metric in metrics.items()
     }

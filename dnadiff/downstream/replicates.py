@@ -19,9 +19,11 @@ log = logging.getLogger("dnadiff")
 def bootstrap_weights(
     size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the same replicates for every model.
+    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the
+    same replicates for every model.
 
-    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their numbers. None: single items.
+    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their
+    numbers. None: single items.
     """
     random = np.random.default_rng(seed)
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -37,22 +39,26 @@ def bootstrap_weights(
 
 
 def defined_replicates(replicates: np.ndarray, name: str) -> np.ndarray:
-    """The bootstrap replicates (W,) that are defined; none, with a line in the log, if they are fewer than 90 % of all."""
+    """The bootstrap replicates (W,) that are defined; none, with a line in the log, if they are
+    fewer than 90 % of all."""
     known = replicates[np.isfinite(replicates)]
     if len(known) >= MIN_DEFINED * len(replicates):
         return known
     log.warning(
-        f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap replicates, too few for an interval"
+        f"{name} is defined in {100 * len(known) / len(replicates):.0f} % of the bootstrap "
+        "replicates, too few for an interval"
     )
     return known[:0]
 
 
 def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> np.ndarray:
-    """Bootstrap replicates (W,) around `value`, with larger deviations if few groups of items were drawn.
+    """Bootstrap replicates (W,) around `value`, with larger deviations if few groups of items were
+    drawn.
 
-    A bootstrap of n groups underestimates a standard deviation by sqrt((n - 1) / n), and the quantiles of few are those of Student's t
-    distribution with n - 1 degrees of freedom, not those of a normal one (as in `dnadiff.bootstrap.ratio`): the factor is 1.58 for 5
-    groups, 1.10 for 20 and 1.01 for 200.
+    A bootstrap of n groups underestimates a standard deviation by sqrt((n - 1) / n), and the
+    quantiles of few are those of Student's t distribution with n - 1 degrees of freedom, not those
+    of a normal one (as in `dnadiff.bootstrap.ratio`): the factor is 1.58 for 5 groups, 1.10 for 20
+    and 1.01 for 200.
     """
     if groups is None:
         return replicates

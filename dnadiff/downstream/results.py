@@ -1,8 +1,11 @@
-"""A folder of finished predictions: a study can be interrupted and resumed, or shared by several processes.
+"""A folder of finished predictions: a study can be interrupted and resumed, or shared by several
+processes.
 
-Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in FOLDER/results.csv, and the summaries of
-finished tasks in FOLDER/results.json. The digest covers items, protocol, model settings, and the code with its libraries (`code_version`).
-The weights of networks that are kept are next to their predictions (`.safetensors`), so that both are reused together.
+Log-probabilities are in FOLDER/TASK/MODEL-sSEED-DIGEST.npz, their metrics and provenance in
+FOLDER/results.csv, and the summaries of finished tasks in FOLDER/results.json. The digest covers
+items, protocol, model settings, and the code with its libraries (`code_version`). The weights of
+networks that are kept are next to their predictions (`.safetensors`), so that both are reused
+together.
 """
 
 from __future__ import annotations
@@ -58,10 +61,12 @@ class Results:
 
 
 class ResultsFolder(Results):
-    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and command) in each of them.
+    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and
+    command) in each of them.
 
-    Predictions of another `version`, the `code_version` that computes them, are not reused. Neither are those of the models `kept` whose
-    weights are missing or damaged: the network is trained again.
+    Predictions of another `version`, the `code_version` that computes them, are not reused. Neither
+    are those of the models `kept` whose weights are missing or damaged: the network is trained
+    again.
 
     Attributes:
         networks: the weights of each model and seed whose network is kept.
@@ -104,7 +109,8 @@ class ResultsFolder(Results):
                     return stored
                 if path.is_file():
                     log.info(
-                        f"{job.model}, seed {job.seed}: {path} has no intact network; it is trained again"
+                        f"{job.model}, seed {job.seed}: {path} has no intact network; it is "
+                        "trained again"
                     )
                 prediction, classifier = _timed(compute)
                 if job.model in self.kept and classifier is not None:
@@ -130,7 +136,8 @@ class ResultsFolder(Results):
         return prediction
 
     def _load(self, path: Path, job: Job, digest: str) -> Prediction | None:
-        """A stored prediction; None if it is missing, or its network is to be kept and is missing or damaged.
+        """A stored prediction; None if it is missing, or its network is to be kept and is missing
+        or damaged.
 
         Its row is added if missing: a process may be killed between writing the two.
         """
@@ -139,7 +146,8 @@ class ResultsFolder(Results):
         prediction, labels = load_prediction(path)
         if not np.array_equal(labels, job.labels, equal_nan=True):
             raise ValueError(
-                f"{path} has different items from the task {job.data.name}; remove it, and it is computed again"
+                f"{path} has different items from the task {job.data.name}; remove it, and it is "
+                "computed again"
             )
         if job.model in self.kept:
             weights = WeightsFile(_weights_path(path), prediction.weights or "")
@@ -196,7 +204,8 @@ def check_results(folder: Path) -> None:
 
 
 def summary_key(task: str, result: Mapping[str, Json]) -> str:
-    """The name of a task in the summaries, with the number of training items if they are not all."""
+    """The name of a task in the summaries, with the number of training items if they are not
+    all."""
     number = result.get("task", {}).get("train_items")
     return task if number is None else f"{task}, train_items {number}"
 
@@ -218,17 +227,20 @@ def _weights_path(prediction: Path) -> Path:
 
 
 def listed_digests(path: Path) -> set[str]:
-    """The digests in a table of results; an empty set if there is no table. ValueError if it is damaged."""
+    """The digests in a table of results; an empty set if there is no table. ValueError if it is
+    damaged."""
     header, rows = read_csv(path) if path.is_file() else ([], [])
     if header and "digest" not in header:
         raise ValueError(
-            f"{path} has no column digest; it is not a table of results: remove it, or choose another folder"
+            f"{path} has no column digest; it is not a table of results: remove it, or choose "
+            "another folder"
         )
     return {row["digest"] for row in rows}
 
 
 def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
-    """Append a row to a CSV file that the caller has locked. If columns or the last line break are missing, the file is rewritten with them.
+    """Append a row to a CSV file that the caller has locked. If columns or the last line break are
+    missing, the file is rewritten with them.
 
     Raises:
         ValueError: if the file is damaged.
@@ -268,7 +280,8 @@ def save_prediction(
 
 
 def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
-    """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError if the file is damaged."""
+    """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError
+    if the file is damaged."""
     stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
     predictions, labels, seconds = stored["predictions"], stored["labels"], stored["seconds"]
     about = json_object(str(stored["about"]), path)
@@ -286,7 +299,8 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     )
     if not fits or seconds.shape or seconds.dtype.kind != "f" or not isinstance(fit_info, list):
         raise ValueError(
-            f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed again"
+            f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed "
+            "again"
         )
     sha256, of_valid = (
         None if weights is None else str(weights),

@@ -39,7 +39,8 @@ def save_networks(
     Args:
         folder: `models` in the run folder, or a folder of the task in it.
         config: of the command, with the task.
-        protocol: which items each seed was trained on: the target and the counts that are saved are of these.
+        protocol: which items each seed was trained on: the target and the counts that are saved are
+            of these.
         loaded: the pretrained model.
         settings: by the name of the model, what `describe` returns.
         study: what `dnadiff.downstream.study.run_study` returns, with its `seeds`.

@@ -1,7 +1,9 @@
-"""The classifiers that `python -m dnadiff.finetune` saves in its run folder: `models/seed_1/model.safetensors` with `model.json`.
+"""The classifiers that `python -m dnadiff.finetune` saves in its run folder:
+`models/seed_1/model.safetensors` with `model.json`.
 
-Each seed has a folder of its own that says everything needed to use it. The description is written after the weights and names their
-SHA-256, so that a killed process leaves no folder that looks complete. Loading builds only classes of this package (`dnadiff.config.build`).
+Each seed has a folder of its own that says everything needed to use it. The description is written
+after the weights and names their SHA-256, so that a killed process leaves no folder that looks
+complete. Loading builds only classes of this package (`dnadiff.config.build`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _REMEDY = "use another copy of it, or fine-tune again"
 
 
 def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:
-    """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is the same already is not written again."""
+    """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is
+    the same already is not written again."""
     target = folder / f"seed_{seed}"
     description = target / DESCRIPTION
     content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
@@ -67,14 +70,16 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
 
 
 def remove_all(folder: Path) -> None:
-    """Remove the classifiers that an earlier run left in its folder `models`: they must not be taken for those of the next one."""
+    """Remove the classifiers that an earlier run left in its folder `models`: they must not be
+    taken for those of the next one."""
     for path in sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else ():
         path.unlink()  # first: without it, the folder is not a classifier
         shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def is_fine_tuned(checkpoint: object) -> bool:
-    """Whether `checkpoint=` names a run of `python -m dnadiff.finetune`, or a folder of saved classifiers in it."""
+    """Whether `checkpoint=` names a run of `python -m dnadiff.finetune`, or a folder of saved
+    classifiers in it."""
     if not isinstance(checkpoint, (str, os.PathLike)):
         return False
     path = Path(os.path.expanduser(checkpoint))
@@ -84,11 +89,13 @@ def is_fine_tuned(checkpoint: object) -> bool:
 
 
 def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
-    """ValueError for a configuration that names a fine-tuned run, if the command needs a language model."""
+    """ValueError for a configuration that names a fine-tuned run, if the command needs a language
+    model."""
     for given in map(config.get, _MODELS) if command not in _CLASSIFYING else ():
         if is_fine_tuned(given):
             raise ValueError(
-                f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs a pretrained one; name that run, "
+                f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs "
+                "a pretrained one; name that run, "
                 f"or use predict: python -m dnadiff.predict checkpoint={given} input=x.fa"
             )
 
@@ -96,7 +103,8 @@ def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
 def find(
     checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/finetune"
 ) -> list[Path]:
-    """The folders of the saved seeds of a run folder, of a folder `models`, of one seed, or of `latest`, the newest run with classifiers.
+    """The folders of the saved seeds of a run folder, of a folder `models`, of one seed, or of
+    `latest`, the newest run with classifiers.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -112,7 +120,8 @@ def find(
         found = sorted(saved, key=lambda p: (p / RUN).stat().st_mtime)
         if not found:
             raise FileNotFoundError(
-                f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name the run folder"
+                f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name "
+                "the run folder"
             )
         path = found[-1]
     if seeds := _seeds_in(path):
@@ -123,7 +132,8 @@ def find(
         )
     if (path / RUN).is_file():
         raise ValueError(
-            f"{path} is a fine-tuned run without saved networks; run finetune again with task.protocol=fixed or paper, fine_tune=true "
+            f"{path} is a fine-tuned run without saved networks; run finetune again with "
+            "task.protocol=fixed or paper, fine_tune=true "
             "and save_models=[fine-tuned]"
         )
     if not path.exists():
@@ -131,7 +141,8 @@ def find(
             f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest"
         )
     raise ValueError(
-        f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m dnadiff.finetune checkpoint={path} task=csv "
+        f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m "
+        f"dnadiff.finetune checkpoint={path} task=csv "
         "task.path=table.csv), or use score or embed, which need none"
     )
 
@@ -150,7 +161,8 @@ def load(
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of different runs, or there is no such device.
+        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
+            different runs, or there is no such device.
     """
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.downstream.ensemble import ClassifierEnsemble
@@ -165,12 +177,14 @@ def load(
                 key for key, value in _of_run(about).items() if value != _of_run(first)[key]
             ]:
                 raise ValueError(
-                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); remove one of them"
+                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
+                    "remove one of them"
                 )
         present = [about["seed"] for about in described]
         if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
             raise ValueError(
-                f"{folders[0].parent} holds the seeds {present} of a run with the seeds {first['seeds']}: the run was interrupted; "
+                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
+                f"{first['seeds']}: the run was interrupted; "
                 "start it again"
             )
         tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
@@ -201,7 +215,8 @@ def load(
     ) as error:  # values that `finetune` does not write
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built ({reason}); {_REMEDY}"
+            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
+            f"({reason}); {_REMEDY}"
         ) from error
 
 
@@ -213,7 +228,8 @@ def _check_device(device: torch.device | str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise ValueError(
-            f"device {device} cannot be used on this machine, or with this build of torch ({reason}); use cpu"
+            f"device {device} cannot be used on this machine, or with this build of torch "
+            f"({reason}); use cpu"
         ) from error
 
 
@@ -244,13 +260,15 @@ def _read(path: Path) -> dict[str, Json]:
         raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
     if about["format"] != FORMAT:
         raise ValueError(
-            f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update dnadiff"
+            f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update "
+            "dnadiff"
         )
     return about
 
 
 def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
-    """What the seeds of a run have in common: not the items of each, nor the mean and standard deviation of their values."""
+    """What the seeds of a run have in common: not the items of each, nor the mean and standard
+    deviation of their values."""
     task, target = (
         {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
         for name in ("task", "target")
@@ -282,7 +300,8 @@ def _member(
 def _with_earlier_head(
     about: Mapping[str, Json], state: Mapping[str, Tensor]
 ) -> Mapping[str, Json]:
-    """The description, with the convolutional head of earlier versions if these are its weights: it was pooled in parts alone."""
+    """The description, with the convolutional head of earlier versions if these are its weights: it
+    was pooled in parts alone."""
     head = about.get("head", {})
     is_conv = head.get("_target_") == "dnadiff.downstream.head.conv.ConvHead"
     if (
@@ -302,7 +321,8 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
     backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(backbone, Backbone):
         raise ValueError(
-            f"its network is {type(backbone).__name__}, which is not a network of this package; {_REMEDY}"
+            f"its network is {type(backbone).__name__}, which is not a network of this package; "
+            f"{_REMEDY}"
         )
     backbone = keep_first_layers(backbone, about["layer"])
     head = about.get("head", {})
@@ -329,7 +349,8 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
     target = build(about["target"], trust=trust)
     if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
         raise ValueError(
-            f"its target is {target!r}, which does not predict {', '.join(map(str, about['classes']))}; {_REMEDY}"
+            f"its target is {target!r}, which does not predict "
+            f"{', '.join(map(str, about['classes']))}; {_REMEDY}"
         )
     return target
 
@@ -346,12 +367,14 @@ def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Pat
     }
     if wrong and classifier.inputs.length and narrower == {LENGTH_WIDTH - 1}:
         raise ValueError(
-            f"the weights in {path} read the length as the one number of an earlier version (inputs.length=true), which this version "
+            f"the weights in {path} read the length as the one number of an earlier version "
+            "(inputs.length=true), which this version "
             "replaced by several; train again with finetune"
         )
     if wrong:
         raise ValueError(
-            f"the weights in {path} do not fit the network of {DESCRIPTION} ({', '.join(wrong[:3])}); {_REMEDY}"
+            f"the weights in {path} do not fit the network of {DESCRIPTION} "
+            f"({', '.join(wrong[:3])}); {_REMEDY}"
         )
 
 

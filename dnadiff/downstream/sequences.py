@@ -1,4 +1,5 @@
-"""Sequences to classify: records of a FASTA file or rows of a table, cut into windows, in chunks of bounded size."""
+"""Sequences to classify: records of a FASTA file or rows of a table, cut into windows, in chunks of
+bounded size."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class LengthLimits:
     head: str = "Head"
 
     def check(self, where: str, total: int, length: int) -> None:
-        """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a sequence of `total` bases."""
+        """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a
+        sequence of `total` bases."""
         got = (
             f"{where} has {total:,} bases"
             if length == total
@@ -47,27 +49,32 @@ class LengthLimits:
                 else "remove it, or fine-tune with head=attention, head=conv or head=mean"
             )
             raise ValueError(
-                f"{got}, and the {self.head} of this classifier accepts only sequences of {self.fixed:,}; {remedy}"
+                f"{got}, and the {self.head} of this classifier accepts only sequences of "
+                f"{self.fixed:,}; {remedy}"
             )
         if self.fixed is None and self.maximum is not None and length > self.maximum:
             raise ValueError(
-                f"{got}, more than the {self.maximum:,} that this network accepts; set window={self.maximum} or less to cut it into windows"
+                f"{got}, more than the {self.maximum:,} that this network accepts; set "
+                f"window={self.maximum} or less to cut it into windows"
             )
 
     def check_window(self, window: int) -> None:
         """Raise ValueError if windows of so many bases cannot be classified."""
         if self.fixed is not None and window != self.fixed:
             raise ValueError(
-                f"window {window} does not fit the {self.head} of this classifier, which accepts only {self.fixed}; set it to that"
+                f"window {window} does not fit the {self.head} of this classifier, which accepts "
+                f"only {self.fixed}; set it to that"
             )
         if self.maximum is not None and window > self.maximum:
             raise ValueError(
-                f"window {window} is more than the {self.maximum} bases that this network accepts; set it to that or less"
+                f"window {window} is more than the {self.maximum} bases that this network accepts; "
+                "set it to that or less"
             )
 
 
 class Query(NamedTuple):
-    """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record `name`.
+    """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record
+    `name`.
 
     `ids (L,)` are its tokens, `label` is the number of its class or its values, or `UNLABELED`.
     """
@@ -85,7 +92,8 @@ class Query(NamedTuple):
 
 
 class LabeledRow(NamedTuple):
-    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or None."""
+    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or
+    None."""
 
     where: str
     name: str
@@ -95,7 +103,8 @@ class LabeledRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no labels."""
+    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no
+    labels."""
 
     sequence: str = "sequence"
     name: str | None = None
@@ -108,14 +117,16 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
         if value != vars(Columns())[name]:
             given = value if isinstance(value, str) else ", ".join(value)
             raise ValueError(
-                f"{name}_column={given} is the column of a table, and input {path} is FASTA; give a table, or leave it out"
+                f"{name}_column={given} is the column of a table, and input {path} is FASTA; give "
+                "a table, or leave it out"
             )
     for record in iter_fasta(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 
 def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
-    """The rows of a table, see `dnadiff.downstream.table.read_rows`; with `empty_labels`, cells of labels may be empty."""
+    """The rows of a table, see `dnadiff.downstream.table.read_rows`; with `empty_labels`, cells of
+    labels may be empty."""
     labels = {} if columns.label is None else label_keys("label_column", columns.label)
     keys = {"sequence_column": columns.sequence, "name_column": columns.name, **labels}
     wanted = {key: name for key, name in keys.items() if name is not None}
@@ -152,7 +163,8 @@ class SequenceFile:
         limits: on the length of a query.
 
     Raises:
-        ValueError: while it is iterated, naming the place, for a sequence, label or length that cannot be used.
+        ValueError: while it is iterated, naming the place, for a sequence, label or length that
+            cannot be used.
     """
 
     path: str
@@ -186,8 +198,9 @@ def window_bounds(
 ) -> Iterator[tuple[int, int]]:
     """Start and end of the windows of a sequence.
 
-    They start at multiples of `stride` (None: `window`); a last one that ends with the sequence covers the rest. A sequence that is not
-    longer than `window` is one window; so is any sequence if `window` is None.
+    They start at multiples of `stride` (None: `window`); a last one that ends with the sequence
+    covers the rest. A sequence that is not longer than `window` is one window; so is any sequence
+    if `window` is None.
     """
     if window is None or length <= window:
         yield 0, length
@@ -201,9 +214,11 @@ def window_bounds(
 
 
 def chunks(queries: Iterable[Query], first: int = 0, size: int = CHUNK) -> Iterator[list[Query]]:
-    """The queries from number `first` on, in lists that take at most `size` tokens when they are padded to the longest.
+    """The queries from number `first` on, in lists that take at most `size` tokens when they are
+    padded to the longest.
 
-    A longer query is a chunk of its own. Chunks that start with the first query of a chunk are the same whatever came before.
+    A longer query is a chunk of its own. Chunks that start with the first query of a chunk are the
+    same whatever came before.
     """
     chunk: list[Query] = []
     longest = 0

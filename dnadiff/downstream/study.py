@@ -1,6 +1,7 @@
 """The study of one task: several models with several seeds each, compared on the same test items.
 
-Models implement `model.TaskModel`. The `protocol` decides which items they train on; `results` stores finished predictions.
+Models implement `model.TaskModel`. The `protocol` decides which items they train on; `results`
+stores finished predictions.
 """
 
 from __future__ import annotations
@@ -91,18 +92,22 @@ def run_study(
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
-    """Lines below the table of a task: what heads read besides features, what the length reveals, what intervals leave out, and a frequent class."""
+    """Lines below the table of a task: what heads read besides features, what the length reveals,
+    what intervals leave out, and a frequent class."""
     task, found = result["task"], []
     if reads := HeadInputs.of(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
     if length := task.get("length_alone"):
         found.append(
-            f"the length alone predicts the class of {100 * length['accuracy']:.0f} % of the validation sequences (the most frequent class: "
-            f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were chosen"
+            f"the length alone predicts the class of {100 * length['accuracy']:.0f} % of the "
+            "validation sequences (the most frequent class: "
+            f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were "
+            "chosen"
         )
     if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(
-            f"intervals are over {units}: they do not include the variation between groups, and may be too narrow for new ones"
+            f"intervals are over {units}: they do not include the variation between groups, and "
+            "may be too narrow for new ones"
         )
     if (
         training := next(iter(result["models"].values()))
@@ -112,7 +117,8 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
         found.append(training_remark(training["items"], task["tested"]))
     if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] == 1:
         found.append(
-            "all test sequences are of one class: accuracy is the fraction of this class that is found, and AUROC is not defined"
+            "all test sequences are of one class: accuracy is the fraction of this class that is "
+            "found, and AUROC is not defined"
         )
     elif (
         task.get("metric", ClassTarget.primary) == ClassTarget.primary
@@ -124,7 +130,8 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
             else ", and class_weights=balanced gives each class the same weight in training"
         )
         found.append(
-            f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC show more than accuracy{balance}"
+            f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC "
+            f"show more than accuracy{balance}"
         )
     return found
 
@@ -138,7 +145,8 @@ def _predictions(
     results: Results,
     labels: Tensor,
 ) -> dict[str, list[Prediction]]:
-    """The predictions of every model with every seed. Those that another process is computing are skipped and checked again later."""
+    """The predictions of every model with every seed. Those that another process is computing are
+    skipped and checked again later."""
     trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
     folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
     pending = [
@@ -235,7 +243,8 @@ def header(result: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def training_speed(model: Mapping[str, Json]) -> float | None:
-    """Training sequences per second of a model's report, averaged over seeds and rounds; None if not measured."""
+    """Training sequences per second of a model's report, averaged over seeds and rounds; None if
+    not measured."""
     each = [
         one["sequences_per_second"]
         for of_seed in model.get("found", ())
@@ -273,7 +282,8 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
 
 
 def subset_rows(result: Mapping[str, Json]) -> list[tuple[str, ...]]:
-    """The primary metric of each model on each subset of the items, with the number of items, as text."""
+    """The primary metric of each model on each subset of the items, with the number of items, as
+    text."""
     metric = primary_metric(result)
     return [
         (

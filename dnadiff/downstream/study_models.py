@@ -45,7 +45,8 @@ log = logging.getLogger("dnadiff")
 
 
 def row_name(name: str, data: TaskData) -> str:
-    """The name of a model in the study of a task: of logistic regressions, the estimator that the target of the task uses."""
+    """The name of a model in the study of a task: of logistic regressions, the estimator that the
+    target of the task uses."""
     return name.replace(ClassEstimators.linear_name, data.target.estimators.linear_name)
 
 
@@ -57,7 +58,8 @@ def kmer_row(k: int, data: TaskData) -> str:
 def build_models(
     config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit, device: str
 ) -> dict[str, TaskModel]:
-    """The models of the study by name: baselines, the trained network, and the same network untrained.
+    """The models of the study by name: baselines, the trained network, and the same network
+    untrained.
 
     Args:
         config: of the command `finetune`, with one task.
@@ -92,7 +94,8 @@ def build_models(
     for name, baseline in (config.get("baselines") or {}).items():
         if not isinstance(baseline, Mapping) or "_target_" not in baseline:
             raise ValueError(
-                f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all have"
+                f"baselines.{name} is {baseline!r}; give it a _target_, as those of baselines=all "
+                "have"
             )
         built = build(dict(baseline), loaded.tokenizer, trust=None)
         if isinstance(built, NetworkModel):
@@ -137,11 +140,13 @@ def build_models(
 def combinations(
     config: Config, models: Mapping[str, TaskModel], data: TaskData, protocol: FixedSplit
 ) -> list[Combination]:
-    """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with the k-mers."""
+    """The rows that combine others: averaged seeds of the fine-tuned network, and its stack with
+    the k-mers."""
     if FINE_TUNED not in models:
         return []
     found: list[Combination] = []
-    # Seeds with other items would add up to more, and a mean over seeds with other folds cannot be ranked within folds (`within_folds`).
+    # Seeds with other items would add up to more, and a mean over seeds with other folds cannot be
+    # ranked within folds (`within_folds`).
     if (
         config["average"]
         and config["seeds"] > 1
@@ -163,7 +168,8 @@ def combinations(
 def compared_pairs(
     config: Config, models: Mapping[str, TaskModel], data: TaskData, combined: Sequence[Combination]
 ) -> list[tuple[str, str]]:
-    """The pairs of rows whose difference is reported; `combined` are the rows that combine others."""
+    """The pairs of rows whose difference is reported; `combined` are the rows that combine
+    others."""
     baseline, probe, random = (
         kmer_row(config["kmer"], data),
         row_name(PROBE, data),
@@ -226,7 +232,8 @@ def grid_search(
     make: Callable[[Rates, Config, TrainingSettings], NetworkModel],
     special: TrainingSettings | None = None,
 ) -> TaskModel:
-    """A network that is trained on the task; several learning rates, batch sizes or heads make a grid search, which shares the `minutes`.
+    """A network that is trained on the task; several learning rates, batch sizes or heads make a
+    grid search, which shares the `minutes`.
 
     `make` builds a candidate from learning rate, head and settings, of which `special` are its own.
     """
@@ -252,12 +259,14 @@ def build_adapter(config: Config) -> LoRA | None:
         return None
     if Frozen.of(config["freeze"]).backbone:
         raise ValueError(
-            "freeze=backbone trains no layer, and adapter trains updates of them; set freeze=none, or adapter=none"
+            "freeze=backbone trains no layer, and adapter trains updates of them; set freeze=none, "
+            "or adapter=none"
         )
     made = build(config["adapter"], trust=None)
     if not isinstance(made, LoRA):
         raise ValueError(
-            f"adapter {config['adapter']['_target_']} is not an adapter (dnadiff.downstream.adapter.lora.LoRA)"
+            f"adapter {config['adapter']['_target_']} is not an adapter "
+            "(dnadiff.downstream.adapter.lora.LoRA)"
         )
     return made
 

@@ -1,4 +1,5 @@
-"""Several tasks in one run: finds the data of each task in a folder, in any of the published formats."""
+"""Several tasks in one run: finds the data of each task in a folder, in any of the published
+formats."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
     if not found:
         folder = Path(str(next(iter(tasks.values()))["path"])).parent
         raise FileNotFoundError(
-            f"{folder} holds none of {', '.join(tasks)}; set task.path to the folder that holds a folder NAME or a table NAME.csv of each"
+            f"{folder} holds none of {', '.join(tasks)}; set task.path to the folder that holds a "
+            "folder NAME or a table NAME.csv of each"
         )
     return found
 
@@ -50,9 +52,9 @@ def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
 def find_sources(folder: Path, name: str) -> list[Path]:
     """The data of a task in a folder, best match first; an empty list if there is none.
 
-    A folder `NAME` (the download), `datasets/NAME` (intervals) or `Genomic_Benchmarks_NAME` (a copy from the Hub); else tables
-    `NAME.csv` or `NAME.ANYTHING.csv`, with any supported ending: the exact name first, then tables with training and test rows,
-    then larger ones.
+    A folder `NAME` (the download), `datasets/NAME` (intervals) or `Genomic_Benchmarks_NAME` (a copy
+    from the Hub); else tables `NAME.csv` or `NAME.ANYTHING.csv`, with any supported ending: the
+    exact name first, then tables with training and test rows, then larger ones.
     """
     if folders := [
         path

@@ -1,4 +1,5 @@
-"""Tasks in tables with one sequence and class per row: comma- or tab-separated, plain or gzip-compressed, or parquet."""
+"""Tasks in tables with one sequence and class per row: comma- or tab-separated, plain or
+gzip-compressed, or parquet."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ T = TypeVar("T")
 
 
 class CsvTask(LabeledTask):
-    """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`), `test.csv`, as GUE publishes.
+    """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
+    `test.csv`, as GUE publishes.
 
-    Without a split column, the rows of each class are divided at random. With one, its values are train, valid (also dev, val,
-    validation) and test; if there are no validation rows, some training rows are used.
+    Without a split column, the rows of each class are divided at random. With one, its values are
+    train, valid (also dev, val, validation) and test; if there are no validation rows, some
+    training rows are used.
 
     Args:
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
@@ -115,7 +118,8 @@ class CsvTask(LabeledTask):
                     )
             if split_column is not None and cells[1].lower() not in PART_NAMES:
                 raise ValueError(
-                    f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid or test"
+                    f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid "
+                    "or test"
                 )
             check_sequence(cells[0], where, self.sequence_column)
             self.target.check(cells[first:], where)
@@ -150,10 +154,12 @@ def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
 
 
 def find_tables(folder: str) -> list[tuple[str, str]]:
-    """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or `test-00000-of-00001.parquet`.
+    """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or
+    `test-00000-of-00001.parquet`.
 
     Raises:
-        ValueError: if there is none, a part has tables in several folders, or one name has several endings: one could be a copy of another.
+        ValueError: if there is none, a part has tables in several folders, or one name has several
+            endings: one could be a copy of another.
     """
     files = sorted(
         p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name)
@@ -166,16 +172,19 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
         other = first.setdefault(part, file)
         if other.parent != file.parent:
             raise ValueError(
-                f"{folder} has {part} tables in two folders, {other} and {file}, and one is expected; set task.path={other.parent} or the other"
+                f"{folder} has {part} tables in two folders, {other} and {file}, and one is "
+                f"expected; set task.path={other.parent} or the other"
             )
         other = first.setdefault(f"{part} {word}", file)
         if _ending(other.name) != _ending(file.name):
             raise ValueError(
-                f"{folder} has two tables of one name, {other} and {file}, and one is expected; remove one, or set task.path=FOLDER with one of them"
+                f"{folder} has two tables of one name, {other} and {file}, and one is expected; "
+                "remove one, or set task.path=FOLDER with one of them"
             )
     if not named:
         raise ValueError(
-            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set task.path to one table"
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set "
+            "task.path to one table"
         )
     return named
 
@@ -190,7 +199,8 @@ def read_rows(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: for a missing column, a row with too few or too many fields, or a file that is not a table.
+        ValueError: for a missing column, a row with too few or too many fields, or a file that is
+            not a table.
     """
     if _name(path).endswith(PARQUET):
         yield from _parquet_rows(path, columns)
@@ -213,10 +223,12 @@ def read_rows(
 
 
 def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
-    """The index of the column that `key` of the configuration names; ValueError if it is missing."""
+    """The index of the column that `key` of the configuration names; ValueError if it is
+    missing."""
     if name not in header:
         raise ValueError(
-            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one of them"
+            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one "
+            "of them"
         )
     return header.index(name)
 
@@ -231,10 +243,12 @@ def read_header(path: str) -> list[str]:
 
 
 def check_sequence(cell: str, where: str, column: str) -> None:
-    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters are also read as bases."""
+    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters
+    are also read as bases."""
     if cell.lower() in MISSING:
         raise ValueError(
-            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a DNA sequence is expected; complete the row "
+            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a "
+            "DNA sequence is expected; complete the row "
             "or remove it"
         )
 
@@ -262,14 +276,16 @@ def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(
-            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table to CSV"
+            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table "
+            "to CSV"
         ) from None
     file = str(resolve(path))
     try:
         return read(pyarrow.parquet, file)
     except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
         raise ValueError(
-            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch it again"
+            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch "
+            "it again"
         ) from None
 
 

@@ -1,7 +1,8 @@
 """A task made from a genome and its annotation: windows inside regions against windows outside.
 
-`task=NAME` on the command line builds `RegionWindows` or a `LabeledTask` from configs/task/NAME.yaml. A task reads, divides and
-encodes sequences; models see only the resulting `TaskData`.
+`task=NAME` on the command line builds `RegionWindows` or a `LabeledTask` from
+configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see only the resulting
+`TaskData`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ Starts = list[tuple[int, int]]  # (record, start) of windows
 
 
 class RegionWindows:
-    """Windows completely inside regions against windows completely outside: all bases of a window are in some region, or none is.
+    """Windows completely inside regions against windows completely outside: all bases of a window
+    are in some region, or none is.
 
-    Whether a base is coding does not depend on the strand that is read, so the task is unstranded. Training windows are placed
-    every `stride` bases. Validation and test windows do not overlap, and share no k-mer with the training part on either strand.
-    The windows of a stretch are centered in it, so that their edges carry no information about where regions begin. Classes are
+    Whether a base is coding does not depend on the strand that is read, so the task is unstranded.
+    Training windows are placed every `stride` bases. Validation and test windows do not overlap,
+    and share no k-mer with the training part on either strand. The windows of a stretch are
+    centered in it, so that their edges carry no information about where regions begin. Classes are
     balanced by leaving out random windows of the larger one.
 
     Args:
@@ -73,7 +76,8 @@ class RegionWindows:
         )
         if self.inside == self.outside:
             raise ValueError(
-                f"both classes are called {inside!r}; set task.inside or task.outside to another name"
+                f"both classes are called {inside!r}; set task.inside or task.outside to another "
+                "name"
             )
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
@@ -140,7 +144,8 @@ class RegionWindows:
         if size == 0:
             empty = classes[int(np.argmin([len(s) for s in starts]))]
             raise ValueError(
-                f"{self.name}: no window of {self.length} bases of class {empty} in the {part} part; set task.length to less, or choose another task.split"
+                f"{self.name}: no window of {self.length} bases of class {empty} in the {part} "
+                "part; set task.length to less, or choose another task.split"
             )
         size = size if limit is None else min(size, limit)
         sequences, labels = [], []
@@ -163,7 +168,8 @@ def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list
 
 
 def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into each run at `stride`, centered in it."""
+    """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into
+    each run at `stride`, centered in it."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     runs = edges.reshape(-1, 2)
     runs = runs[runs[:, 1] - runs[:, 0] >= length]
@@ -175,7 +181,8 @@ def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
 
 
 def kmer_centers(kmers: KmerSet, bases: np.ndarray) -> np.ndarray:
-    """The middle base of each k-mer of `bases (L,)` that is in the set: (L,) bool. A window without one contains no such k-mer."""
+    """The middle base of each k-mer of `bases (L,)` that is in the set: (L,) bool. A window without
+    one contains no such k-mer."""
     hits = kmers.hits(bases)
     centers = np.zeros(len(bases), bool)
     centers[kmers.k // 2 : kmers.k // 2 + len(hits)] = hits

@@ -1,4 +1,5 @@
-"""The weights of a classifier in a safetensors file, identified by its SHA-256: the format has no checksums of its own."""
+"""The weights of a classifier in a safetensors file, identified by its SHA-256: the format has no
+checksums of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class WeightsFile(NamedTuple):
             )
         if not self.is_intact():
             raise ValueError(
-                f"{self.path} is damaged (its SHA-256 differs); use another copy of it, or fine-tune again"
+                f"{self.path} is damaged (its SHA-256 differs); use another copy of it, or "
+                "fine-tune again"
             )
         return tensors.read(self.path)
 
@@ -54,7 +56,8 @@ class WeightsFile(NamedTuple):
                 hashlib.sha256(content).hexdigest() != self.sha256
             ):  # of the bytes that are written, not of those of a second reading
                 raise ValueError(
-                    f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then trained again"
+                    f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then "
+                    "trained again"
                 )
             with atomic_write(target, overwrite=True, size=len(content)) as file:
                 file.write(content)
@@ -62,7 +65,8 @@ class WeightsFile(NamedTuple):
 
 
 def write_weights(path: Path, network: nn.Module) -> WeightsFile:
-    """Write every parameter and buffer of a network atomically; a tied parameter is written under each of its names."""
+    """Write every parameter and buffer of a network atomically; a tied parameter is written under
+    each of its names."""
     from safetensors.torch import save
 
     state = {

@@ -1,4 +1,5 @@
-"""Checks of the arguments of the operations in `facade` and `blocks`: each error names an argument, its shape or type, and what was expected."""
+"""Checks of the arguments of the operations in `facade` and `blocks`: each error names an argument,
+its shape or type, and what was expected."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     E = check_rows("x", x)[2]
     if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
         raise ValueError(
-            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and ({E},) for x {tuple(x.shape)}"
+            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and "
+            f"({E},) for x {tuple(x.shape)}"
         )
 
 
@@ -47,7 +49,8 @@ def check_norm(x: Tensor, added: Tensor | None, weight: Tensor) -> None:
     ):
         other = "" if added is None else f", added to {tuple(added.shape)}"
         raise ValueError(
-            f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is {tuple(x.shape)}{other}"
+            f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is "
+            f"{tuple(x.shape)}{other}"
         )
 
 
@@ -69,7 +72,8 @@ def check_mixer(
         or any(shape != expected for shape in shapes)
     ):
         raise ValueError(
-            f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do not fit out_proj {(D, E)}"
+            f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj.shape)} and ways {shapes} do "
+            f"not fit out_proj {(D, E)}"
         )
     if valid is not None and valid.shape != hidden.shape[:2]:
         raise ValueError(
@@ -91,21 +95,24 @@ def check_scan_inputs(inputs: ScanInputs) -> None:
     for (name, shape), x in zip(expected.items(), inputs[1:], strict=True):
         if x is not None and x.shape != shape:
             raise ValueError(
-                f"{name} has shape {tuple(x.shape)}, expected {shape} for u of shape {(Bt, L, E)} and {N} states"
+                f"{name} has shape {tuple(x.shape)}, expected {shape} for u of shape {(Bt, L, E)} "
+                f"and {N} states"
             )
 
 
 def check_state(
     name: str, state: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """A state (..., E, N) of exactly this type: half precision would lose what a state adds up over many positions."""
+    """A state (..., E, N) of exactly this type: half precision would lose what a state adds up over
+    many positions."""
     if state is None:
         return
     if state.shape != shape:
         raise ValueError(f"{name} has shape {tuple(state.shape)}, expected {shape}")
     if state.dtype != dtype:
         raise ValueError(
-            f"{name} has type {state.dtype}, expected {dtype}, in which this scan computes; convert it with .to({dtype})"
+            f"{name} has type {state.dtype}, expected {dtype}, in which this scan computes; "
+            f"convert it with .to({dtype})"
         )
 
 
@@ -113,7 +120,8 @@ def check_inputs_before(initial: Tensor, x: Tensor, shape: tuple[int, ...]) -> N
     """The K - 1 inputs before a sequence or before each of its blocks."""
     if initial.shape != shape or initial.dtype != x.dtype:
         raise ValueError(
-            f"initial has shape {tuple(initial.shape)} and type {initial.dtype}, expected {shape} and {x.dtype} as x"
+            f"initial has shape {tuple(initial.shape)} and type {initial.dtype}, expected {shape} "
+            f"and {x.dtype} as x"
         )
 
 
@@ -121,6 +129,7 @@ def check_block_size(block_size: int, L: int) -> int:
     """The number of blocks of so many positions."""
     if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= L:
         raise ValueError(
-            f"block_size {block_size!r} does not fit sequences of {L} positions; expected an integer from 1 to {L}"
+            f"block_size {block_size!r} does not fit sequences of {L} positions; expected an "
+            f"integer from 1 to {L}"
         )
     return -(-L // block_size)

@@ -1,6 +1,7 @@
 """The contract of a kernel back end: what every implementation of the mixer's operations computes.
 
-`select` lists the back ends and chooses one; `facade` checks arguments and calls it. To add one, derive a class here and add it to `SCANS`.
+`select` lists the back ends and chooses one; `facade` checks arguments and calls it. To add one,
+derive a class here and add it to `SCANS`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ class ScanStates(NamedTuple):
     starts: (
         Tensor | None
     )  # (Bt, blocks, E, N), the states before every block; None if there are no blocks
-    last: Tensor  # (Bt, E, N), the state after the last position; of a reverse scan, that after the first
+    # (Bt, E, N), the state after the last position; of a reverse scan, that after the first
+    last: Tensor
 
 
 class MixerWay(NamedTuple):
-    """The weights of one direction of a mixer, with E channels, K taps, N states and step sizes of rank R."""
+    """The weights of one direction of a mixer, with E channels, K taps, N states and step sizes of
+    rank R."""
 
     conv_weight: Tensor  # (E, K)
     conv_bias: Tensor  # (E,)
@@ -58,18 +61,25 @@ class MixerWay(NamedTuple):
 
 
 class Backend(ABC):
-    """One implementation ("scan") of the operations in `dnadiff.kernels.facade`, which documents arguments and results.
+    """One implementation ("scan") of the operations in `dnadiff.kernels.facade`, which documents
+    arguments and results.
 
-    Shapes are checked by the facade. All operations are differentiable. Operations that combine others have a default.
+    Shapes are checked by the facade. All operations are differentiable. Operations that combine
+    others have a default.
 
-    States are (..., E, N) in shape and (..., N, E) in memory where a back end returns them, because the kernels compute neighboring channels
-    together: a state that one scan returns is read by the next one without a copy. Any other layout is copied.
+    States are (..., E, N) in shape and (..., N, E) in memory where a back end returns them, because
+    the kernels compute neighboring channels together: a state that one scan returns is read by the
+    next one without a copy. Any other layout is copied.
 
     Attributes:
-        keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them to float32.
-        fused_gated_scan: `gated_scan` is one kernel; otherwise the facade calls scan and gate separately.
-        fused_add_norm: `add_norm` is one kernel; otherwise the facade adds and normalizes separately.
-        fused_two_streams: `two_stream_mixer` is faster than separate operations for all that `fuses_mixer` allows.
+        keeps_dtype: half-precision inputs are passed unchanged; otherwise the facade converts them
+            to float32.
+        fused_gated_scan: `gated_scan` is one kernel; otherwise the facade calls scan and gate
+            separately.
+        fused_add_norm: `add_norm` is one kernel; otherwise the facade adds and normalizes
+            separately.
+        fused_two_streams: `two_stream_mixer` is faster than separate operations for all that
+            `fuses_mixer` allows.
         needs_probe: compare it with the portable back end before its first use on a machine.
         device_type: the device that it needs; None for any.
         supports_float64: whether it can compute in float64.
@@ -88,13 +98,17 @@ class Backend(ABC):
         """What the log reports after the name."""
 
     def compiler(self) -> str:
-        """What compiled the kernels on this machine and with which flags; `none` if nothing was compiled here."""
+        """What compiled the kernels on this machine and with which flags; `none` if nothing was
+        compiled here."""
         return "none"
 
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
         """Why tensors of this device and type cannot be computed; an empty string if they can."""
         if self.device_type not in (None, device_type):
-            return f"the tensors are on {device_type}, this kernel needs a {str(self.device_type).upper()} device"
+            return (
+                f"the tensors are on {device_type}, this kernel needs a "
+                f"{str(self.device_type).upper()} device"
+            )
         return (
             ""
             if self.supports_float64 or dtype != torch.float64
@@ -106,11 +120,13 @@ class Backend(ABC):
         return ""
 
     def lacks_states(self) -> str:
-        """Why `carried_scan` and `restarted_scan` cannot be computed; an empty string if they can."""
+        """Why `carried_scan` and `restarted_scan` cannot be computed; an empty string if they
+        can."""
         return ""
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """`x` in the type that this back end reads: `dtype`, or its own type if the back end accepts it."""
+        """`x` in the type that this back end reads: `dtype`, or its own type if the back end
+        accepts it."""
         return x if self.keeps_dtype and x.dtype in _NATIVE_TYPES else x.to(dtype)
 
     @abstractmethod
@@ -120,7 +136,8 @@ class Backend(ABC):
     def carried_scan(
         self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
     ) -> ScanStates:
-        """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before every `block` positions.
+        """`selective_scan` from the state `initial` (Bt, E, N), zero if None, and the states before
+        every `block` positions.
 
         `block` is None in reverse.
         """
@@ -129,7 +146,8 @@ class Backend(ABC):
     def restarted_scan(
         self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int
     ) -> Tensor:
-        """(Bt, L, E): every `block` positions are a sequence that starts from its own state, `initial` (Bt, blocks, E, N) or zero."""
+        """(Bt, L, E): every `block` positions are a sequence that starts from its own state,
+        `initial` (Bt, blocks, E, N) or zero."""
 
         def scan(state: Tensor | None, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
             rows = ScanInputs(u, delta, inputs.A, B, C, inputs.D, inputs.delta_bias)
@@ -150,7 +168,8 @@ class Backend(ABC):
         initial: Tensor | None,
         block: int,
     ) -> Tensor:
-        """`short_conv` of every `block` positions; `initial` (Bt, blocks, K - 1, E) are the inputs before each block, after it in reverse."""
+        """`short_conv` of every `block` positions; `initial` (Bt, blocks, K - 1, E) are the inputs
+        before each block, after it in reverse."""
 
         def conv(near: Tensor | None, x: Tensor) -> Tensor:
             if near is None:
@@ -198,7 +217,8 @@ class Backend(ABC):
         return self.gated_sum(self.selective_scan(inputs, False), None, z)
 
     def fuses_mixer(self, hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
-        """Whether `mixer` computes weights of this size, for gradients that PyTorch can ask for here."""
+        """Whether `mixer` computes weights of this size, for gradients that PyTorch can ask for
+        here."""
         return False
 
     def mixer(
@@ -221,7 +241,8 @@ class Backend(ABC):
         self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
         clean_output: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """A mixer of a noised stream in blocks after those of a clean stream, as `dnadiff.kernels.two_stream_mixer`."""
+        """A mixer of a noised stream in blocks after those of a clean stream, as
+        `dnadiff.kernels.two_stream_mixer`."""
         (x_clean, z_clean), (x, z), (way, way_rev) = (
             *(self._projected(hidden, in_proj, valid) for hidden in (clean, noised)),
             ways,
@@ -247,7 +268,8 @@ class Backend(ABC):
         past: Tensor | None,
         state: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A mixer of a piece of a sequence after others, as `dnadiff.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
+        """A mixer of a piece of a sequence after others, as `dnadiff.kernels.continued_mixer`; the
+        inputs returned may be more than K - 1."""
         (x, z), way = self._projected(hidden, in_proj, None), ways[0]
         near = None if past is None else past[:, None]
         u = self.block_conv(x, way.conv_weight, way.conv_bias, False, near, x.shape[1])
@@ -287,7 +309,8 @@ class Backend(ABC):
 
 
 def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
-    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the first position."""
+    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
+    first position."""
     blocks, K = -(-x.shape[1] // block), num_taps
     if K == 1:
         return x.new_zeros(x.shape[0], blocks, 0, x.shape[2])
@@ -297,7 +320,8 @@ def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
 def _by_block(
     f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor
 ) -> Tensor:
-    """`f(initial, *tensors)` of every block of `tensors` (Bt, L, X) as a sequence of its own; the last block may be shorter."""
+    """`f(initial, *tensors)` of every block of `tensors` (Bt, L, X) as a sequence of its own; the
+    last block may be shorter."""
     L = tensors[0].shape[1]
     full, parts = L // block, []
     whole = [x[:, : full * block].reshape(-1, block, x.shape[2]) for x in tensors]

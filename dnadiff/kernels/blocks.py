@@ -1,21 +1,27 @@
-"""Scans and convolutions of a sequence in blocks, for block diffusion with a carried state (BD3-LM, arXiv 2503.09573v3, on a state space model).
+"""Scans and convolutions of a sequence in blocks, for block diffusion with a carried state (BD3-LM,
+arXiv 2503.09573v3, on a state space model).
 
-A clean and a noised version of a sequence go through a layer together. In the forward direction block i of the noised version continues
-the clean version's blocks 0..i-1: its scan starts from their state and its convolution from their last inputs. In reverse both versions
-are confined to a block.
+A clean and a noised version of a sequence go through a layer together. In the forward direction
+block i of the noised version continues the clean version's blocks 0..i-1: its scan starts from
+their state and its convolution from their last inputs. In reverse both versions are confined to a
+block.
 
     clean    y, starts, _ = scan_with_states(clean, b)      short_conv(x0, weight, bias)
-    noised   scan_blocks(noised, b, starts)                 conv_blocks(xt, weight, bias, b, inputs_before_blocks(x0, K, b))
-    reverse  scan_blocks(inputs, b, reverse=True)           conv_blocks(x, weight, bias, b, reverse=True), for both versions
+    noised   scan_blocks(noised, b, starts)                 conv_blocks(xt, weight, bias, b,
+    inputs_before_blocks(x0, K, b)) reverse  scan_blocks(inputs, b, reverse=True)
+    conv_blocks(x, weight, bias, b, reverse=True), for both versions
 
-This equals computing every block separately after its clean prefix, with one scan of each version. Gradients flow through `starts` into
-the clean version. Blocks have b positions; the last one may have fewer.
+This equals computing every block separately after its clean prefix, with one scan of each version.
+Gradients flow through `starts` into the clean version. Blocks have b positions; the last one may
+have fewer.
 
-Memory: the states before blocks are N / b numbers per position and channel, where u, delta and y are one each. With N = 16 they are as
-large as u at b = 16, four times as large at b = 4, and at b = 1 they are all states of all positions: scans of very short blocks are
-limited by the bandwidth of memory, and no kernel can avoid it while the states are an argument. Nothing else of that size is allocated,
-except by the portable scan, which also holds one state per block where blocks start from zero. `two_stream_mixer` computes the whole layer,
-and in C++ its time and memory hardly depend on b.
+Memory: the states before blocks are N / b numbers per position and channel, where u, delta and y
+    are one each. With N = 16 they are as large as u at b = 16, four times as large at b = 4, and at
+    b = 1 they are all states of all positions: scans of very short blocks are
+limited by the bandwidth of memory, and no kernel can avoid it while the states are an argument.
+Nothing else of that size is allocated, except by the portable scan, which also holds one state per
+block where blocks start from zero. `two_stream_mixer` computes the whole layer, and in C++ its time
+and memory hardly depend on b.
 
 `scan` and the errors are as in `facade`.
 """
@@ -53,8 +59,8 @@ def scan_with_states(
         initial_state: (Bt, E, N) state before the first position, zero if None.
 
     Returns:
-        y (Bt, L, E) in u's dtype; starts (Bt, blocks, E, N), of which the first is the initial state, and last (Bt, E, N), in float64 if u
-        is float64 and in float32 otherwise.
+        y (Bt, L, E) in u's dtype; starts (Bt, blocks, E, N), of which the first is the initial
+        state, and last (Bt, E, N), in float64 if u is float64 and in float32 otherwise.
     """
     u, backend = _checked(inputs, block_size, scan)
     check_state(
@@ -90,7 +96,8 @@ def scan_blocks(
     Args:
         inputs: of `selective_scan`, L positions.
         block_size: b, 1 to L positions.
-        initial_states: (Bt, blocks, E, N) state before each block (in reverse: after it), zero if None.
+        initial_states: (Bt, blocks, E, N) state before each block (in reverse: after it), zero if
+            None.
         reverse: run from the last position of each block to its first.
 
     Returns:
@@ -128,7 +135,8 @@ def conv_blocks(
         weight: (E, K).
         bias: (E,).
         block_size: b, 1 to L positions.
-        initial: (Bt, blocks, K - 1, E) inputs before each block (in reverse: after it), zero if None.
+        initial: (Bt, blocks, K - 1, E) inputs before each block (in reverse: after it), zero if
+            None.
         reverse: as in `short_conv`.
 
     Returns:
@@ -147,9 +155,11 @@ def conv_blocks(
 
 
 def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tensor:
-    """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x (Bt, L, E).
+    """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x
+    (Bt, L, E).
 
-    `initial` (Bt, K - 1, E) are those before x, zero if None: they count if x has fewer than K - 1 positions.
+    `initial` (Bt, K - 1, E) are those before x, zero if None: they count if x has fewer than K - 1
+    positions.
     """
     L, missing = check_rows("x", x)[1], num_taps - 1 - x.shape[1]
     if missing <= 0:
@@ -162,7 +172,8 @@ def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tens
 
 
 def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
-    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the first position."""
+    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
+    first position."""
     check_block_size(block_size, check_rows("x", x)[1])
     return taps_before_blocks(x, num_taps, block_size)
 
@@ -176,7 +187,8 @@ def fuses_two_streams(
     *,
     scan: str = "auto",
 ) -> bool:
-    """Whether `two_stream_mixer` should compute this; otherwise the caller combines the operations above."""
+    """Whether `two_stream_mixer` should compute this; otherwise the caller combines the operations
+    above."""
     if (
         clean.dtype != noised.dtype
         or clean.device != noised.device
@@ -190,10 +202,12 @@ def continued_mixer(
     hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None = None, state: Tensor | None = None,
     *, scan: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """A whole mixer of one piece of a sequence after others, in one call: for sampling, where pieces are short and calls many.
+    """A whole mixer of one piece of a sequence after others, in one call: for sampling, where
+    pieces are short and calls many.
 
-    The forward direction continues the pieces before; the reverse one, if there is one, is confined to the piece. Where gradients are off
-    and `fuses_mixer` is true it is one kernel; otherwise the caller combines the operations of this module.
+    The forward direction continues the pieces before; the reverse one, if there is one, is confined
+    to the piece. Where gradients are off and `fuses_mixer` is true it is one kernel; otherwise the
+    caller combines the operations of this module.
 
     Args:
         hidden: (Bt, n, D).
@@ -219,9 +233,11 @@ def two_stream_mixer(
     noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block_size: int, valid: Tensor | None = None,
     *, clean_output: bool = True, scan: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both directions for the noised stream.
+    """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both
+    directions for the noised stream.
 
-    Where `fuses_two_streams` is true, one kernel scans both streams, and the states before blocks are never in memory.
+    Where `fuses_two_streams` is true, one kernel scans both streams, and the states before blocks
+    are never in memory.
 
     Args:
         noised, clean: (Bt, L, D).
@@ -237,7 +253,8 @@ def two_stream_mixer(
     check_block_size(block_size, noised.shape[1])
     if clean.shape != noised.shape or clean.dtype != noised.dtype:
         raise ValueError(
-            f"clean has shape {tuple(clean.shape)} and type {clean.dtype}, expected {tuple(noised.shape)} and {noised.dtype} as noised"
+            f"clean has shape {tuple(clean.shape)} and type {clean.dtype}, expected "
+            f"{tuple(noised.shape)} and {noised.dtype} as noised"
         )
     if len(ways) != 2:
         raise ValueError(f"a mixer of two streams has two directions, got {len(ways)}")

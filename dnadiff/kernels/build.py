@@ -1,8 +1,9 @@
 """Compiles the C++ kernels at first use and keeps the library in a per-user cache.
 
-A library is found by two keys (source, flags and processor; compiler) and verified by the hash of its own bytes, which is part of its
-name. One atomic rename publishes both, so processes that start at the same time, or are killed, cannot leave a broken library.
-Loading a library executes code, so only folders and files that no other user, except root, can write are trusted.
+A library is found by two keys (source, flags and processor; compiler) and verified by the hash of
+its own bytes, which is part of its name. One atomic rename publishes both, so processes that start
+at the same time, or are killed, cannot leave a broken library. Loading a library executes code, so
+only folders and files that no other user, except root, can write are trusted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _SOURCES = (
     "gather.cpp",
 )
 _HEADERS = ("simd.h", "products.h", "scan_tiles.h", "short_conv.h")
-# The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead of 0.7 s) and gains 2 to 3 %.
+# The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead
+# of 0.7 s) and gains 2 to 3 %.
 _FLAGS = (
     "-std=c++17",
     "-O2",
@@ -44,7 +46,8 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-strict-aliasing",
 )
-# From the fastest to the most portable: some ARM compilers need -mcpu, Apple's has no OpenMP (the source then uses threads).
+# From the fastest to the most portable: some ARM compilers need -mcpu, Apple's has no OpenMP (the
+# source then uses threads).
 _EXTRAS = tuple(
     (*cpu, omp)
     for omp in ("-fopenmp", "-pthread")
@@ -60,14 +63,16 @@ class CannotCompile(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff, else in ~/.cache/dnadiff."""
+    """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff,
+    else in ~/.cache/dnadiff."""
     if chosen := os.environ.get("DNADIFF_CACHE"):
         return Path(chosen).expanduser() / "kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff" / "kernels"
 
 
 def find_compiler() -> list[str]:
-    """The C++ compiler's command: $CXX, or the first of c++, g++ and clang++ on the path; CannotCompile if there is none."""
+    """The C++ compiler's command: $CXX, or the first of c++, g++ and clang++ on the path;
+    CannotCompile if there is none."""
     if chosen := os.environ.get("CXX"):
         command = shlex.split(chosen)
         if not shutil.which(command[0]):
@@ -84,9 +89,11 @@ def find_compiler() -> list[str]:
 
 
 def load_library() -> ctypes.CDLL:
-    """The compiled kernels, from the cache or compiled now (1.5 s on two idle cores); CannotCompile if that fails.
+    """The compiled kernels, from the cache or compiled now (1.5 s on two idle cores); CannotCompile
+    if that fails.
 
-    Without a compiler, a cached library of any compiler is used if sources and processor are the same.
+    Without a compiler, a cached library of any compiler is used if sources and processor are the
+    same.
     """
     folder, key = _private_folder(), _key()
     try:
@@ -117,7 +124,8 @@ def _load(path: Path) -> ctypes.CDLL:
 
 
 def _private_folder() -> Path | None:
-    """The cache folder, created if necessary; None, with a warning, if that fails or another user but root could write to it."""
+    """The cache folder, created if necessary; None, with a warning, if that fails or another user
+    but root could write to it."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -147,7 +155,8 @@ def _writable_by_others(path: Path) -> str:
 
 @contextmanager
 def _build_folder(folder: Path | None) -> Iterator[Path]:
-    """A temporary folder to compile in: inside `folder` if that can be written, so that one rename publishes the result."""
+    """A temporary folder to compile in: inside `folder` if that can be written, so that one rename
+    publishes the result."""
     for left in folder.glob("compiling-*") if folder else ():
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED:
@@ -181,7 +190,8 @@ def _digest(path: Path) -> str:
 
 
 def _processor() -> str:
-    """Identifies the instruction set: a home directory shared by different machines holds one library for each."""
+    """Identifies the instruction set: a home directory shared by different machines holds one
+    library for each."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:

@@ -1,6 +1,8 @@
-"""The C++ back end, and the convolution as a custom operator that autograd and torch.compile understand.
+"""The C++ back end, and the convolution as a custom operator that autograd and torch.compile
+understand.
 
-Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer` and `cpu_streams`, operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
+Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer` and `cpu_streams`,
+operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class CppBackend(TorchOperations):
 
     @override
     def description(self) -> str:
-        """The vector instructions in use, and the library of matrix products if it is not PyTorch's choice."""
+        """The vector instructions in use, and the library of matrix products if it is not PyTorch's
+        choice."""
         return library().dnadiff_vectors().decode() + (
             ", products by oneDNN" if onednn_wins() else ""
         )
@@ -182,7 +185,8 @@ def _refuse_forward_mode() -> None:
 def _conv(
     x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
 ) -> Tensor:
-    """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for the whole sequence."""
+    """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for
+    the whole sequence."""
     (x, row), weight, bias = rows(x), weight.contiguous(), bias.contiguous()
     y, near = x.new_empty(x.shape), None if near is None else near.contiguous()
     arrays = pointers(x, weight, bias, near, y)

@@ -1,10 +1,13 @@
-"""Matrix products in float32 as a custom operator of the C++ back end: small weights in C++, large ones by the library that is fast here.
+"""Matrix products in float32 as a custom operator of the C++ back end: small weights in C++, large
+ones by the library that is fast here.
 
-The products of a small network have many short rows. The C++ kernel (`products.cpp`) runs at the rate of a large product on them, where
-libraries reach half of it to four fifths. For larger weights PyTorch multiplies float32 matrices with MKL, which uses 256-bit instructions on processors that are not Intel's. Its other library,
-oneDNN, uses the widest instructions. On an AMD EPYC with AVX-512 the rates are 110 and 240 GFLOP/s per core.
-The gradient of a weight, a sum over all positions of products of short rows, is slow in both: at widths from 64 to 256 two cores reach
-200 GFLOP/s with MKL, 150 to 250 with oneDNN, and 480 with the C++ kernel, which keeps the sums in registers.
+The products of a small network have many short rows. The C++ kernel (`products.cpp`) runs at the
+rate of a large product on them, where libraries reach half of it to four fifths. For larger weights
+PyTorch multiplies float32 matrices with MKL, which uses 256-bit instructions on processors that are
+not Intel's. Its other library, oneDNN, uses the widest instructions. On an AMD EPYC with AVX-512
+the rates are 110 and 240 GFLOP/s per core. The gradient of a weight, a sum over all positions of
+products of short rows, is slow in both: at widths from 64 to 256 two cores reach 200 GFLOP/s with
+MKL, 150 to 250 with oneDNN, and 480 with the C++ kernel, which keeps the sums in registers.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ _SUMS = 2**18  # up to this size the gradient of a weight fits into one core's c
 
 @constant_in_graphs
 def onednn_wins() -> bool:
-    """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing: every run on a machine makes the same choice."""
+    """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing:
+    every run on a machine makes the same choice."""
     return _onednn_wins()
 
 

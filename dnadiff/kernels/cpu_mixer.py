@@ -1,7 +1,9 @@
-"""A whole mixer in C++ as one function of autograd: projections, convolutions, scans and gate, forward and backward.
+"""A whole mixer in C++ as one function of autograd: projections, convolutions, scans and gate,
+forward and backward.
 
-The operators one by one are 14 calls, each of which PyTorch dispatches through Python, and each of which writes its result to memory. Here
-a layer of a small network is seven calls of the library forward and seven backward. `torch.compile` gets the separate operators.
+The operators one by one are 14 calls, each of which PyTorch dispatches through Python, and each of
+which writes its result to memory. Here a layer of a small network is seven calls of the library
+forward and seven backward. `torch.compile` gets the separate operators.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The gated sum, the norm and the narrow linear map in C++, as custom operators of the C++ back end.
+"""The gated sum, the norm and the narrow linear map in C++, as custom operators of the C++ back
+end.
 
-In PyTorch these are bound by memory: the gate alone is five passes over arrays larger than the caches. Each operator here
-reads its inputs once, forward and backward, without copying them, and saves nothing but its inputs for the backward pass.
+In PyTorch these are bound by memory: the gate alone is five passes over arrays larger than the
+caches. Each operator here reads its inputs once, forward and backward, without copying them, and
+saves nothing but its inputs for the backward pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The selective scan in C++ as a custom operator that autograd and torch.compile understand.
 
-States are (..., N, E) here, and blocks count in the order of the walk: of a reverse scan the first block is the last one of the sequence.
-The states that are kept for the backward pass are also those that a scan returns.
+States are (..., N, E) here, and blocks count in the order of the walk: of a reverse scan the first
+block is the last one of the sequence. The states that are kept for the backward pass are also those
+that a scan returns.
 """
 
 from __future__ import annotations
@@ -83,9 +84,11 @@ def scan_forward(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool,
     initial: Tensor | None, block: int, restart: bool, last: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless `keep`); the last state (empty unless `last`).
+    """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless
+    `keep`); the last state (empty unless `last`).
 
-    `block` is the number of positions of a block, 0 for the whole sequence. `initial` is (Bt, N, E), or (Bt, blocks, N, E) if `restart`.
+    `block` is the number of positions of a block, 0 for the whole sequence. `initial` is (Bt, N,
+    E), or (Bt, blocks, N, E) if `restart`.
     """
     (u, u_row), (delta, delta_row), (B, B_row), (C, C_row) = rows(u), rows(delta), rows(B), rows(C)
     A, D, delta_bias = (

@@ -1,6 +1,8 @@
-"""A mixer of block diffusion in C++ as one function of autograd: a noised stream in blocks that continue a clean stream (see `blocks`).
+"""A mixer of block diffusion in C++ as one function of autograd: a noised stream in blocks that
+continue a clean stream (see `blocks`).
 
-As `cpu_mixer`, with both streams in one pass through the scan (`stream_scan.cpp`): the states before blocks are never written to memory.
+As `cpu_mixer`, with both streams in one pass through the scan (`stream_scan.cpp`): the states
+before blocks are never written to memory.
 """
 
 from __future__ import annotations

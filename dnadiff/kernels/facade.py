@@ -1,8 +1,9 @@
 """The facade: checks shapes and types, then calls the back end that `select` chooses.
 
-Every function takes `scan`, a key of `dnadiff.kernels.SCANS` or "auto": the environment variable DNADIFF_SCAN, else the fastest back end
-that works. Every function raises ValueError if shapes or types do not fit or `scan` is unknown, and RuntimeError if the requested
-`scan` cannot run on this machine.
+Every function takes `scan`, a key of `dnadiff.kernels.SCANS` or "auto": the environment variable
+DNADIFF_SCAN, else the fastest back end that works. Every function raises ValueError if shapes or
+types do not fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on this
+machine.
 """
 
 from __future__ import annotations
@@ -41,17 +42,21 @@ def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
     *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, scan: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
-    """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and Algorithm 2 (S6).
+    """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and
+    Algorithm 2 (S6).
 
-    With step = softplus(delta + delta_bias), the initial state (zero if it is None) and position by position
+    With step = softplus(delta + delta_bias), the initial state (zero if it is None) and position by
+    position
 
         h_l = exp(step_l A) h_{l-1} + step_l B_l u_l        y_l = sum_n C_l[n] h_l[:, n] + D u_l
 
-    As in the published code, B enters as step * B, not by the exact zero-order hold of the paper's equation (4).
-    A position with a very negative delta (-1e4) has step 0 and leaves the state unchanged: padding.
+    As in the published code, B enters as step * B, not by the exact zero-order hold of the paper's
+    equation (4). A position with a very negative delta (-1e4) has step 0 and leaves the state
+    unchanged: padding.
 
-    Scans of consecutive pieces, each from the last state of the piece before, are one long scan. A piece multiplies its initial state
-    by exp(A sum of its steps) in all. `dnadiff.kernels.blocks` has scans of blocks.
+    Scans of consecutive pieces, each from the last state of the piece before, are one long scan. A
+    piece multiplies its initial state by exp(A sum of its steps) in all. `dnadiff.kernels.blocks`
+    has scans of blocks.
 
     Args:
         u: (Bt, L, E) input.
@@ -62,11 +67,13 @@ def selective_scan(
         D: (E,) weight of the skip connection.
         delta_bias: (E,) added to delta.
         reverse: run from the last position to the first; h_{l-1} above becomes h_{l+1}.
-        initial_state: (Bt, E, N) state before the first position (in reverse: after the last), in the type of the computation.
+        initial_state: (Bt, E, N) state before the first position (in reverse: after the last), in
+            the type of the computation.
         return_last_state: also return the state after the last position (in reverse: the first).
 
     Returns:
-        (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise; then perhaps (Bt, E, N) in that type.
+        (Bt, L, E) in u's dtype, computed in float64 if u is float64 and in float32 otherwise; then
+        perhaps (Bt, E, N) in that type.
 
     Raises:
         RuntimeError: also if the requested `scan` has no states to start from or to return.
@@ -101,7 +108,8 @@ def selective_scan(
 def selective_scans(
     forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the same shapes, in reverse."""
+    """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the
+    same shapes, in reverse."""
     for inputs in (forward, backward):
         check_scan_inputs(inputs)
     if backward.u.shape != forward.u.shape or backward.A.shape != forward.A.shape:
@@ -119,7 +127,8 @@ def selective_scans(
 
 
 def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = "auto") -> Tensor:
-    """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a unidirectional mixer without its projections."""
+    """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a
+    unidirectional mixer without its projections."""
     u = inputs.u
     check_scan_inputs(inputs)
     backend = _scan_backend(scan, u, inputs.A)
@@ -147,8 +156,10 @@ def short_conv(
         x: (Bt, L, E).
         weight: (E, K); the last tap is that of the position itself.
         bias: (E,).
-        reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k] x_{l+K-1-k}.
-        initial: (Bt, K - 1, E) inputs before the first position (in reverse: after the last), zero if None.
+        reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k]
+            x_{l+K-1-k}.
+        initial: (Bt, K - 1, E) inputs before the first position (in reverse: after the last), zero
+            if None.
 
     Returns:
         (Bt, L, E) in x's dtype.
@@ -189,9 +200,11 @@ def short_convs(
 
 
 def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto") -> Tensor:
-    """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is None, it is zero.
+    """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is
+    None, it is zero.
 
-    Here and in the operations below, half precision and autocast are left to PyTorch unless the back end reads half precision itself.
+    Here and in the operations below, half precision and autocast are left to PyTorch unless the
+    back end reads half precision itself.
     """
     shape = check_rows("y", y)
     for name, x in (("y_rev", y_rev), ("z", z)):
@@ -201,7 +214,8 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv 1910.07467, equation 4)."""
+    """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
+    1910.07467, equation 4)."""
     check_norm(x, None, weight)
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
@@ -209,7 +223,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Te
 def add_norm(
     x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the input of the next branch.
+    """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the
+    input of the next branch.
 
     Args:
         x: (..., D).
@@ -218,8 +233,8 @@ def add_norm(
         eps: added to the mean square.
 
     Returns:
-        s in the wider type of the two, and its norm. The norm is computed in that type and returned in weight's type, or in autocast's type
-        if the back end has one kernel for both steps.
+        s in the wider type of the two, and its norm. The norm is computed in that type and returned
+        in weight's type, or in autocast's type if the back end has one kernel for both steps.
     """
     check_norm(x, added, weight)
     backend = _rowwise(scan, x, added, weight)
@@ -230,7 +245,8 @@ def add_norm(
 
 
 def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
-    """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from their low-rank form."""
+    """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from
+    their low-rank form."""
     if weight.dim() != 2 or check_rows("x", x)[2] != weight.shape[1]:
         raise ValueError(
             f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}"
@@ -245,7 +261,8 @@ def linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
 
 
 def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
-    """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a mixer's input and its gate."""
+    """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a
+    mixer's input and its gate."""
     check_product(x, weight)
     return _rowwise(scan, x, weight).linear_halves(x, weight)
 
@@ -282,13 +299,15 @@ def mixer(
     *,
     scan: str = "auto",
 ) -> Tensor:
-    """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans and gate.
+    """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans
+    and gate.
 
     Args:
         hidden: (Bt, L, D).
         in_proj: (2 E, D), the scan's input and the gate.
         out_proj: (D, E).
-        ways: the direction from the first position to the last, and perhaps that in reverse, whose outputs are added.
+        ways: the direction from the first position to the last, and perhaps that in reverse, whose
+            outputs are added.
         valid: (Bt, L) bool, False on padding, which has no influence on other positions.
 
     Returns:

@@ -17,7 +17,8 @@ Gather = Callable[[NDArray[np.int64]], NDArray]
 
 
 def make_gather(array: NDArray, length: int) -> Gather:
-    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`; IndexError if one is not inside it."""
+    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`;
+    IndexError if one is not inside it."""
     if array.dtype == np.uint8 and array.flags.c_contiguous and length <= _SHORT:
         try:
             return _native(array, length)

@@ -1,8 +1,10 @@
-"""The log-sum of exponentials and a few single logits of a linear map, for losses over large vocabularies.
+"""The log-sum of exponentials and a few single logits of a linear map, for losses over large
+vocabularies.
 
-With 50,000 tokens the logits of a batch, their log-softmax and the gradients of both are most of a training step's memory and much of
-its time. Here they exist for one block of columns at a time, and the backward pass recomputes them. On a GPU, Triton kernels read each logit
-once, and replace it by its gradient in place.
+With 50,000 tokens the logits of a batch, their log-softmax and the gradients of both are most of a
+training step's memory and much of its time. Here they exist for one block of columns at a time, and
+the backward pass recomputes them. On a GPU, Triton kernels read each logit once, and replace it by
+its gradient in place.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from dnadiff.kernels.select import triton_allowed
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
-_ALIGNED = 64  # columns: rows of a block start at multiples of 128 bytes in half precision, whatever the size of the vocabulary
+# columns: rows of a block start at multiples of 128 bytes in half precision, whatever the size of
+# the vocabulary
+_ALIGNED = 64
 
 _log = logging.getLogger("dnadiff")
 
@@ -34,10 +38,12 @@ def linear_log_sum(
     banned: Sequence[int] = (),
     block: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log sum_v exp(logit_v) and some columns of logits = features weight^T + bias, without holding the logits.
+    """log sum_v exp(logit_v) and some columns of logits = features weight^T + bias, without holding
+    the logits.
 
-    Products are computed in autocast's type if autocast is on, everything else in float32 (float64 stays). The gradients
-    equal those of the plain computation up to rounding. Second derivatives are refused.
+    Products are computed in autocast's type if autocast is on, everything else in float32 (float64
+    stays). The gradients equal those of the plain computation up to rounding. Second derivatives
+    are refused.
 
     Args:
         features: (M, D).
@@ -57,7 +63,8 @@ def linear_log_sum(
         or ids.shape[:-1] != features.shape[:1]
     ):
         raise ValueError(
-            f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids {tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
+            f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids "
+            f"{tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
         )
     if block is None:
         block = max(
@@ -96,7 +103,8 @@ def _triton_failure(device: torch.device) -> str:
 
 
 def _difference(device: torch.device) -> str:
-    """How the Triton kernels differ from PyTorch on a small input; an empty string if they do not."""
+    """How the Triton kernels differ from PyTorch on a small input; an empty string if they do
+    not."""
     values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
     ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
     try:
@@ -116,7 +124,8 @@ def _difference(device: torch.device) -> str:
 
 
 class _Head:
-    """Blocks of the logits of a linear map, and the operations on them: Triton kernels where they run, otherwise PyTorch."""
+    """Blocks of the logits of a linear map, and the operations on them: Triton kernels where they
+    run, otherwise PyTorch."""
 
     def __init__(
         self,
@@ -141,7 +150,8 @@ class _Head:
         self.operations = triton_log_sum if self.fused else portable_log_sum
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None, Tensor]]:
-        """Columns of each block, their weights and biases, and their logits without bias, -inf for banned columns."""
+        """Columns of each block, their weights and biases, and their logits without bias, -inf for
+        banned columns."""
         x, size = self.features, len(self.weight)
         buffer = (
             x.new_empty(len(x), -(-min(self.block, size) // _ALIGNED) * _ALIGNED)

@@ -1,6 +1,8 @@
-"""The scan of the package mamba_ssm (arXiv 2312.00752): CUDA kernels with channels first. The other operations are PyTorch's.
+"""The scan of the package mamba_ssm (arXiv 2312.00752): CUDA kernels with channels first. The other
+operations are PyTorch's.
 
-Only `mamba_ssm.ops.selective_scan_interface.selective_scan_fn` is called. It runs forward only, so a reverse scan flips its inputs.
+Only `mamba_ssm.ops.selective_scan_interface.selective_scan_fn` is called. It runs forward only, so
+a reverse scan flips its inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class MambaSSMBackend(TorchOperations):
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
         except ImportError as error:
             raise RuntimeError(
-                f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout adds it"
+                f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout "
+                "adds it"
             ) from error
         u, delta, A, B, C, D, delta_bias = inputs
         u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))

@@ -1,7 +1,9 @@
-"""The parts of a mixer between its scans (`mixer.cpp`) as functions of tensors, forward and backward, for `cpu_mixer` and `cpu_streams`.
+"""The parts of a mixer between its scans (`mixer.cpp`) as functions of tensors, forward and
+backward, for `cpu_mixer` and `cpu_streams`.
 
-All tensors are contiguous. In block diffusion `clean` is the scan's input x of the clean stream, which the convolutions of the noised stream
-read before each block of `block` positions; `block` is 0 for whole sequences.
+All tensors are contiguous. In block diffusion `clean` is the scan's input x of the clean stream,
+which the convolutions of the noised stream read before each block of `block` positions; `block` is
+0 for whole sequences.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class _Way(ctypes.Structure):
 
 
 class Steps(NamedTuple):
-    """What the scan of one direction reads: u and delta (Bt, L, E), and p (Bt, L, R + 2 N) with the low-rank delta, B and C."""
+    """What the scan of one direction reads: u and delta (Bt, L, E), and p (Bt, L, R + 2 N) with the
+    low-rank delta, B and C."""
 
     u: Tensor
     p: Tensor
@@ -51,7 +54,8 @@ def contiguous_ways(weights: Sequence[Tensor]) -> list[MixerWay]:
 
 
 def project_in(hidden: Tensor, in_proj: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The scan's input x, zero at padding, and the gate z, both (Bt, L, E), from hidden (Bt, L, D)."""
+    """The scan's input x, zero at padding, and the gate z, both (Bt, L, E), from hidden (Bt, L,
+    D)."""
     z = hidden.new_empty(*hidden.shape[:2], in_proj.shape[0] // 2)
     return scan_input(hidden, in_proj, valid, z), z
 
@@ -108,7 +112,8 @@ def project_out(y: Tensor, y_rev: Tensor | None, z: Tensor, out_proj: Tensor) ->
 
 
 class MixerGradients:
-    """The backward passes of these functions; they add the gradients of the weights into one array per thread, which `weights` adds up."""
+    """The backward passes of these functions; they add the gradients of the weights into one array
+    per thread, which `weights` adds up."""
 
     def __init__(
         self, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], valid: Tensor | None
@@ -119,7 +124,8 @@ class MixerGradients:
             (ways[0].dt_weight.shape[1], ways[0].A_log.shape[1]),
             ways[0].conv_weight.shape[1],
         )
-        # out_proj, in_proj (second half, first half), then filter and bias of all directions, x_proj and dt of all directions
+        # out_proj, in_proj (second half, first half), then filter and bias of all directions,
+        # x_proj and dt of all directions
         self.sizes = [
             D * E,
             E * D,
@@ -148,7 +154,8 @@ class MixerGradients:
     def steps(
         self, number: int, steps: Steps, du: Tensor, ddelta: Tensor, dB: Tensor, dC: Tensor
     ) -> None:
-        """Adds to du, the gradient of u through the scan, that through the step sizes, B and C of one direction."""
+        """Adds to du, the gradient of u through the scan, that through the step sizes, B and C of
+        one direction."""
         way, (Bt, L, E) = self.ways[number], du.shape
         arrays = pointers(
             ddelta, dB, dC, steps.u, steps.p, way.x_proj, way.dt_weight, self.valid, du
@@ -164,8 +171,9 @@ class MixerGradients:
     ) -> None:  # fmt: skip
         """Adds to dhidden the gradient through x, from that of u in one or two directions.
 
-        `dnear` (Bt, blocks, K - 1, E) is the gradient of the clean stream's inputs before blocks: of the noised stream, which has `clean`, it
-        is written, and of the clean one it is added to that of x.
+        `dnear` (Bt, blocks, K - 1, E) is the gradient of the clean stream's inputs before blocks:
+        of the noised stream, which has `clean`, it is written, and of the clean one it is added to
+        that of x.
         """
         (Bt, L, D), E, (du, du_rev) = hidden.shape, x.shape[2], (*dus, None)[:2]
         filters = (*self.ways[0][:2], *((None, None) if du_rev is None else self.ways[1][:2]))
@@ -176,7 +184,8 @@ class MixerGradients:
         library().dnadiff_mixer_input_backward(*arrays, self._address(2), *sizes, self.threads)
 
     def weights(self, scans: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-        """The gradients of in_proj, out_proj and all directions, from those of dt_bias, A_log and D of each direction."""
+        """The gradients of in_proj, out_proj and all directions, from those of dt_bias, A_log and D
+        of each direction."""
         dout_proj, dz_proj, dx_proj_in, *others = (
             self.sums[0] if self.threads == 1 else self.sums.sum(0)
         ).split(self.sizes)

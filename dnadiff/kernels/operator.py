@@ -1,7 +1,9 @@
-"""Custom operators of the CPU, and functions that the compiler reads as constants, without importing PyTorch's compiler.
+"""Custom operators of the CPU, and functions that the compiler reads as constants, without
+importing PyTorch's compiler.
 
-The first call of an operator of `torch.library.custom_op`, like the decorators of `torch.compiler`, imports the compiler, which takes as
-long as the import of torch itself, whether or not anything is compiled.
+The first call of an operator of `torch.library.custom_op`, like the decorators of `torch.compiler`,
+imports the compiler, which takes as long as the import of torch itself, whether or not anything is
+compiled.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ _IMPLEMENTATIONS = Library("dnadiff", "FRAGMENT")
 
 
 def cpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
-    """Decorator: the operator `dnadiff::name` of a function on tensors of the CPU, which changes none of its arguments.
+    """Decorator: the operator `dnadiff::name` of a function on tensors of the CPU, which changes
+    none of its arguments.
 
-    The compiler may trace into the function if it is called outside of a compiled graph; its calls of the C++ library end the trace there.
+    The compiler may trace into the function if it is called outside of a compiled graph; its calls
+    of the C++ library end the trace there.
     """
 
     def define(kernel: Callable[..., object]) -> CustomOpDef:
@@ -36,6 +40,7 @@ def cpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
 
 
 def constant_in_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.compiler.assume_constant_result`: the compiler calls the function while it traces, and keeps the result."""
+    """`torch.compiler.assume_constant_result`: the compiler calls the function while it traces, and
+    keeps the result."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -1,9 +1,10 @@
 """The selective scan in plain PyTorch: any device, float32 or float64, memory linear in L.
 
-Python loops over the positions of a chunk of at most 64, for all chunks at once. The states that enter the chunks follow a linear
-recurrence, which is solved in the same way, so the number of operations grows with log L. Decays are multiplied and never divided by, so
-strong decay loses no precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E). A scan that returns the states before
-blocks has chunks that begin where blocks begin.
+Python loops over the positions of a chunk of at most 64, for all chunks at once. The states that
+enter the chunks follow a linear recurrence, which is solved in the same way, so the number of
+operations grows with log L. Decays are multiplied and never divided by, so strong decay loses no
+precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E). A scan that
+returns the states before blocks has chunks that begin where blocks begin.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def _scan(
 
 
 class _Scan(torch.autograd.Function):
-    """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u; the states before blocks, and the last one."""
+    """y_l = C_l . h_l with h_l = exp(step_l A) h_{l-1} + B_l dx_l, where dx = step * u; the states
+    before blocks, and the last one."""
 
     @staticmethod
     def forward(
@@ -142,7 +144,8 @@ def _cut(length: int) -> tuple[int, int]:
 
 
 def _chunk(x: Tensor, block: int | None) -> Tensor:
-    """`x (Bt, L, X)` as (Bt, chunks, T, X), padded with zeros: a position with step 0 does not change the state."""
+    """`x (Bt, L, X)` as (Bt, chunks, T, X), padded with zeros: a position with step 0 does not
+    change the state."""
     Bt, L, X = x.shape
     block = L if block is None else block
     blocks, (chunks, T) = -(-L // block), _cut(block)
@@ -188,7 +191,8 @@ def _enter(
 
 
 def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
-    """The recurrence s_{c+1} = decay_c s_c + gain_c from `initial (Bt, N, E)` or 0 over axis 1: all s_c, (Bt, chunks, N, E)."""
+    """The recurrence s_{c+1} = decay_c s_c + gain_c from `initial (Bt, N, E)` or 0 over axis 1: all
+    s_c, (Bt, chunks, N, E)."""
     Bt, count, *state = decay.shape
     groups = -(-count // _LONGEST)
     T = -(-count // groups)
@@ -235,12 +239,15 @@ def _gradients(
     dlast: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
+    """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l dy_l +
+    exp(step_{l+1} A) g_{l+1}.
 
-    `dh` (Bt, chunks, N, E) and `dlast` (Bt, N, E) are the gradients of the states before the chunks, and of the last state, as results.
+    `dh` (Bt, chunks, N, E) and `dlast` (Bt, N, E) are the gradients of the states before the
+    chunks, and of the last state, as results.
 
-    A forward loop computes the gradient that each chunk passes to the previous one, using the running product of decays, and keeps
-    every `_SPAN`-th state. A backward loop recomputes the states in between and accumulates the gradients.
+    A forward loop computes the gradient that each chunk passes to the previous one, using the
+    running product of decays, and keeps every `_SPAN`-th state. A backward loop recomputes the
+    states in between and accumulates the gradients.
     """
     order = _positions(step.shape[2], reverse)
     spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]

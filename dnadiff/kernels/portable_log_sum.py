@@ -9,10 +9,12 @@ from torch import Tensor
 def add_log_sum(
     logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
 ) -> None:
-    """Add a block of columns to the log-sums `log_sum (M,)` and to the gathered columns `picked (M, K)`, in place.
+    """Add a block of columns to the log-sums `log_sum (M,)` and to the gathered columns
+    `picked (M, K)`, in place.
 
     Args:
-        logits: (M, N) logits of the columns from `first` on, without their bias; their memory may be overwritten.
+        logits: (M, N) logits of the columns from `first` on, without their bias; their memory may
+            be overwritten.
         bias: (N,), or None for zero.
         ids: (M, K), columns to gather; those of other blocks are ignored.
         first: the first column of the block.
@@ -34,7 +36,8 @@ def logits_gradient(
     d_log_sum: Tensor,
     d_picked: Tensor,
 ) -> None:
-    """Replace a block of logits by its gradient; arguments as in `add_log_sum`, with the log-sums of all blocks."""
+    """Replace a block of logits by its gradient; arguments as in `add_log_sum`, with the log-sums
+    of all blocks."""
     wide = _with_bias(logits, bias, log_sum.dtype)
     wide.sub_(log_sum[:, None]).exp_().mul_(d_log_sum[:, None])
     columns, inside = _columns(ids, first, wide)

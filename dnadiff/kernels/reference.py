@@ -1,4 +1,5 @@
-"""The operations by their definitions, for tests: plain autograd, the scan one position at a time, slow."""
+"""The operations by their definitions, for tests: plain autograd, the scan one position at a time,
+slow."""
 
 from __future__ import annotations
 

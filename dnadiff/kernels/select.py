@@ -45,7 +45,8 @@ def check_scan(scan: str) -> str:
         return scan
     if not isinstance(scan, str) or scan not in SCANS:
         raise ValueError(
-            f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable DNADIFF_SCAN)"
+            f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable "
+            "DNADIFF_SCAN)"
         )
     if reason := _failure(scan):
         raise _cannot_run(scan, reason)
@@ -53,7 +54,8 @@ def check_scan(scan: str) -> str:
 
 
 def check_states(scan: str) -> None:
-    """Raise RuntimeError if a scan that was asked for can neither start from states nor return them, as blocks need."""
+    """Raise RuntimeError if a scan that was asked for can neither start from states nor return
+    them, as blocks need."""
     requested = _requested(scan)
     if requested in SCANS and (reason := SCANS[requested].lacks_states()):
         raise _cannot_run(requested, f"{reason}; set scan=portable")
@@ -98,7 +100,8 @@ def cast_inputs(backend: Backend, inputs: ScanInputs) -> ScanInputs:
 
 @constant_in_graphs  # chosen while tracing, so that a compiled model contains one operator
 def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
-    """The scan for tensors on a device, computed in float32 or float64; chosen once, with the reasons in the log."""
+    """The scan for tensors on a device, computed in float32 or float64; chosen once, with the
+    reasons in the log."""
     requested = _requested(scan)
     if requested == AUTO:
         return _fastest(device_type, dtype)
@@ -112,7 +115,8 @@ def choose(scan: str, device_type: str, dtype: torch.dtype) -> str:
 def choose_for(
     scan: str, device_type: str, dtype: torch.dtype, num_states: int, states: bool = False
 ) -> str:
-    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if the fastest cannot compute it.
+    """`choose` for a recurrence with this many states per channel; `auto` falls back to portable if
+    the fastest cannot compute it.
 
     `states`: a scan that starts from given states, or returns states.
     """
@@ -157,19 +161,23 @@ def _fastest(device_type: str, dtype: torch.dtype) -> str:
 
 @cache
 def _failure(name: str) -> str:
-    """Why a scan does not work, found by running it on a tiny input and comparing it with the portable one."""
+    """Why a scan does not work, found by running it on a tiny input and comparing it with the
+    portable one."""
     if not SCANS[name].needs_probe:
         return ""
-    # A new thread would open the first GPU, which another process may use: pass the calling thread's current GPU on.
+    # A new thread would open the first GPU, which another process may use: pass the calling
+    # thread's current GPU on.
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     _require_memory(_FOR_A_THREAD)
-    # Autocast, inference mode, function transforms, the default device and hooks on saved tensors belong to a thread: use a clean one.
+    # Autocast, inference mode, function transforms, the default device and hooks on saved tensors
+    # belong to a thread: use a clean one.
     with ThreadPoolExecutor(1) as clean_thread:
         return clean_thread.submit(_compare, SCANS[name], gpu).result()
 
 
 def _require_memory(size: int) -> None:
-    """MemoryError unless that many bytes can be reserved: Python waits forever for a thread that finds no memory as it starts."""
+    """MemoryError unless that many bytes can be reserved: Python waits forever for a thread that
+    finds no memory as it starts."""
     try:
         mmap.mmap(-1, size).close()
     except OSError as error:
@@ -223,10 +231,11 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _probe(backend: Backend, device: torch.device, streams: bool) -> list[Tensor]:
-    """Outputs and gradients of all operations, in both directions; with `streams` also those of a mixer of two streams.
+    """Outputs and gradients of all operations, in both directions; with `streams` also those of a
+    mixer of two streams.
 
-    33 positions exceed a chunk, 37 channels exceed two of the widest vectors, and 15 = 8 + 4 + 2 + 1 states and ranks: every
-    loop of the C++ kernels over tiles and over remainders runs.
+    33 positions exceed a chunk, 37 channels exceed two of the widest vectors, and 15 = 8 + 4 + 2 +
+    1 states and ranks: every loop of the C++ kernels over tiles and over remainders runs.
     """
     E, N = 37, 15
     wave = torch.arange(2 * 33 * E, dtype=torch.float32).view(2, 33, E).mul(0.7).sin().to(device)
@@ -265,7 +274,8 @@ def _probe(backend: Backend, device: torch.device, streams: bool) -> list[Tensor
 def _probe_mixer(backend: Backend, device: torch.device, num_ways: int) -> list[Tensor]:
     """Output and gradients of a mixer, with padding in one sequence.
 
-    57 = 48 + 6 + 2 + 1 positions, and products with 70 = 4 16 + 6, 37, 31 and 7 columns: every loop over tiles and remainders runs.
+    57 = 48 + 6 + 2 + 1 positions, and products with 70 = 4 16 + 6, 37, 31 and 7 columns: every loop
+    over tiles and remainders runs.
     """
     hidden, _, in_proj, out_proj, valid, ways = _mixer_inputs(device, num_ways)
     return _results(

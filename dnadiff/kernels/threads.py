@@ -1,8 +1,11 @@
-"""How many threads compute on a CPU: a short trial at the start of a command, if the user does not say.
+"""How many threads compute on a CPU: a short trial at the start of a command, if the user does not
+say.
 
-On some machines two processors are two threads of one core, or share it with another machine, and the second one gains nothing or costs time.
-The choice is stored for each machine in the folder of compiled kernels: sums are added in an order that depends on the number of threads, so
-every run on a machine should have the same. On a busy machine nothing is tried or stored, and PyTorch's number stays.
+On some machines two processors are two threads of one core, or share it with another machine, and
+the second one gains nothing or costs time. The choice is stored for each machine in the folder of
+compiled kernels: sums are added in an order that depends on the number of threads, so every run on
+a machine should have the same. On a busy machine nothing is tried or stored, and PyTorch's number
+stays.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from dnadiff.kernels.facade import selective_scan
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _GAIN = 1.1  # how much faster more threads must be
 _SECONDS = 0.15  # of one trial
-_TRIALS = 4  # that must agree on fewer threads: the first milliseconds on a cold machine are not typical, and the choice is kept
-_BUSY = 0.5  # other running programs, on average over a minute, for each processor that this process uses
+# that must agree on fewer threads: the first milliseconds on a cold machine are not typical, and
+# the choice is kept
+_TRIALS = 4
+# other running programs, on average over a minute, for each processor that this process uses
+_BUSY = 0.5
 log = logging.getLogger("dnadiff")
 
 
 def choose_threads() -> int:
-    """Set the number of threads of this process and return it: what the environment says, what an earlier trial chose, or a new trial."""
+    """Set the number of threads of this process and return it: what the environment says, what an
+    earlier trial chose, or a new trial."""
     most = torch.get_num_threads()
     if most == 1 or any(os.environ.get(name) for name in _VARIABLES):
         return most
@@ -47,7 +54,8 @@ def choose_threads() -> int:
             part.replace(path)  # another process never reads half of a number
         if chosen < most:
             log.info(
-                f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS sets another number; kept in {path})"
+                f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS "
+                f"sets another number; kept in {path})"
             )
     torch.set_num_threads(chosen)
     return chosen
@@ -64,7 +72,8 @@ def _machine(most: int) -> str:
 
 
 def _trial(most: int) -> int:
-    """The smallest number of threads, of `most` and its halves, than which no larger one is clearly faster in any of `_TRIALS` trials."""
+    """The smallest number of threads, of `most` and its halves, than which no larger one is clearly
+    faster in any of `_TRIALS` trials."""
     counts = [most]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)

@@ -1,4 +1,5 @@
-"""The Triton back end for CUDA. Half precision is read and written unchanged and is float32 inside the kernels."""
+"""The Triton back end for CUDA. Half precision is read and written unchanged and is float32 inside
+the kernels."""
 
 from __future__ import annotations
 

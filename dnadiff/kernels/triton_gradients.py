@@ -1,7 +1,9 @@
-"""The backward pass of the selective scan as Triton programs; `triton_kernels` describes the layout and the limits.
+"""The backward pass of the selective scan as Triton programs; `triton_kernels` describes the layout
+and the limits.
 
-In the device functions `inputs` are the pointers (u, delta, B, C, dy, z) of one sequence and direction, `strides` their distances between
-positions, and `where` is (channels, states, channel mask, state mask, L, V, 1 if the walk runs in reverse).
+In the device functions `inputs` are the pointers (u, delta, B, C, dy, z) of one sequence and
+direction, `strides` their distances between positions, and `where` is (channels, states, channel
+mask, state mask, L, V, 1 if the walk runs in reverse).
 """
 
 # mypy: ignore-errors
@@ -20,7 +22,8 @@ def chunk_starts(
     ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the state before every chunk from the results of that chunk alone, and the sum of its steps.
+    """The gradient of the state before every chunk from the results of that chunk alone, and the
+    sum of its steps.
 
     Results are outputs and, if LINKED, the states before segments, whose gradients are `dkept`.
     """
@@ -111,10 +114,12 @@ def _span_states(
     CROSSING: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """The state after SPAN positions, and for each of them the state before it, its step, the slope of the softplus, u and dy.
+    """The state after SPAN positions, and for each of them the state before it, its step, the slope
+    of the softplus, u and dy.
 
-    Channels are read for all positions at once, as one tile: a vector of 32 channels has one element per thread, and each would have to be
-    moved through shared memory on its own to where the states of its channel are.
+    Channels are read for all positions at once, as one tile: a vector of 32 channels has one
+    element per thread, and each would have to be moved through shared memory on its own to where
+    the states of its channel are.
     """
     e, n, e_ok, n_ok, L, V, back = where
     BE: tl.constexpr = h.shape[1]
@@ -146,7 +151,8 @@ def _span_states(
 
 @triton.jit
 def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
-    """Stores the gradient of one position's gate; returns the gradient of the output before the gate."""
+    """Stores the gradient of one position's gate; returns the gradient of the output before the
+    gate."""
     gate = read(z, columns, ok)
     sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * gate))
     y_t = tl.sum(h * C_t[:, None], axis=0) + skip * u_t
@@ -160,8 +166,8 @@ def _retreat(
     t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
     GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
 ):  # fmt: skip
-    """One position of the walk back: stores its gradients of B, C and z; returns the gradient of the state before it, the sums for A, bias and D,
-    and the gradients of u and delta."""
+    """One position of the walk back: stores its gradients of B, C and z; returns the gradient of
+    the state before it, the sums for A, bias and D, and the gradients of u and delta."""
     e, n, e_ok, n_ok, L, V, back = where
     _, _, dB, dC, dz = outputs
     before, step, slope, u_t, dy_t = kept
@@ -239,11 +245,13 @@ def gradients(
 ):  # fmt: skip
     """All gradients, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
-    SPAN positions from the last to the first: their states are recomputed from the stored one and stay in registers during the walk back.
-    The states are 0 unless HELD. If LINKED, the states before segments are results with the gradients `dkept`. FIRST: stores the gradient
-    of the initial state or, if RESTART, of those of all segments.
-    `one` is 1: with it the decays are computed twice, where the compiler would keep them in registers that it does not have.
-    dB, dC: (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and chunk.
+    SPAN positions from the last to the first: their states are recomputed from the stored one and
+    stay in registers during the walk back. The states are 0 unless HELD. If LINKED, the states
+    before segments are results with the gradients `dkept`. FIRST: stores the gradient of the
+    initial state or, if RESTART, of those of all segments. `one` is 1: with it the decays are
+    computed twice, where the compiler would keep them in registers that it does not have. dB, dC:
+    (blocks of channels, rows, L, N), one summand per block; dA, dD, dbias: one summand per row and
+    chunk.
     """
     E, u_b, u_l, delta_b, delta_l = multiples((E, u_b, u_l, delta_b, delta_l), ALIGN)
     B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l = multiples(

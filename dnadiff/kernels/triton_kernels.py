@@ -1,15 +1,19 @@
-"""The forward pass of the selective scan as Triton programs, and the functions that it shares with `triton_gradients`.
+"""The forward pass of the selective scan as Triton programs, and the functions that it shares with
+`triton_gradients`.
 
-One program is one warp. It holds the states of BE channels of one direction of one sequence in registers, as a tile (NP, BE), and loops
-over a chunk of time: no shared memory, no barrier, and only every SPAN-th state in memory. If batch, directions and channels do not fill
-the GPU, time is cut into chunks: `chunk_ends` computes the state at the end of every chunk from a zero state, `carry` turns these into the
-state before each chunk, and `outputs` starts there. Partial sums over channels go to memory and the caller adds them in a fixed order.
+One program is one warp. It holds the states of BE channels of one direction of one sequence in
+registers, as a tile (NP, BE), and loops over a chunk of time: no shared memory, no barrier, and
+only every SPAN-th state in memory. If batch, directions and channels do not fill the GPU, time is
+cut into chunks: `chunk_ends` computes the state at the end of every chunk from a zero state,
+`carry` turns these into the state before each chunk, and `outputs` starts there. Partial sums over
+channels go to memory and the caller adds them in a fixed order.
 """
 
-# The limit on an H200 is latency, neither exponentials nor bytes: a warp with 255 registers waits most of the time for its own results, and
-# only two of them fit a scheduler (measured: docs/results/performance.md). Inputs are therefore read one iteration before they are used.
-# Decays are exp2 of steps times A log2(e), which the caller multiplies once. Sizes that change from call to call (`do_not_specialize`) do
-# not cause a new compilation.
+# The limit on an H200 is latency, neither exponentials nor bytes: a warp with 255 registers waits
+# most of the time for its own results, and only two of them fit a scheduler (measured:
+# docs/results/performance.md). Inputs are therefore read one iteration before they are used. Decays
+# are exp2 of steps times A log2(e), which the caller multiplies once. Sizes that change from call
+# to call (`do_not_specialize`) do not cause a new compilation.
 
 # mypy: ignore-errors
 # Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
@@ -20,7 +24,8 @@ import triton.language as tl
 
 @triton.jit
 def softplus(x):
-    """softplus(x) and exp(-|x|): max(x, 0) + log1p(t), log1p by a polynomial of relative error 2e-7, also where log(1 + t) loses t."""
+    """softplus(x) and exp(-|x|): max(x, 0) + log1p(t), log1p by a polynomial of relative error
+    2e-7, also where log(1 + t) loses t."""
     t = tl.exp2(-tl.abs(x) * 1.4426950408889634)
     p = 0.005232623778283596
     p = p * t - 0.029504956677556038
@@ -36,7 +41,8 @@ def softplus(x):
 
 @triton.jit
 def place(channel_blocks, chunks, sequences, first):
-    """Of this program: block of channels, chunk, row of the (directions x batch) axis, direction, sequence, and 1 if it runs in reverse."""
+    """Of this program: block of channels, chunk, row of the (directions x batch) axis, direction,
+    sequence, and 1 if it runs in reverse."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % channel_blocks
     rest = pid // channel_blocks
@@ -58,8 +64,8 @@ def either(a, b, direction):
 def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr):
     """Whether step t of a walk over V positions exists, and its position in memory.
 
-    V is L unless RESTART, when it is a multiple of the length of blocks, and positions from L on do not exist. If CROSSING, none does that
-    is not before `stop`.
+    V is L unless RESTART, when it is a multiple of the length of blocks, and positions from L on do
+    not exist. If CROSSING, none does that is not before `stop`.
     """
     p = t + back * (V - 1 - 2 * t)
     live = t < V
@@ -72,7 +78,8 @@ def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr)
 
 @triton.jit
 def multiples(sizes, ALIGN: tl.constexpr):
-    """The sizes, which the compiler then knows as multiples of ALIGN: it reads rows in vectors only if the distance between them is one."""
+    """The sizes, which the compiler then knows as multiples of ALIGN: it reads rows in vectors only
+    if the distance between them is one."""
     found = sizes
     if ALIGN > 1:
         found = ()
@@ -148,7 +155,8 @@ def carry(
     ends, sums, A, initial, sequences, E, N, chunks, from_last,
     ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, CARRIED: tl.constexpr,
 ):  # fmt: skip
-    """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c + ends_c, from `initial` if CARRIED, or 0."""
+    """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c
+    + ends_c, from `initial` if CARRIED, or 0."""
     E = E // ALIGN * ALIGN
     block, _, row, direction, _, _ = place(tl.cdiv(E, BE), 1, sequences, 0)
     e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
@@ -202,10 +210,11 @@ def outputs(
     CARRIED: tl.constexpr, KEEP: tl.constexpr, WRITE: tl.constexpr, GATED: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN positions of a segment if KEEP, and the LAST.
+    """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN
+    positions of a segment if KEEP, and the LAST.
 
-    Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each segment does. EXACT: a step that does not
-    exist is zero, because a state after it is read.
+    Each chunk starts from its state in `entering` if CARRIED, from 0 otherwise; if RESTART, each
+    segment does. EXACT: a step that does not exist is zero, because a state after it is read.
     """
     E, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l = multiples(
         (E, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l), ALIGN

@@ -1,4 +1,5 @@
-"""`add_log_sum` and `logits_gradient` of `log_sum`, on logits in half precision or float32, by Triton kernels."""
+"""`add_log_sum` and `logits_gradient` of `log_sum`, on logits in half precision or float32, by
+Triton kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def logits_gradient(
     d_log_sum: Tensor,
     d_picked: Tensor,
 ) -> None:
-    """See `dnadiff.kernels.log_sum.logits_gradient`; rows of `logits` need not follow each other."""
+    """See `dnadiff.kernels.log_sum.logits_gradient`; rows of `logits` need not follow each
+    other."""
     (M, N), K = logits.shape, ids.shape[1]
     tile = _tile(N)
     with device_of(logits):

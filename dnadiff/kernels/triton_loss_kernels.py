@@ -1,11 +1,13 @@
-"""The log-sum of exponentials of rows of logits and its gradient, as Triton kernels: one read, or one read and one write, of each logit.
+"""The log-sum of exponentials of rows of logits and its gradient, as Triton kernels: one read, or
+one read and one write, of each logit.
 
-Both are bound by memory bandwidth: 2 bytes of a bfloat16 logit forward, 4 backward, where separate operations of PyTorch in float32 move
-about 40 each way.
+Both are bound by memory bandwidth: 2 bytes of a bfloat16 logit forward, 4 backward, where separate
+operations of PyTorch in float32 move about 40 each way.
 """
 
 # mypy: ignore-errors
-# Triton compiles these functions: values change their types in loops, which Python's type rules do not allow.
+# Triton compiles these functions: values change their types in loops, which Python's type rules do
+# not allow.
 
 import triton
 import triton.language as tl
@@ -25,10 +27,12 @@ def _logits(row, bias, column, N, BIAS: tl.constexpr):
 def add_log_sum(
     logits, bias, ids, log_sum, picked, N, stride, first, K, BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
-    """Of one row: log_sum = log(exp(log_sum) + sum_v exp(logit_v)), and the logits of the `ids` that are in this block, first to first + N."""
+    """Of one row: log_sum = log(exp(log_sum) + sum_v exp(logit_v)), and the logits of the `ids`
+    that are in this block, first to first + N."""
     m = tl.program_id(0).to(tl.int64)
     row = logits + m * stride
-    # A maximum and a sum for each place of the tile: one reduction between threads at the end. Finite, so that -inf minus it is -inf.
+    # A maximum and a sum for each place of the tile: one reduction between threads at the end.
+    # Finite, so that -inf minus it is -inf.
     largest, total = tl.full((BN,), -1e30, tl.float32), tl.zeros((BN,), tl.float32)
     for start in range(0, N, BN):
         x = _logits(row, bias, start + tl.arange(0, BN), N, BIAS)
@@ -53,7 +57,8 @@ def add_log_sum(
 def logits_gradient(
     logits, bias, ids, log_sum, d_log_sum, d_picked, N, stride, first, K: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
-    """Replace a tile of logits by its gradient: softmax times d_log_sum, plus d_picked where a column is one of `ids`."""
+    """Replace a tile of logits by its gradient: softmax times d_log_sum, plus d_picked where a
+    column is one of `ids`."""
     tiles = tl.cdiv(N, BN)
     program = tl.program_id(0).to(tl.int64)
     m, column = program // tiles, program % tiles * BN + tl.arange(0, BN)

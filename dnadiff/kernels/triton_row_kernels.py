@@ -1,9 +1,12 @@
-"""The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the gate, and addition with the next norm.
+"""The operations of a mixer around its scan, as Triton programs of one warp: both convolutions, the
+gate, and addition with the next norm.
 
-Positions may be in blocks, each convolved on its own with inputs given before or after it. All are bound by memory bandwidth: each array is
-read or written once (values shared by neighboring positions come from the L1 cache), in vectors of 16 bytes along the channels, of fewer if
-the distance between rows is not a multiple of 16. The backward pass of the convolutions recomputes the slopes of four neighbors instead of
-writing them: 8 bytes per channel and position instead of 16 or more. Gradients of weights are partial sums, one per program.
+Positions may be in blocks, each convolved on its own with inputs given before or after it. All are
+bound by memory bandwidth: each array is read or written once (values shared by neighboring
+positions come from the L1 cache), in vectors of 16 bytes along the channels, of fewer if the
+distance between rows is not a multiple of 16. The backward pass of the convolutions recomputes the
+slopes of four neighbors instead of writing them: 8 bytes per channel and position instead of 16 or
+more. Gradients of weights are partial sums, one per program.
 """
 
 # mypy: ignore-errors
@@ -54,7 +57,8 @@ def _near(
     BLOCKS: tl.constexpr,
     GIVEN: tl.constexpr,
 ):
-    """x at positions t - BEFORE; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs before (BEFORE > 0) or after it."""
+    """x at positions t - BEFORE; if BLOCKS, of t's block alone, and if GIVEN of the K - 1 inputs
+    before (BEFORE > 0) or after it."""
     if BLOCKS:
         s, exists = t - BEFORE, (t >= 0) & (t < L)
         first = t // block * block
@@ -83,7 +87,8 @@ def convolve(
     ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr,
     AHEAD: tl.constexpr, BACK: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK; if BLOCKS, of each block alone."""
+    """silu of the causal convolution (w0, K x E) if AHEAD and of its mirror image (w1) if BACK; if
+    BLOCKS, of each block alone."""
     E, x_b, x_l, given_b = multiples((E, x_b, x_l, given_b), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     t = span * TT + tl.arange(0, TT)
@@ -113,7 +118,8 @@ def _before_silu(
     x, given, dy, t, e, e_ok, L, E, x_l, dy_l, block, w, bias,
     K: tl.constexpr, SIGN: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what silu is applied to, at positions t; SIGN is 1 for the causal convolution and -1 for its mirror image."""
+    """The gradient of what silu is applied to, at positions t; SIGN is 1 for the causal convolution
+    and -1 for its mirror image."""
     a = tl.load(bias + e, mask=e_ok, other=0.0)[None, :]
     for k in tl.static_range(K):
         near = _near(x, given, t, e, e_ok, L, E, x_l, block, SIGN * (K - 1 - k), K, BLOCKS, GIVEN)
@@ -127,7 +133,8 @@ def _conv_gradients(
     x, given, dy, w, bias, sums, dx, t, e, e_ok, L, E, x_l, dy_l, block,
     K: tl.constexpr, SIGN: tl.constexpr, BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """dx plus the gradient of one direction, and the sums of that direction over t: K weights and the bias."""
+    """dx plus the gradient of one direction, and the sums of that direction over t: K weights and
+    the bias."""
     for j in tl.static_range(K):
         da = _before_silu(
             x,
@@ -171,7 +178,8 @@ def convolve_backward(
     ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
     BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both directions."""
+    """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both
+    directions."""
     E, x_b, x_l, dy_b, dy_l, given_b = multiples((E, x_b, x_l, dy_b, dy_l, given_b), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     x, given, dy0, dy1 = x + b * x_b, given + b * given_b, dy0 + b * dy_b, dy1 + b * dy_b
@@ -242,7 +250,8 @@ def convolve_given(
     x, w, bias, given, dy, dgiven, L, E, spans, x_b, x_l, dy_b, dy_l, block, rows,
     ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, BE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the `rows` inputs given to the blocks of a sequence, K - 1 before (SIGN 1) or after (-1) each of them."""
+    """The gradients of the `rows` inputs given to the blocks of a sequence, K - 1 before (SIGN 1)
+    or after (-1) each of them."""
     E, x_b, x_l, dy_b, dy_l = multiples((E, x_b, x_l, dy_b, dy_l), ALIGN)
     e, e_ok, span, b = _place(E, BE, spans)
     row = span * TT + tl.arange(0, TT)
@@ -354,7 +363,8 @@ def add_norm(
     BD: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """total = x + added, out = total / rms(total) * weight, scale = 1 / rms(total); rows are contiguous."""
+    """total = x + added, out = total / rms(total) * weight, scale = 1 / rms(total); rows are
+    contiguous."""
     D = D // ALIGN * ALIGN
     t, e = tl.program_id(0).to(tl.int64) * TT + tl.arange(0, TT), tl.arange(0, BD)
     at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
@@ -375,7 +385,8 @@ def add_norm_backward(
     dout, dtotal, total, weight, scale, dx, dadded, partial, rows, D,
     ALIGN: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sum, written for x and, if ADD, for `added`; LATER: the sum has a gradient of its own."""
+    """The gradient of the sum, written for x and, if ADD, for `added`; LATER: the sum has a
+    gradient of its own."""
     D = D // ALIGN * ALIGN
     e = tl.arange(0, BD)
     w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)

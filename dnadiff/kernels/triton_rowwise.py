@@ -19,7 +19,8 @@ _KERNELS = "triton_row_kernels"
 
 
 def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
-    """Positions and channels of a tile: half as many if rows do not start at multiples of 16, because short vectors need more addresses."""
+    """Positions and channels of a tile: half as many if rows do not start at multiples of 16,
+    because short vectors need more addresses."""
     tile = tile // 2 if E % 16 else tile
     block = min(256, tile, max(16, 1 << (E - 1).bit_length()))
     return {"TT": tile // block, "BE": block}
@@ -28,7 +29,8 @@ def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
 def short_convs(
     x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """`dnadiff.kernels.short_conv` of one x in one or both directions, each with its weight (E, K) and bias (E,)."""
+    """`dnadiff.kernels.short_conv` of one x in one or both directions, each with its weight (E, K)
+    and bias (E,)."""
     w0, bias0 = (None, None) if forward is None else _filter(*forward)
     w1, bias1 = (None, None) if backward is None else _filter(*backward)
     return convs(x, w0, bias0, w1, bias1, None, 0)
@@ -64,7 +66,8 @@ def convs(
 ) -> list[Tensor]:
     """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1).
 
-    If `block` is not 0, of every `block` positions alone, one direction with `given` (Bt, blocks, K - 1, E) inputs before or after them.
+    If `block` is not 0, of every `block` positions alone, one direction with `given` (Bt, blocks, K
+    - 1, E) inputs before or after them.
     """
     (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2])
     some, near, near_b = _first(w0, w1), *_given(x, given)
@@ -252,7 +255,8 @@ def _norm_tile(D: int) -> dict[str, int]:
 def norm(
     x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms of each row."""
+    """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms
+    of each row."""
     x, D = x.contiguous(), x.shape[-1]
     rows, tile = x.numel() // D, _norm_tile(D)
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)

@@ -1,11 +1,13 @@
 """The Triton scan as a custom operator for one or two directions, forward and backward.
 
-States are float32 for all input types. The forward pass keeps the state before every segment of 64 positions; the backward pass recomputes
-every 4th from those. Segments are the blocks where states before blocks are read or returned (multiples of 64 are divided): these states
-are then those that are kept. Blocks that restart need no pass that carries states from one chunk of time to the next.
+States are float32 for all input types. The forward pass keeps the state before every segment of 64
+positions; the backward pass recomputes every 4th from those. Segments are the blocks where states
+before blocks are read or returned (multiples of 64 are divided): these states are then those that
+are kept. Blocks that restart need no pass that carries states from one chunk of time to the next.
 
-A bidirectional layer is one launch. Its gate is a separate kernel (`triton_rowwise`): gating inside the scan would need both
-directions of a position in one program, so half as many programs, to save 4 of some 40 bytes per layer.
+A bidirectional layer is one launch. Its gate is a separate kernel (`triton_rowwise`): gating inside
+the scan would need both directions of a position in one program, so half as many programs, to save
+4 of some 40 bytes per layer.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _FORWARD, _BACKWARD = "triton_kernels", "triton_gradients"
 
 
 def scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
-    """One output per direction, gated by z if it is not None; two directions are forward and backward, one is as `reverse` says."""
+    """One output per direction, gated by z if it is not None; two directions are forward and
+    backward, one is as `reverse` says."""
     return _call(directions, z, reverse, None, 0, False, False)[: len(directions)]
 
 
@@ -113,7 +116,8 @@ def _call(
 
 
 def _rows(tensors: list[Tensor]) -> tuple[list[Tensor], int, int]:
-    """One tensor per direction, the same twice for a single one, and their strides of batch and position."""
+    """One tensor per direction, the same twice for a single one, and their strides of batch and
+    position."""
     strides = {x.stride()[:2] for x in tensors}
     if len(strides) > 1 or any(x.stride(2) != 1 and x.shape[2] > 1 for x in tensors):
         tensors = [x.contiguous() for x in tensors]
@@ -126,7 +130,8 @@ def _power(n: int) -> int:
 
 
 def _block(tile: int, N: int, E: int) -> int:
-    """Channels per program: as many as fit the tile of states, but at most what a warp reads in 16-byte vectors, and at most E."""
+    """Channels per program: as many as fit the tile of states, but at most what a warp reads in
+    16-byte vectors, and at most E."""
     return max(8, min(tile // _power(N), 128, _power(E)))
 
 
@@ -147,10 +152,12 @@ def _segment(block: int, restart: bool) -> int:
 def _cut(
     programs: int, L: int, device: torch.device, segment: int = _KEPT, restart: bool = False
 ) -> tuple[int, int]:
-    """The number of chunks of a sequence and their length, a multiple of the distance of saved states.
+    """The number of chunks of a sequence and their length, a multiple of the distance of saved
+    states.
 
-    Chunks cost one more pass over the inputs, unless segments restart. There is one chunk if that already occupies a third of the GPU;
-    otherwise there are enough to fill every multiprocessor four times: with fewer, programs that start last run alone.
+    Chunks cost one more pass over the inputs, unless segments restart. There is one chunk if that
+    already occupies a third of the GPU; otherwise there are enough to fill every multiprocessor
+    four times: with fewer, programs that start last run alone.
     """
     full = _WARPS * _multiprocessors(device)
     if 3 * programs >= full and not restart:
@@ -161,7 +168,8 @@ def _cut(
 
 
 class _Launch:
-    """Sizes and grids of one call. A walk has V positions: L, or those of whole segments if they restart."""
+    """Sizes and grids of one call. A walk has V positions: L, or those of whole segments if they
+    restart."""
 
     def __init__(
         self,
@@ -181,11 +189,13 @@ class _Launch:
         )
         self.common = (int(reverse), Bt, L, E, N)
         self.tile = {"NP": _power(N), "BE": self.block, "num_warps": 1}
-        # A walk enters a segment at its first position. Registers hold the inputs of four positions (two iterations) in half precision only.
+        # A walk enters a segment at its first position. Registers hold the inputs of four positions
+        # (two iterations) in half precision only.
         self.unroll = 1 if self.segment % 2 or u[0].element_size() > 2 else _UNROLL
 
     def exact(self, initial: Tensor | None, last: bool) -> bool:
-        """Whether a state that is read depends on steps that do not exist: before a reverse walk over a shorter block, or after any walk."""
+        """Whether a state that is read depends on steps that do not exist: before a reverse walk
+        over a shorter block, or after any walk."""
         reverse, _, L, _, _ = self.common
         if self.restart:
             return bool(reverse) and initial is not None and self.V > L
@@ -208,7 +218,8 @@ def _carried(
     kernel: JITFunction, run: _Launch, tensors: Tensors, strides: list[int], A: Tensor, bias: Tensor, start: Tensor | None, dkept: Tensor | None,
     **flags: bool,
 ) -> Tensor:  # fmt: skip
-    """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each chunk alone, and one over chunks from `start`.
+    """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each chunk
+    alone, and one over chunks from `start`.
 
     Gradients come from the last chunk: they are computed if there are `flags`.
     """
@@ -242,7 +253,8 @@ def scans(
 ) -> Tensors:  # fmt: skip
     """Outputs of each direction, the saved states if `keep`, and the last state if `last`.
 
-    `initial` (Bt, 1 or blocks, N, E) are the states from which the sequence or, if `restart`, its blocks start, in the order of the walk.
+    `initial` (Bt, 1 or blocks, N, E) are the states from which the sequence or, if `restart`, its
+    blocks start, in the order of the walk.
     """
     N, module = A.shape[1], triton_support.load_kernels(_FORWARD)
     (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_) = (_rows(x) for x in (u, delta, B, C))
@@ -374,7 +386,8 @@ def _refine(
     u: Tensors,
     exact: bool,
 ) -> Tensor | None:
-    """The state before every `span` positions of each segment, from those before the segments; None if they are all zero."""
+    """The state before every `span` positions of each segment, from those before the segments; None
+    if they are all zero."""
     if span == like.segment:
         return kept
     N, (u2, delta2, B2, C2), (A, D, bias), common = small[0].shape[1], pairs, small, like.common

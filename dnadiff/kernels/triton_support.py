@@ -1,4 +1,5 @@
-"""Loading of the Triton kernels, checks of the GPU, and what the operators of `triton_scan` and `triton_rowwise` share."""
+"""Loading of the Triton kernels, checks of the GPU, and what the operators of `triton_scan` and
+`triton_rowwise` share."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ def load_kernels(name: str) -> ModuleType:
         import triton
     except ImportError as error:
         raise RuntimeError(
-            f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds it (Linux)"
+            f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds "
+            "it (Linux)"
         ) from error
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON:
         raise RuntimeError(
-            f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is needed"
+            f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is "
+            "needed"
         )
     return import_module(f"dnadiff.kernels.{name}")
 
@@ -40,7 +43,8 @@ def interpreted() -> bool:
 
 
 def device_of(x: Tensor) -> AbstractContextManager[None]:
-    """A context in which kernels are launched on the GPU that holds x; RuntimeError if it is too old."""
+    """A context in which kernels are launched on the GPU that holds x; RuntimeError if it is too
+    old."""
     if not x.is_cuda:
         return nullcontext()
     check_gpu(x.device)
@@ -54,7 +58,8 @@ def check_gpu(device: torch.device) -> None:
     if have < MIN_CAPABILITY:
         needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, have))
         raise RuntimeError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels need {needed} or later"
+            f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels "
+            f"need {needed} or later"
         )
 
 
@@ -64,13 +69,15 @@ def no_second_derivative(*_: Tensor) -> None:
 
 
 def alignment(*sizes: int) -> dict[str, int]:
-    """The option ALIGN of the kernels: the largest power of two up to 8 that divides all sizes; 1 if 16 does, which Triton detects itself."""
+    """The option ALIGN of the kernels: the largest power of two up to 8 that divides all sizes; 1
+    if 16 does, which Triton detects itself."""
     common = math.gcd(16, *sizes)
     return {"ALIGN": 1 if common == 16 else common}
 
 
 def with_strides(x: Tensor) -> tuple[Tensor, int, int]:
-    """`x (Bt, L, E)` and its strides of batch and position; copied only if its channels are not contiguous."""
+    """`x (Bt, L, E)` and its strides of batch and position; copied only if its channels are not
+    contiguous."""
     x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
     batch_stride, row_stride, _ = x.stride()
     return x, batch_stride, row_stride

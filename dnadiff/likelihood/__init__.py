@@ -1,9 +1,12 @@
-"""Likelihoods of given sequences: the NELBO with error bars, by enumeration for short sequences, and both strands.
+"""Likelihoods of given sequences: the NELBO with error bars, by enumeration for short sequences,
+and both strands.
 
-`record` holds results and their errors, `monte_carlo` and `one_draw` estimate them, `exact` enumerates masks, `strand` evaluates the other strand,
-`sites` predicts masked sites, `information` the information content of each base in the windows of `tiles`, `records` scores records as a stream.
-`code_length` and `curve` compute what sampling with K network calls costs, from `measurements`, `held_out` evaluates windows of data, `evaluation` puts the
-report of `dnadiff.evaluate` together.
+`record` holds results and their errors, `monte_carlo` and `one_draw` estimate them, `exact`
+enumerates masks, `strand` evaluates the other strand, `sites` predicts masked sites, `information`
+the information content of each base in the windows of `tiles`, `records` scores records as a
+stream. `code_length` and `curve` compute what sampling with K network calls costs, from
+`measurements`, `held_out` evaluates windows of data, `evaluation` puts the report of
+`dnadiff.evaluate` together.
 """
 
 from dnadiff.likelihood.exact import exact_curve, exact_nelbo

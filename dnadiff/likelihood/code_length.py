@@ -1,9 +1,11 @@
 """The expected code length of sampling with K network calls, computed from the curve h(n).
 
-A token that is unmasked when n random other tokens are visible costs h(n) nats in expectation. Unmasking groups of s_1, ..., s_K
-tokens therefore costs sum_k s_k h(n_k) with n_k = s_1 + ... + s_{k-1}. Given the random order this is exact; if the order is not
-given, it is an upper bound on -log p of the sampler. One token per call gives the NELBO, one call for all tokens gives L h(0). The
-formula holds for `sampler=grouped` at temperature 1 without truncation or guidance, not for orders that depend on the tokens.
+A token that is unmasked when n random other tokens are visible costs h(n) nats in expectation.
+Unmasking groups of s_1, ..., s_K tokens therefore costs sum_k s_k h(n_k) with n_k = s_1 + ... +
+s_{k-1}. Given the random order this is exact; if the order is not given, it is an upper bound on
+-log p of the sampler. One token per call gives the NELBO, one call for all tokens gives L h(0). The
+formula holds for `sampler=grouped` at temperature 1 without truncation or guidance, not for orders
+that depend on the tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import numpy as np
 from dnadiff.config import Json
 
 _CANDIDATES = 1024  # group boundaries that the dynamic program considers
-MAX_LOST = 0.02  # fraction of the structure that samples may lose when the number of groups is chosen automatically
+# fraction of the structure that samples may lose when the number of groups is chosen automatically
+MAX_LOST = 0.02
 
 
 def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
-    """Sizes of the groups that `dnadiff.sampler.grouped.Grouped` unmasks: `(K,)`, their sum is `length`.
+    """Sizes of the groups that `dnadiff.sampler.grouped.Grouped` unmasks: `(K,)`, their sum is
+    `length`.
 
     Raises:
         ValueError: if there are more groups than tokens, or none.
@@ -37,10 +41,11 @@ def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
 
 
 def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, np.ndarray]:
-    """Sizes of K groups that minimize the code length under `h (L,)`, for each K: `(K,)` in unmasking order, their sum is L.
+    """Sizes of K groups that minimize the code length under `h (L,)`, for each K: `(K,)` in
+    unmasking order, their sum is L.
 
-    Dynamic programming over boundaries: best(k, m) = min_j best(k - 1, j) + (m - j) h(j). For more than 1,024 tokens,
-    boundaries are multiples of about L/1024.
+    Dynamic programming over boundaries: best(k, m) = min_j best(k - 1, j) + (m - j) h(j). For more
+    than 1,024 tokens, boundaries are multiples of about L/1024.
 
     Raises:
         ValueError: if there are more groups than tokens, or none.
@@ -80,20 +85,24 @@ def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
     sizes = np.asarray(sizes)
     if (sizes < 1).any() or sizes.sum() != len(h):
         raise ValueError(
-            f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add up to the {len(h)} tokens"
+            f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add "
+            f"up to the {len(h)} tokens"
         )
     visible = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     return float((sizes * h[visible]).sum())
 
 
 def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
-    """The cost of T ancestral steps in nats: the discrete-time NELBO (arXiv 2406.07524v2, section 3.3), as a code of random groups.
+    """The cost of T ancestral steps in nats: the discrete-time NELBO (arXiv 2406.07524v2, section
+    3.3), as a code of random groups.
 
-    The step from t to s unmasks each token with probability alpha_s - alpha_t, when Binomial(L - 1, alpha_t) others are visible.
+    The step from t to s unmasks each token with probability alpha_s - alpha_t, when Binomial(L - 1,
+    alpha_t) others are visible.
 
     Args:
         h: (L,) as in `code_length`.
-        alpha: (T + 1,) at the times 0, 1/T, ..., 1; the first is taken as 1 and the last as 0, because all tokens are unmasked in the end.
+        alpha: (T + 1,) at the times 0, 1/T, ..., 1; the first is taken as 1 and the last as 0,
+            because all tokens are unmasked in the end.
 
     Raises:
         ValueError: if alpha increases.
@@ -116,9 +125,11 @@ def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
 
 
 def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> float:
-    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if there is no structure to lose.
+    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if
+    there is no structure to lose.
 
-    `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see those before them.
+    `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see
+    those before them.
     """
     nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
     return (
@@ -131,7 +142,8 @@ def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> fl
 def fewest_groups(
     h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None
 ) -> np.ndarray | None:
-    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure: `(K,)`; None without structure to lose.
+    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure:
+    `(K,)`; None without structure to lose.
 
     `alone` is as in `lost_structure`.
     """
@@ -149,9 +161,11 @@ def fewest_groups(
 
 
 def curve_from(content: Json, length: int) -> np.ndarray:
-    """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal fractions of visible tokens.
+    """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal
+    fractions of visible tokens.
 
-    At the length of the table this is the measured h. At other lengths it assumes that h depends on n/L only.
+    At the length of the table this is the measured h. At other lengths it assumes that h depends on
+    n/L only.
     """
     visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
     bits = np.interp(
@@ -161,7 +175,8 @@ def curve_from(content: Json, length: int) -> np.ndarray:
 
 
 def optimal_sizes_help(content: Json, num_groups: int) -> bool:
-    """Whether optimal sizes cost less than equal ones on windows not used to choose them, at the nearest K of a `code_length_table`."""
+    """Whether optimal sizes cost less than equal ones on windows not used to choose them, at the
+    nearest K of a `code_length_table`."""
     rows = [row for row in content.get("rows", ()) if row["groups"] > 1]
     nearest = min(rows, key=lambda row: abs(math.log(row["groups"] / num_groups)), default=None)
     return nearest is not None and nearest["optimal"]["bits"] < nearest["uniform"]["bits"]

@@ -1,4 +1,5 @@
-"""The paired difference of two models on the same held-out windows: what `python -m dnadiff.compare` computes and writes."""
+"""The paired difference of two models on the same held-out windows: what
+`python -m dnadiff.compare` computes and writes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ log = logging.getLogger("dnadiff")
 
 
 def check_options(config: Config) -> Config:
-    """The options of `dnadiff.compare`, checked before anything is read, with those of an evaluation that it does not have.
+    """The options of `dnadiff.compare`, checked before anything is read, with those of an
+    evaluation that it does not have.
 
     Raises:
         FileExistsError: if the output file exists and `overwrite` is false.
@@ -67,7 +69,8 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
     length, longest = config["length"] or data.length, b.denoiser.max_length
     if longest is not None and length > longest:
         raise ValueError(
-            f"windows of {length} tokens are longer than the {longest} that b accepts; set length={longest} or less"
+            f"windows of {length} tokens are longer than the {longest} that b accepts; set "
+            f"length={longest} or less"
         )
     tiles = data.test_windows(config["part"], config["length"])
     log.info(f"{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})")
@@ -127,7 +130,8 @@ def compare(models: Mapping[str, Loaded], config: Config, device: str) -> Json:
 
 
 def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
-    """How the likelihood of a model is estimated; a ValueError that begins with its name if the options do not fit it."""
+    """How the likelihood of a model is estimated; a ValueError that begins with its name if the
+    options do not fit it."""
     protocol = estimator_for(model.denoiser, options["protocol"])
     try:
         protocol.check_model(model.denoiser, model.process.noise)
@@ -141,19 +145,22 @@ def protocol_of(name: str, model: Loaded, options: Config) -> type[Estimator]:
 
 
 def check_vocabularies(a: Loaded, b: Loaded) -> None:
-    """ValueError unless the tokens of both models are the same, and their labels if both have some."""
+    """ValueError unless the tokens of both models are the same, and their labels if both have
+    some."""
     if a.tokenizer.config() != b.tokenizer.config():
         kinds = [
             f"{name} reads {m.tokenizer.name} ({m.tokenizer.vocab.size} tokens)"
             for name, m in zip(NAMES, (a, b))
         ]
         raise ValueError(
-            f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be compared; name two models with one tokenizer"
+            f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be "
+            "compared; name two models with one tokenizer"
         )
     if a.labels and b.labels and a.labels != b.labels:
         labels = [f"{name} has the labels {', '.join(m.labels)}" for name, m in zip(NAMES, (a, b))]
         raise ValueError(
-            f"{', and '.join(labels)}: windows cannot have the labels of both; name two models with the same labels"
+            f"{', and '.join(labels)}: windows cannot have the labels of both; name two models "
+            "with the same labels"
         )
 
 
@@ -164,14 +171,16 @@ def groups_of(
     tiles: TiledWindows,
     config: Config,
 ) -> tuple[dict[str, np.ndarray], str | None]:
-    """`token_groups` of DNA and what novelty refers to: a base is novel if it is so for both models, and repeated otherwise."""
+    """`token_groups` of DNA and what novelty refers to: a base is novel if it is so for both
+    models, and repeated otherwise."""
     a, b = (models[name] for name in NAMES)
     trained_on = [evaluation.training_data(a, data if own else None, config["trust"])]
     if a.config.get("data") != b.config.get("data"):
         trained_on.append(evaluation.training_data(b, None, config["trust"]))
         if own:
             log.warning(
-                "b was trained with other settings of the data: windows held out for a may be in its training part (group repeated)"
+                "b was trained with other settings of the data: windows held out for a may be in "
+                "its training part (group repeated)"
             )
     if None in trained_on:
         return token_groups(data, tiles, None, config["part"]), None
@@ -183,12 +192,14 @@ def groups_of(
         }
     return (
         groups,
-        f"against the training part of {' and of '.join(dict.fromkeys(one.name for one in trained_on if one is not None))}",
+        "against the training part of "
+        f"{' and of '.join(dict.fromkeys(one.name for one in trained_on if one is not None))}",
     )
 
 
 def describe_difference(difference: Likelihood, group: str) -> Json:
-    """a minus b in nats and bits per token, with its errors, the 95 % interval, and what it says about a (lower is better)."""
+    """a minus b in nats and bits per token, with its errors, the 95 % interval, and what it says
+    about a (lower is better)."""
     found, bit, se_mc = difference.interval(group), math.log(2), difference.se_mc(group)
     return {
         "nll": found.value,

@@ -1,6 +1,8 @@
-"""h(n), the mean cross-entropy of a masked token when n random other tokens are visible: a fit to measurements, with standard errors.
+"""h(n), the mean cross-entropy of a masked token when n random other tokens are visible: a fit to
+measurements, with standard errors.
 
-`code_length_table` is what `evaluate` reports: the cost of sampling with K network calls (`dnadiff.likelihood.code_length`).
+`code_length_table` is what `evaluate` reports: the cost of sampling with K network calls
+(`dnadiff.likelihood.code_length`).
 """
 
 from __future__ import annotations
@@ -27,21 +29,24 @@ APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for 
 
 
 def stored_points(length: int) -> np.ndarray:
-    """The n at which a `code_length_table` stores h: dense at both ends, where h may be steep, and sparse in the middle."""
+    """The n at which a `code_length_table` stores h: dense at both ends, where h may be steep, and
+    sparse in the middle."""
     near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1
     return np.unique([*near, *(length - 1 - near)])
 
 
 @dataclass(frozen=True)
 class CurveSums:
-    """Measurements of h, summed over the windows of each of U units of the bootstrap, to which smooth curves are fitted.
+    """Measurements of h, summed over the windows of each of U units of the bootstrap, to which
+    smooth curves are fitted.
 
     Attributes:
         cells: rows are units.
         tokens: (U,) tokens of each unit.
         start: (U,) nats of these tokens at h(0), exact.
         nats: (U,) nats of these tokens at the NELBO: the mean over draws.
-        length: L, tokens of a sequence; of a block, where "sequences" are blocks that see those before them.
+        length: L, tokens of a sequence; of a block, where "sequences" are blocks that see those
+            before them.
         alone: h(0) without any context, where sequences are blocks; None is h(0).
     """
 
@@ -82,9 +87,11 @@ class CurveSums:
 
     @classmethod
     def from_estimates(cls, result: Likelihood, start: Likelihood | None, length: int) -> CurveSums:
-        """From estimates in count form of windows of `length` tokens, and `likelihood.all_masked` of the same windows.
+        """From estimates in count form of windows of `length` tokens, and `likelihood.all_masked`
+        of the same windows.
 
-        The curve of a block diffusion model is that of a block; `start` is not needed, because `likelihood.estimate` measured it.
+        The curve of a block diffusion model is that of a block; `start` is not needed, because
+        `likelihood.estimate` measured it.
 
         Raises:
             ValueError: if there are no measurements: see `Likelihood.check_curve`.
@@ -112,12 +119,15 @@ class CurveSums:
         return cls(Cells.joined([cells]), of_units, zeros, means, of_blocks.length, alone)
 
     def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:
-        """h(0) .. h(L - 1), piecewise linear between means over bins of n; their sum is the NELBO of the draws.
+        """h(0) .. h(L - 1), piecewise linear between means over bins of n; their sum is the NELBO
+        of the draws.
 
-        h(0) is measured without Monte Carlo error and is used as it is. Elsewhere a bin holds the mean difference from each sequence's
-        own h(0), which has less variance when few tokens are visible. Bins are single counts at both ends, where h may be steep; they
-        widen with the distance from the ends and where draws are few. An increase of h with n is treated as noise and removed, unless it
-        exceeds three standard deviations: on data unlike its training data, a network can do worse with more context.
+        h(0) is measured without Monte Carlo error and is used as it is. Elsewhere a bin holds the
+        mean difference from each sequence's own h(0), which has less variance when few tokens are
+        visible. Bins are single counts at both ends, where h may be steep; they widen with the
+        distance from the ends and where draws are few. An increase of h with n is treated as noise
+        and removed, unless it exceeds three standard deviations: on data unlike its training data,
+        a network can do worse with more context.
 
         Args:
             weight: (U,) bootstrap weights of the units; None is 1.
@@ -162,9 +172,11 @@ class CurveSums:
         return self._fits(counts[counts @ self.tokens > 0].astype(float))
 
     def optimal_gains(self, group_counts: Sequence[int]) -> dict[int, float]:
-        """Cost of optimal minus equal sizes in nats, two-fold cross-validated: chosen on half of the units, measured on the other half.
+        """Cost of optimal minus equal sizes in nats, two-fold cross-validated: chosen on half of
+        the units, measured on the other half.
 
-        Measured on the curve that they were chosen on, optimal sizes would profit from its noise and look too good.
+        Measured on the curve that they were chosen on, optimal sizes would profit from its noise
+        and look too good.
         """
         halves = np.stack([np.arange(len(self.tokens)) % 2 == i for i in range(2)]).astype(float)
         gains = dict.fromkeys(group_counts, 0.0)
@@ -180,9 +192,11 @@ class CurveSums:
         return gains
 
     def standard_error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
-        """Standard error of a number from its `values` in the `bootstrap_replicates`; None for fewer than 5 units.
+        """Standard error of a number from its `values` in the `bootstrap_replicates`; None for
+        fewer than 5 units.
 
-        The bootstrap of n units underestimates by sqrt((n-1)/n), which is corrected. `bias` is the bias of the number due to the bins.
+        The bootstrap of n units underestimates by sqrt((n-1)/n), which is corrected. `bias` is the
+        bias of the number due to the bins.
         """
         n = int((self.tokens > 0).sum())
         return (
@@ -207,7 +221,8 @@ def _through_bins(
     rise: Floats,
     rise_squares: Floats,
 ) -> Floats:
-    """The curve (L,) through h(0) and the means of the bins, from sums over the measurements of each bin, (bins,)."""
+    """The curve (L,) through h(0) and the means of the bins, from sums over the measurements of
+    each bin, (bins,)."""
     used = total > 0
     if not used.any():
         return np.full(length, h0)
@@ -226,10 +241,11 @@ def _through_bins(
 
 
 def _edges(draws: np.ndarray) -> np.ndarray:
-    """Bins of n = 1 .. L-1, `(bins + 1,)` edges: one n at both ends, then a quarter of the distance to the nearer end, up to L/64.
+    """Bins of n = 1 .. L-1, `(bins + 1,)` edges: one n at both ends, then a quarter of the distance
+    to the nearer end, up to L/64.
 
-    Bins are joined until each has 64 masked tokens in eight draws, with `draws (L,)` at each n, and there are at most
-    sqrt(draws)/2 of full size.
+    Bins are joined until each has 64 masked tokens in eight draws, with `draws (L,)` at each n, and
+    there are at most sqrt(draws)/2 of full size.
     """
     length = len(draws)
     widest = max(1, round(length / np.clip(math.sqrt(draws.sum()) / 2, 2, 64)))
@@ -251,7 +267,8 @@ def _edges(draws: np.ndarray) -> np.ndarray:
 def _without_noise_increases(
     values: np.ndarray, weights: np.ndarray, variances: np.ndarray
 ) -> np.ndarray:
-    """The closest non-increasing sequence (isotonic regression), except where the values differ from it significantly."""
+    """The closest non-increasing sequence (isotonic regression), except where the values differ
+    from it significantly."""
     from sklearn.isotonic import isotonic_regression
 
     level, result = (
@@ -272,7 +289,8 @@ def _without_noise_increases(
 
 
 def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -> Json:
-    """The code length of K equal and of K optimal groups, for each K up to L, in bits per token with standard errors."""
+    """The code length of K equal and of K optimal groups, for each K up to L, in bits per token
+    with standard errors."""
     length, alone = sums.length, sums.alone
     h, coarse, replicates = sums.fit(), sums.fit(coarse=True), sums.bootstrap_replicates()
     group_counts = [k for k in num_groups if k <= length]
@@ -280,7 +298,8 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
     bit = length * math.log(2)
 
     def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
-        """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of twice the size err four times as much."""
+        """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of
+        twice the size err four times as much."""
         totals = np.array([code_length(w, sizes) for w in replicates])
         lost = np.array([lost_structure(w, t, alone) for w, t in zip(replicates, totals)])
         fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)

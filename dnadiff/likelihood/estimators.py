@@ -1,4 +1,5 @@
-"""The protocols of `dnadiff.evaluate`: ways to estimate the likelihood of windows, each with a progress bar and its description."""
+"""The protocols of `dnadiff.evaluate`: ways to estimate the likelihood of windows, each with a
+progress bar and its description."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ class Estimator(ABC):
 
     @abstractmethod
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
-        """The protocol in words; `blocks` describes those of block diffusion, and `bootstrap` those of windows."""
+        """The protocol in words; `blocks` describes those of block diffusion, and `bootstrap` those
+        of windows."""
 
 
 class CountForm(Estimator):
@@ -132,7 +134,8 @@ class CountForm(Estimator):
         if target_se is not None and result.se_mc() > target_se:
             most = settings["max_draws"]
             log.warning(
-                f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se {target_se}; raise max_draws"
+                f"se_mc is {result.se_mc():.5f} after max_draws={most}, above target_se "
+                f"{target_se}; raise max_draws"
             )
         return result
 
@@ -140,12 +143,16 @@ class CountForm(Estimator):
         self.calls = draws
         self.bar.total = (self.bar.total or 0) + len(self.windows)
         log.info(
-            f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: {draws} more"
+            f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.config['target_se']}: "
+            f"{draws} more"
         )
 
     @override
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
-        return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window; {bootstrap}"
+        return (
+            f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window; "
+            f"{bootstrap}"
+        )
 
 
 class OneDraw(Estimator):
@@ -180,11 +187,15 @@ class OneDraw(Estimator):
     @override
     def describe(self, result: Likelihood, blocks: str, bootstrap: str) -> str:
         batch_size = self.config["batch_size"]
-        return f"NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified over batches of {batch_size}; {bootstrap}"
+        return (
+            "NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified "
+            f"over batches of {batch_size}; {bootstrap}"
+        )
 
 
 class ChainRule(Estimator):
-    """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one token."""
+    """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one
+    token."""
 
     @override
     def estimate(
@@ -232,7 +243,8 @@ PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
 def estimator_for(
     denoiser: BaseDenoiser, protocol: str, order: str | None = None
 ) -> type[Estimator]:
-    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it (`is_exact`) or an order is given."""
+    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it
+    (`is_exact`) or an order is given."""
     if order is not None:
         return Ordered
     return ChainRule if is_exact(denoiser) else PROTOCOLS[protocol]

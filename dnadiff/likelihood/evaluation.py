@@ -1,4 +1,5 @@
-"""The evaluation of a trained model on held-out windows: what `python -m dnadiff.evaluate` and `zero_shot` compute and write."""
+"""The evaluation of a trained model on held-out windows: what `python -m dnadiff.evaluate` and
+`zero_shot` compute and write."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ log = logging.getLogger("dnadiff")
 
 
 def check_options(config: Config) -> Config:
-    """The options of `dnadiff.evaluate` with integers converted (8.0 and 1e1 are integers), checked before anything is read.
+    """The options of `dnadiff.evaluate` with integers converted (8.0 and 1e1 are integers), checked
+    before anything is read.
 
     Raises:
         FileExistsError: if an output file exists and `overwrite` is false.
@@ -68,11 +70,13 @@ def check_options(config: Config) -> Config:
         raise ValueError(f"part {config['part']!r} is not known; choose test, valid or train")
     if config["protocol"] not in tuple(PROTOCOLS):
         raise ValueError(
-            f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, without se_mc)"
+            f"protocol {config['protocol']!r} is not known; choose count or mdlm (one draw, "
+            "without se_mc)"
         )
     if config.get("order") not in (None, *ORDERS):
         raise ValueError(
-            f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the bound"
+            f"order {config['order']!r} is not known; choose {', '.join(ORDERS)}, or null for the "
+            "bound"
         )
     target_se = config["target_se"]
     if config.get("order") is not None and (config["protocol"] != "count" or target_se is not None):
@@ -81,7 +85,8 @@ def check_options(config: Config) -> Config:
         )
     if target_se is not None and not PROTOCOLS[config["protocol"]].has_se:
         raise ValueError(
-            f"protocol={config['protocol']} has no se_mc; leave target_se out, or set protocol=count"
+            f"protocol={config['protocol']} has no se_mc; leave target_se out, or set "
+            "protocol=count"
         )
     if target_se is not None and not (is_number(target_se) and target_se > 0):
         raise ValueError(
@@ -89,25 +94,30 @@ def check_options(config: Config) -> Config:
         )
     if config["max_draws"] < config["num_draws"]:
         raise ValueError(
-            f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set max_draws to at least as many"
+            f"max_draws {config['max_draws']} is less than num_draws {config['num_draws']}; set "
+            "max_draws to at least as many"
         )
     return config
 
 
 def check_strands(config: Config, left_to_right: bool, is_dna: bool) -> None:
-    """Raise ValueError, naming the key, if the model cannot evaluate the other strand as the options request."""
+    """Raise ValueError, naming the key, if the model cannot evaluate the other strand as the
+    options request."""
     for key in ("both_strands", "conjoin"):
         if boolean(key, config[key]) and not is_dna:
             raise ValueError(
-                f"{key}=true needs DNA; this model was trained on text, which has one strand: leave it out"
+                f"{key}=true needs DNA; this model was trained on text, which has one strand: "
+                "leave it out"
             )
     if config["conjoin"] and config["both_strands"]:
         raise ValueError(
-            "with conjoin=true both strands have the same likelihood, so both_strands=true compares nothing; leave one out"
+            "with conjoin=true both strands have the same likelihood, so both_strands=true "
+            "compares nothing; leave one out"
         )
     if config["conjoin"] and left_to_right:
         raise ValueError(
-            "conjoin=true needs a model that unmasks in any order; one that goes from left to right predicts the bases of the other strand "
+            "conjoin=true needs a model that unmasks in any order; one that goes from left to "
+            "right predicts the bases of the other strand "
             "in the opposite order: set both_strands=true"
         )
 
@@ -131,11 +141,12 @@ def describe_model(model: Loaded, conjoined: bool) -> Json:
 
 
 def evaluate(model: Loaded, config: Config, device: str) -> Json:
-    """Evaluate a model on held-out windows, write the JSON file, and return its contents and `is_dna`.
+    """Evaluate a model on held-out windows, write the JSON file, and return its contents and
+    `is_dna`.
 
     Args:
-        config: as `check_options` returns it; `data` replaces the data of the training run. The scores of each window are written if
-            `windows` names a file.
+        config: as `check_options` returns it; `data` replaces the data of the training run. The
+            scores of each window are written if `windows` names a file.
 
     Raises:
         ValueError: if model, data and options do not fit, before the network runs.
@@ -149,7 +160,8 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
     model = model.with_tokenizer(data.tokenizer)
     tiles = data.test_windows(config["part"], config["length"])
     log.info(
-        f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} tokens of {data.name} ({config['part']})"
+        f"model: {model.path}, step {model.step:,}; {len(tiles):,} windows of {tiles.length} "
+        f"tokens of {data.name} ({config['part']})"
     )
     trained_on = training_data(model, data if own else None, config["trust"]) if is_dna else None
     groups = token_groups(data, tiles, trained_on, config["part"])
@@ -217,22 +229,26 @@ def evaluate(model: Loaded, config: Config, device: str) -> Json:
 
 
 def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
-    """The data to evaluate on, prepared, and whether the model was trained on them; raises ValueError if they do not fit the model.
+    """The data to evaluate on, prepared, and whether the model was trained on them; raises
+    ValueError if they do not fit the model.
 
-    Data that are named again count as those of the training if their sequence and split are the same.
+    Data that are named again count as those of the training if their sequence and split are the
+    same.
     """
     given = bool(config.get("data"))
     data = chosen_data(config.get("data"), model.config, model.known_tokenizer, config["trust"])
     length, longest = config["length"] or data.length, model.denoiser.max_length
     if longest is not None and length > longest:
         raise ValueError(
-            f"windows of {length} tokens are longer than the {longest} that this network accepts; set length={longest} or less"
+            f"windows of {length} tokens are longer than the {longest} that this network accepts; "
+            f"set length={longest} or less"
         )
     data.prepare()
     known = model.was_trained_on(data)
     if known is False and not given:
         log.warning(
-            f"{data.name} changed since {model.path} was trained on it: what is held out now may have been in its training part"
+            f"{data.name} changed since {model.path} was trained on it: what is held out now may "
+            "have been in its training part"
         )
     return data, known is True or (known is None and not given)
 
@@ -240,7 +256,8 @@ def data_of(model: Loaded, config: Config) -> tuple[SequenceDataModule, bool]:
 def training_data(
     model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]
 ) -> SequenceDataModule | None:
-    """The data that the model was trained on (`own`, if it is evaluated anyway), to distinguish novel from repeated bases.
+    """The data that the model was trained on (`own`, if it is evaluated anyway), to distinguish
+    novel from repeated bases.
 
     None, with a message, if it is not available.
     """
@@ -250,13 +267,15 @@ def training_data(
             data = model.training_data(trust)
         except (ValueError, FileNotFoundError) as error:
             log.info(
-                f"novel and repeated bases are left out because the training data are not available: {error}"
+                "novel and repeated bases are left out because the training data are not "
+                f"available: {error}"
             )
             return None
     tokens = num_tokens(data.intervals["train"])
     if tokens > MAX_KMERS:
         log.info(
-            f"novel and repeated bases are left out because the 24-mers of {tokens:,} training bases do not fit into memory"
+            f"novel and repeated bases are left out because the 24-mers of {tokens:,} training "
+            "bases do not fit into memory"
         )
         return None
     return data
@@ -265,7 +284,8 @@ def training_data(
 def describe_protocol(
     config: Config, estimator: Estimator, result: Likelihood, b: int | None, about: Json
 ) -> str:
-    """How the likelihood was estimated, in words, and for text how documents became windows; `b` is the block size of block diffusion."""
+    """How the likelihood was estimated, in words, and for text how documents became windows; `b` is
+    the block size of block diffusion."""
     size = effective_block_size(len(result.available), config["block_size"])
     bootstrap = (
         f"blocks of {size} window{'s' * (size > 1)}"
@@ -289,4 +309,8 @@ def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
     )
     if effective_block_size(len(tiles), block_size) > 1 or not near:
         return None
-    return "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); evaluate more of them"
+    return (
+        "se_total may be too narrow: adjacent windows are treated as independent (blocks of "
+        "1); "
+        "evaluate more of them"
+    )

@@ -22,22 +22,25 @@ def exact_curve(
     maskable: Tensor | None = None,
     batch_size: int = 1024,
 ) -> Tensor:
-    """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that leave n tokens visible.
+    """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that
+    leave n tokens visible.
 
     Evaluates the network on each of the 2^L - 1 masks of each sequence.
 
     Args:
         denoiser: not conditioned on labels.
         x0: (B, L) tokens, L at most 14.
-        maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n, but in the time that a network is conditioned
-            on, as in sampling (`AbsorbingProcess.time_at`). None is all.
+        maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n, but
+            in the time that a network is conditioned on, as in sampling
+            (`AbsorbingProcess.time_at`). None is all.
         batch_size: masked sequences per network call.
 
     Returns:
         (B, L) float64, nats, with L the number of maskable tokens; its sum over n is the NELBO.
 
     Raises:
-        ValueError: if there are too many masks, or nothing to mask, or for a model that goes from left to right.
+        ValueError: if there are too many masks, or nothing to mask, or for a model that goes from
+            left to right.
     """
     denoiser.require_any_order("enumeration of all masks")
     maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
@@ -45,7 +48,8 @@ def exact_curve(
         raise ValueError("there is no token to mask; exact enumeration needs at least one")
     if 2 ** len(maskable_at) > MAX_MASKS:
         raise ValueError(
-            f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most {MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
+            f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most "
+            f"{MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
         )
     chosen = torch.tensor(
         list(itertools.product([False, True], repeat=len(maskable_at)))[1:]
@@ -73,9 +77,11 @@ def exact_curve(
 def exact_nelbo(
     denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None
 ) -> Tensor:
-    """The NELBO of each sequence in nats, `(B,)` float64, by enumeration of all masks; see `exact_curve`.
+    """The NELBO of each sequence in nats, `(B,)` float64, by enumeration of all masks; see
+    `exact_curve`.
 
-    For a denoiser without time conditioning this is the mean over all orders of -log p by the chain rule.
+    For a denoiser without time conditioning this is the mean over all orders of -log p by the chain
+    rule.
     """
     return exact_curve(denoiser, process, x0, maskable).sum(-1)
 

@@ -1,4 +1,5 @@
-"""Held-out windows: which of their tokens are counted, their likelihood under Markov models, and scores for paired comparisons."""
+"""Held-out windows: which of their tokens are counted, their likelihood under Markov models, and
+scores for paired comparisons."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from dnadiff.data.windows import TiledWindows
 
 NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
-MAX_KMERS = 500_000_000  # bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
+# bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
+MAX_KMERS = 500_000_000
 log = logging.getLogger("dnadiff")
 
 
@@ -40,9 +42,10 @@ def token_groups(
 ) -> dict[str, np.ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
-    `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out the special tokens of the tokenizer
-    (begin, end, separator), if it has any. `novel` and `repeated` split DNA by its overlap with the training part of `trained_on`, the
-    data that the model was trained on; None leaves these two groups out.
+    `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out
+    the special tokens of the tokenizer (begin, end, separator), if it has any. `novel` and
+    `repeated` split DNA by its overlap with the training part of `trained_on`, the data that the
+    model was trained on; None leaves these two groups out.
     """
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
@@ -58,7 +61,8 @@ def token_groups(
 
 
 def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
-    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises ValueError for other data."""
+    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises
+    ValueError for other data."""
     if not isinstance(data.tokenizer, DNATokenizer):
         raise ValueError(
             f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only"
@@ -93,7 +97,8 @@ def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndar
 
 
 class Windows:
-    """Windows and their groups of counted tokens as batches of tensors; can be iterated repeatedly."""
+    """Windows and their groups of counted tokens as batches of tensors; can be iterated
+    repeatedly."""
 
     def __init__(
         self,
@@ -136,11 +141,13 @@ class Windows:
 
 @dataclass(frozen=True)
 class Scores:
-    """The likelihood of each window under one model: what a paired comparison with another model needs.
+    """The likelihood of each window under one model: what a paired comparison with another model
+    needs.
 
     Attributes:
         windows: (S, 3) record, start and length.
-        nats, tokens: nats and number of counted tokens of each window, (S,), for each group of tokens.
+        nats, tokens: nats and number of counted tokens of each window, (S,), for each group of
+            tokens.
         block_size: windows per block of the bootstrap.
         data: `split_hash` of the data, which identifies records and split.
     """
@@ -193,10 +200,12 @@ class Scores:
         return cls(windows, nats, tokens, int(block_size), str(data))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
-        """This model minus the other, nats per token, windows paired; raises ValueError if the scores are of different windows."""
+        """This model minus the other, nats per token, windows paired; raises ValueError if the
+        scores are of different windows."""
         if self.data != other.data or not np.array_equal(self.windows, other.windows):
             raise ValueError(
-                "these are scores of different windows: evaluate both models on the same data, part and length"
+                "these are scores of different windows: evaluate both models on the same data, "
+                "part and length"
             )
         return ratio(
             self.nats[group] - other.nats[group],
@@ -217,7 +226,8 @@ def window_positions(tiles: TiledWindows) -> np.ndarray:
 
 
 def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
-    """A Markov model of each order, fitted on the training part of `data` with strengths chosen on its validation part.
+    """A Markov model of each order, fitted on the training part of `data` with strengths chosen on
+    its validation part.
 
     Orders whose counts do not fit into memory are left out with a message.
 
@@ -231,7 +241,8 @@ def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, Bac
     if len(kept) < len(orders):
         left_out = ", ".join(str(order) for order in orders if order not in kept)
         log.info(
-            f"Markov models of order {left_out} are left out because the counts of {num_bases:,} training bases do not fit into memory; "
+            f"Markov models of order {left_out} are left out because the counts of {num_bases:,} "
+            "training bases do not fit into memory; "
             f"set orders={str(kept).replace(' ', '')}"
         )
     if not kept:
@@ -243,7 +254,8 @@ def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, Bac
 def markov_nats(
     data: SequenceDataModule, tiles: TiledWindows, tuned: Mapping[int, BackoffMarkov], part: str
 ) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
-    """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S, L); 0 for unknown bases."""
+    """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S,
+    L); 0 for unknown bases."""
     for order, model in tuned.items():
         log_probs = per_position(data, part, partial(model.log_probs, order=order), fill=0.0)
         yield order, model, -np.nan_to_num(windows_of(log_probs, tiles))
@@ -257,7 +269,8 @@ def markov_rows(
     tuned: Mapping[int, BackoffMarkov],
     part: str,
 ) -> list[Json]:
-    """`markov_nats` as rows for JSON, each with the paired difference between the network (`result`) and the Markov model."""
+    """`markov_nats` as rows for JSON, each with the paired difference between the network
+    (`result`) and the Markov model."""
     rows, bit = [], math.log(2)
     for order, model, nats in markov_nats(data, tiles, tuned, part):
         strengths = model.strengths[: order + 1]

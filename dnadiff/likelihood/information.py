@@ -1,4 +1,5 @@
-"""The information content of each base given both sides: how strongly a model predicts what is at a position."""
+"""The information content of each base given both sides: how strongly a model predicts what is at a
+position."""
 
 from __future__ import annotations
 
@@ -31,20 +32,24 @@ class _Row(NamedTuple):
 
 
 class Information:
-    """2 - H bits of each base (log2 n - H with n possible tokens), with H the entropy of its distribution given the rest of its window.
+    """2 - H bits of each base (log2 n - H with n possible tokens), with H the entropy of its
+    distribution given the rest of its window.
 
-    The bases of a window are masked in groups: every `spacing`-th position of the predicted part at once. A base is therefore
-    predicted without the bases of its own group, the nearest of which is `spacing` positions away. Unless `stranded`, the value is the mean of
-    both strands' information, each from its own reading of the window.
+    The bases of a window are masked in groups: every `spacing`-th position of the predicted part at
+    once. A base is therefore predicted without the bases of its own group, the nearest of which is
+    `spacing` positions away. Unless `stranded`, the value is the mean of both strands' information,
+    each from its own reading of the window.
 
     Args:
         denoiser: in evaluation mode.
         window: bases that the network reads at once; see `tiles`.
-        spacing: distance of masked positions, and the number of network calls per window and strand.
+        spacing: distance of masked positions, and the number of network calls per window and
+            strand.
         stranded: read the given strand alone.
 
     Raises:
-        ValueError: for an autoregressive or block diffusion model, which does not see all of the right side.
+        ValueError: for an autoregressive or block diffusion model, which does not see all of the
+            right side.
     """
 
     def __init__(
@@ -77,7 +82,8 @@ class Information:
     def along(
         self, source: SequenceInput, sites: Sequence[Piece], skip: int = 0
     ) -> Iterator[list[tuple[SiteWindow, NDArray[np.float32]]]]:
-        """The tiles in order with their values (high - low,), NaN for N, in lists of tiles that are computed together.
+        """The tiles in order with their values (high - low,), NaN for N, in lists of tiles that are
+        computed together.
 
         `skip` leaves out tiles at the beginning: those of earlier lists.
         """
@@ -144,11 +150,13 @@ def check_denoiser(denoiser: BaseDenoiser) -> None:
     """Raise ValueError for a model that does not see both sides of a base."""
     if denoiser.left_to_right:
         raise ValueError(
-            "the information of each base needs a model that sees both sides of it, and this one goes from left to right; use one of objective=mdlm"
+            "the information of each base needs a model that sees both sides of it, and this one "
+            "goes from left to right; use one of objective=mdlm"
         )
 
 
 def information_of(log_probs: Tensor, num_tokens: int) -> Tensor:
-    """log2 of the number of possible tokens minus the entropy, in bits: (..., V) -> (...), float64 where the device has it."""
+    """log2 of the number of possible tokens minus the entropy, in bits: (..., V) -> (...), float64
+    where the device has it."""
     wide = log_probs if log_probs.device.type == "mps" else log_probs.double()
     return math.log2(num_tokens) - torch.special.entr(wide.exp()).sum(-1) / math.log(2)

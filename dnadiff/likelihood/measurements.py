@@ -1,7 +1,9 @@
-"""Measurements of h(n), the mean cross-entropy of a masked token when n others are visible, as sums that a curve can be fitted to.
+"""Measurements of h(n), the mean cross-entropy of a masked token when n others are visible, as sums
+that a curve can be fitted to.
 
-A window of a model that unmasks in any order gives one measurement per draw. A block diffusion model gives one for each block of a window,
-which are many: they are summed over the blocks and draws of a window as soon as its batch is evaluated.
+A window of a model that unmasks in any order gives one measurement per draw. A block diffusion
+model gives one for each block of a window, which are many: they are summed over the blocks and
+draws of a window as soon as its batch is evaluated.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ Ints = NDArray[np.int64]
 
 
 def check_lengths(lengths: Iterable[int], size: int) -> None:
-    """ValueError unless sequences of these `lengths` have the same first block (`size` tokens, or the whole sequence), and so the same n."""
+    """ValueError unless sequences of these `lengths` have the same first block (`size` tokens, or
+    the whole sequence), and so the same n."""
     lengths = sorted(set(lengths))
     if len({min(length, size) for length in lengths}) > 1:
         raise ValueError(
-            f"batches have sequences of {lengths[0]} and of {lengths[-1]} tokens, and h(n) of blocks of {size} is of sequences of at least "
+            f"batches have sequences of {lengths[0]} and of {lengths[-1]} tokens, and h(n) of "
+            f"blocks of {size} is of sequences of at least "
             f"{size} tokens, or of one length; evaluate them apart, or set curve=False"
         )
 
 
 class Cells(NamedTuple):
-    """Sums over the measurements x of one row (a window, or a unit of the bootstrap) at one n: (C,) each.
+    """Sums over the measurements x of one row (a window, or a unit of the bootstrap) at one n: (C,)
+    each.
 
     A measurement has k masked tokens of `a` that can be masked, and x0 is h(0) of the same tokens.
     """
@@ -47,7 +52,8 @@ class Cells(NamedTuple):
     def of(
         cls, row: Ints, tokens: Ints, masked: Ints, nats: Floats, start: Floats, length: int
     ) -> Cells:
-        """One cell for each measurement, from arrays (C,); n is the visible fraction of `length` tokens, rounded."""
+        """One cell for each measurement, from arrays (C,); n is the visible fraction of `length`
+        tokens, rounded."""
         n = np.clip(np.round((1 - masked / tokens) * length), 0, length - 1).astype(np.int64)
         a, rise = tokens.astype(float), nats - start
         return cls(
@@ -77,14 +83,18 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockMeasurements:
-    """The measurements in the blocks of each of S sequences, each given the tokens before its block.
+    """The measurements in the blocks of each of S sequences, each given the tokens before its
+    block.
 
-    Memory grows with the number of sequences and with the counts n that occur in them, not with the number of blocks or draws.
+    Memory grows with the number of sequences and with the counts n that occur in them, not with the
+    number of blocks or draws.
 
     Attributes:
         cells: rows are sequences.
-        start: (S,) nats of a sequence with each block completely masked, given the tokens before it.
-        first_start: nats of the first blocks, which have no context, completely masked: the sum over sequences.
+        start: (S,) nats of a sequence with each block completely masked, given the tokens before
+            it.
+        first_start: nats of the first blocks, which have no context, completely masked: the sum
+            over sequences.
         first_tokens: their tokens.
         length: b, or the number of tokens of a sequence, if it is shorter.
     """
@@ -103,7 +113,8 @@ class BlockMeasurements:
 
         Args:
             counts, nats: masked tokens of each draw and its estimate: (D, B, blocks).
-            available, start: tokens that can be masked, and nats with all of them masked: (B, blocks).
+            available, start: tokens that can be masked, and nats with all of them masked: (B,
+                blocks).
             length: as above.
         """
         used = np.broadcast_to(available > 0, counts.shape)

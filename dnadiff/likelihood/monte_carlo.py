@@ -1,9 +1,12 @@
-"""Monte Carlo estimates of the NELBO, and exact likelihoods of autoregressive models in the same form.
+"""Monte Carlo estimates of the NELBO, and exact likelihoods of autoregressive models in the same
+form.
 
-Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times their summed cross-entropy is an
-upper bound on -log p, the NELBO of one position at a time (arXiv 2310.01334, section 2). Without time conditioning it equals MDLM's
-integral over t for every schedule; a network that is conditioned on time gets the time at which the fraction k/L is masked. The counts
-are stratified, two draws per stratum, so that the estimate of the Monte Carlo error is unbiased.
+Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times
+their summed cross-entropy is an upper bound on -log p, the NELBO of one position at a time (arXiv
+2310.01334, section 2). Without time conditioning it equals MDLM's integral over t for every
+schedule; a network that is conditioned on time gets the time at which the fraction k/L is masked.
+The counts are stratified, two draws per stratum, so that the estimate of the Monte Carlo error is
+unbiased.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class WindowBatch(NamedTuple):
 
     Attributes:
         ids: (B, L).
-        groups: which tokens to count, `{name: (B, L) bool}`; must contain `all`, which includes the others.
+        groups: which tokens to count, `{name: (B, L) bool}`; must contain `all`, which includes the
+            others.
         valid: (B, L) bool, False on padding that must not be read; None means no padding.
         cond: (B, C) labels that the network is conditioned on; None is no label.
         rows: (B,) int64, key of the noise of each sequence; None is its index in the order given.
@@ -46,7 +50,8 @@ ProgressCallback: TypeAlias = Callable[[int], None]
 
 
 class Draw(NamedTuple):
-    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); of block diffusion also the estimates (B, blocks)."""
+    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); of block diffusion
+    also the estimates (B, blocks)."""
 
     counts: Tensor
     nats: dict[str, Tensor]
@@ -57,16 +62,18 @@ def check_num_draws(num_draws: int) -> int:
     """The number of draws; raises ValueError unless it is even and at least 2."""
     if num_draws < 2 or num_draws % 2:
         raise ValueError(
-            f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the Monte Carlo error"
+            f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the "
+            "Monte Carlo error"
         )
     return num_draws
 
 
 def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws) -> Tensor:
-    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B,) or (B, blocks).
+    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B,) or (B,
+    blocks).
 
-    Uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i. The blocks of a sequence divide the stratum evenly, in a cyclic
-    order that begins at random.
+    Uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i. The blocks of a sequence
+    divide the stratum evenly, in a cyclic order that begins at random.
     """
     u = draws.uniform("count", *available.shape[1:])
     if available.ndim == 2:
@@ -81,7 +88,8 @@ def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws
 
 
 def is_exact(denoiser: BaseDenoiser) -> bool:
-    """Whether one network call gives the exact -log p: autoregressive, or block diffusion in blocks of one token."""
+    """Whether one network call gives the exact -log p: autoregressive, or block diffusion in blocks
+    of one token."""
     return denoiser.autoregressive or denoiser.block_size == 1
 
 
@@ -97,25 +105,31 @@ def estimate(
     curve: bool = False,
     starts: list[Draw] | None = None,
 ) -> Likelihood:
-    """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the -log p (`chain_rule`).
+    """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the
+    -log p (`chain_rule`).
 
-    For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the tokens before the block.
+    For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the
+    tokens before the block.
 
     Args:
         denoiser: in evaluation mode.
-        batches: positions outside the group `all` are neither masked nor counted; those that training can mask count as visible for the
-            time that a network is conditioned on (`AbsorbingProcess.time_at`).
+        batches: positions outside the group `all` are neither masked nor counted; those that
+            training can mask count as visible for the time that a network is conditioned on
+            (`AbsorbingProcess.time_at`).
         num_draws: network calls per sequence, even and at least 2.
-        seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also depends on `num_draws`.
+        seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also
+            depends on `num_draws`.
         block_size: windows per bootstrap block.
         progress: called with the number of sequences of each finished batch.
         first_draw: index of the first draw, if earlier draws exist.
-        curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which takes one network call more. Other models
-            need nothing more.
-        starts: that call of each batch. Calls for further draws of the same batches share the list, so that only the first one makes it.
+        curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which
+            takes one network call more. Other models need nothing more.
+        starts: that call of each batch. Calls for further draws of the same batches share the list,
+            so that only the first one makes it.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no sequence; with `curve`, see `check_lengths`.
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no
+            sequence; with `curve`, see `check_lengths`.
     """
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
@@ -168,16 +182,20 @@ def estimate_to(
     min_draws: int = 0,
     curve: bool = False,
 ) -> Likelihood:
-    """`estimate` with the draws doubled until `se_mc` of all tokens is at most `target_se` (nats per token), up to `max_draws` draws.
+    """`estimate` with the draws doubled until `se_mc` of all tokens is at most `target_se` (nats
+    per token), up to `max_draws` draws.
 
-    Nothing is computed twice: each doubling adds new draws, stratified among themselves, to the existing ones.
+    Nothing is computed twice: each doubling adds new draws, stratified among themselves, to the
+    existing ones.
 
     Args:
-        batches: iterated once per doubling: a list, or another object that can be iterated repeatedly.
+        batches: iterated once per doubling: a list, or another object that can be iterated
+            repeatedly.
         target_se: None makes `num_draws` draws.
         num_draws: initial number of draws.
         on_doubling: called before each doubling with the number of new draws and the current error.
-        min_draws: double at least until this many draws: the draws of an earlier result, to evaluate another network with the same noise.
+        min_draws: double at least until this many draws: the draws of an earlier result, to
+            evaluate another network with the same noise.
         curve: as in `estimate`.
     """
     if target_se is not None and not target_se > 0:
@@ -214,7 +232,8 @@ def chain_rule(
     block_size: int = 16,
     progress: ProgressCallback | None = None,
 ) -> Likelihood:
-    """The exact -log p of each sequence in one network call, without a bound and without Monte Carlo, for a model with `is_exact`."""
+    """The exact -log p of each sequence in one network call, without a bound and without Monte
+    Carlo, for a model with `is_exact`."""
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         counted = batch.groups["all"]
@@ -228,7 +247,8 @@ def chain_rule(
 
 
 def all_masked(denoiser: BaseDenoiser, process: AbsorbingProcess, batches: Batches) -> Likelihood:
-    """L h(0) of each sequence in nats: the cost when all its tokens are predicted in one call. Deterministic."""
+    """L h(0) of each sequence in nats: the cost when all its tokens are predicted in one call.
+    Deterministic."""
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         available = _available(denoiser, batch)
@@ -247,7 +267,8 @@ def collect(
     protocol: str,
     progress: ProgressCallback | None,
 ) -> Likelihood:
-    """The likelihood of all batches from the draws that `one_batch` makes of each; other arguments as in `estimate`."""
+    """The likelihood of all batches from the draws that `one_batch` makes of each; other arguments
+    as in `estimate`."""
     device = next(denoiser.parameters()).device
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}
@@ -290,7 +311,8 @@ def collect(
 
 
 def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
-    """The number of tokens to mask, (B,); in each block, (B, blocks), for a block diffusion model."""
+    """The number of tokens to mask, (B,); in each block, (B, blocks), for a block diffusion
+    model."""
     counted = batch.groups["all"]
     if denoiser.block_size is None:
         return counted.sum(-1)
@@ -305,7 +327,8 @@ def _at_count(
     count: Tensor,
     draws: Draws,
 ) -> Draw:
-    """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's estimate `(B,)` float64."""
+    """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's
+    estimate `(B,)` float64."""
     ids, counted = batch.ids, batch.groups["all"]
     factor = available / count.clamp(min=1)
     if denoiser.block_size is None:

@@ -31,14 +31,17 @@ def one_draw(
     progress: ProgressCallback | None = None,
     mask_everything: bool = False,
 ) -> Likelihood:
-    """The protocol of MDLM's tables (arXiv 2406.07524v2, and its code): one draw of Bernoulli masks for each sequence.
+    """The protocol of MDLM's tables (arXiv 2406.07524v2, and its code): one draw of Bernoulli masks
+    for each sequence.
 
-    Times are stratified over the batch on [1e-3, 1] and the weight is -alpha'/(1 - alpha): under the log-linear schedule a uniform
-    predictor gets 0.999 log V. The assignment of strata to sequences depends on the seed and the batch, so that the mean over seeds is
-    unbiased for each sequence. A single draw has no estimate of its Monte Carlo error.
+    Times are stratified over the batch on [1e-3, 1] and the weight is -alpha'/(1 - alpha): under
+    the log-linear schedule a uniform predictor gets 0.999 log V. The assignment of strata to
+    sequences depends on the seed and the batch, so that the mean over seeds is unbiased for each
+    sequence. A single draw has no estimate of its Monte Carlo error.
 
     Args:
-        mask_everything: also corrupt positions that are not counted (padding), as MDLM does for text.
+        mask_everything: also corrupt positions that are not counted (padding), as MDLM does for
+            text.
 
     Raises:
         ValueError: as `check_one_draw`.
@@ -70,11 +73,13 @@ def one_draw(
 def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
     """Raise ValueError unless MDLM's protocol gives a bound.
 
-    It does for models that unmask in any order, with a schedule that masks little before t = 1e-3 and everything at t = 1.
+    It does for models that unmask in any order, with a schedule that masks little before t = 1e-3
+    and everything at t = 1.
     """
     if denoiser.left_to_right:
         raise ValueError(
-            "protocol=mdlm is for models that unmask in any order, and this one goes from left to right; set protocol=count"
+            "protocol=mdlm is for models that unmask in any order, and this one goes from left to "
+            "right; set protocol=count"
         )
     refuse_cut(
         noise,

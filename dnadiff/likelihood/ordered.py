@@ -1,8 +1,10 @@
-"""The exact likelihood of a masked diffusion model that unmasks in a deterministic order (DUEL, arXiv 2603.01367).
+"""The exact likelihood of a masked diffusion model that unmasks in a deterministic order (DUEL,
+arXiv 2603.01367).
 
-The NELBO is a mean over random orders. If the next position to unmask is a function of the tokens that are visible, each sequence has one
-path, and -log p is the sum of its cross-entropies by the chain rule: exact, and a distribution over sequences. It is the distribution of a
-sampler that unmasks one position at a time in this order. It takes a network call for each token.
+The NELBO is a mean over random orders. If the next position to unmask is a function of the tokens
+that are visible, each sequence has one path, and -log p is the sum of its cross-entropies by the
+chain rule: exact, and a distribution over sequences. It is the distribution of a sampler that
+unmasks one position at a time in this order. It takes a network call for each token.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Order(ABC):
 
     @abstractmethod
     def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        """The position with the smallest value is next: (B, L) float, from `masked (B, L)` bool and, if it needs them, predictions.
+        """The position with the smallest value is next: (B, L) float, from `masked (B, L)` bool
+        and, if it needs them, predictions.
 
         Args:
             largest: (B, L) log-probability of the most probable token at each masked position.
@@ -57,7 +60,8 @@ class LeftToRight(Order):
 
 
 class Strided(Order):
-    """Every 16th position first, then those in the middle between two, and so on: 0, 16, 32, ..., 8, 24, ..., 4, 12, ..."""
+    """Every 16th position first, then those in the middle between two, and so on: 0, 16, 32, ...,
+    8, 24, ..., 4, 12, ..."""
 
     @override
     def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
@@ -74,8 +78,8 @@ class Strided(Order):
 class MostConfident(Order):
     """The position whose most probable token is most probable; the first one of equals.
 
-    It is the likelihood of `sampler=confidence sampler.order=max`, one position per call, except that the sampler chooses among equal
-    positions at random.
+    It is the likelihood of `sampler=confidence sampler.order=max`, one position per call, except
+    that the sampler chooses among equal positions at random.
     """
 
     needs_predictions = True
@@ -101,7 +105,8 @@ def ordered(
     block_size: int = 16,
     progress: ProgressCallback | None = None,
 ) -> Likelihood:
-    """-log p of each sequence when the counted tokens are unmasked one by one in `order`, exact; other tokens are visible.
+    """-log p of each sequence when the counted tokens are unmasked one by one in `order`, exact;
+    other tokens are visible.
 
     Args:
         denoiser: a model that unmasks in any order.
@@ -149,11 +154,13 @@ def check_ordered(denoiser: BaseDenoiser) -> None:
     """Raise ValueError for a model that goes from left to right."""
     if denoiser.left_to_right:
         raise ValueError(
-            "order is for models that unmask in any order, and this one goes from left to right; leave it out"
+            "order is for models that unmask in any order, and this one goes from left to right; "
+            "leave it out"
         )
 
 
 def _first(priorities: Tensor, masked: Tensor) -> Tensor:
-    """The masked position with the smallest value in each row, the first one of equals: (B, L) bool with one True per row."""
+    """The masked position with the smallest value in each row, the first one of equals: (B, L) bool
+    with one True per row."""
     at = priorities.masked_fill(~masked.to(priorities.device), torch.inf).argmin(-1, keepdim=True)
     return torch.zeros_like(masked).scatter(1, at.to(masked.device), True)

@@ -16,12 +16,14 @@ COUNT, BLOCKS, MDLM, EXACT = "count form", "count form of each block", "mdlm, on
 
 @dataclass(frozen=True)
 class Curve:
-    """h(n): mean cross-entropy (nats) of a masked token when n random other tokens of its sequence are visible.
+    """h(n): mean cross-entropy (nats) of a masked token when n random other tokens of its sequence
+    are visible.
 
     Attributes:
         visible: (bins,) mean n of each bin, averaged over masked tokens, as h is.
         nats: (bins,) h.
-        se: (bins,) standard error over blocks of sequences, with all draws of a block grouped; NaN for a single block.
+        se: (bins,) standard error over blocks of sequences, with all draws of a block grouped; NaN
+            for a single block.
     """
 
     visible: np.ndarray
@@ -34,14 +36,16 @@ class Likelihood:
     """NELBO estimates of S sequences.
 
     Attributes:
-        nats: for each group of tokens, (S, draws): estimates of the group's part of the sequence's NELBO.
+        nats: for each group of tokens, (S, draws): estimates of the group's part of the sequence's
+            NELBO.
         tokens: for each group, (S,) number of counted tokens.
         counts: (S, draws) masked tokens k.
         available: (S,) number of maskable tokens.
         block_size: windows per block of the bootstrap.
-        protocol: `count form`, of each sequence or `of each block` (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo
-            error), or `exact`.
-        by_block: of a block diffusion model, what h(n) of a block is computed from, if it was asked for.
+        protocol: `count form`, of each sequence or `of each block` (draws in pairs, two per
+            stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
+        by_block: of a block diffusion model, what h(n) of a block is computed from, if it was asked
+            for.
     """
 
     nats: Mapping[str, np.ndarray]
@@ -76,14 +80,16 @@ class Likelihood:
         return self.nats[group].mean(1)
 
     def interval(self, group: str = "all") -> ConfidenceInterval:
-        """Nats per token with `se_total`, which includes the choice of test sequences and the Monte Carlo noise."""
+        """Nats per token with `se_total`, which includes the choice of test sequences and the Monte
+        Carlo noise."""
         return self.interval_of(self.per_sequence(group), group)
 
     def variance_mc(self, group: str = "all") -> np.ndarray:
-        """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot estimate it.
+        """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot
+        estimate it.
 
-        Each stratum of counts holds two draws, so a quarter of their squared difference is an unbiased estimate of the
-        variance of the stratum's mean.
+        Each stratum of counts holds two draws, so a quarter of their squared difference is an
+        unbiased estimate of the variance of the stratum's mean.
         """
         if self.protocol == EXACT:
             return np.zeros(len(self.available))
@@ -97,11 +103,13 @@ class Likelihood:
         return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
 
     def difference(self, other: np.ndarray, group: str = "all") -> ConfidenceInterval:
-        """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the same tokens."""
+        """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the
+        same tokens."""
         return self.interval_of(self.per_sequence(group) - other, group)
 
     def minus(self, other: Likelihood) -> Likelihood:
-        """This model minus another on the same windows, draw by draw: with the same masks, `se_mc` is that of the difference.
+        """This model minus another on the same windows, draw by draw: with the same masks, `se_mc`
+        is that of the difference.
 
         Raises:
             ValueError: if the counted tokens differ, or the numbers of draws (unless one is exact).
@@ -113,7 +121,8 @@ class Likelihood:
             EXACT not in (self.protocol, other.protocol) and self.num_draws != other.num_draws
         ):
             raise ValueError(
-                "these are likelihoods of different windows or draws: evaluate both models on the same windows with the same draws"
+                "these are likelihoods of different windows or draws: evaluate both models on the "
+                "same windows with the same draws"
             )
         drawn = other if self.protocol == EXACT else self
         return replace(
@@ -123,18 +132,21 @@ class Likelihood:
         )
 
     def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
-        """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of `interval`."""
+        """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of
+        `interval`."""
         return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))
 
     def cross_entropy(self) -> np.ndarray:
-        """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n = available - counts.
+        """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n =
+        available - counts.
 
         The h of a block diffusion model is that of a block: use `by_block`.
         """
         return self.nats["all"] / np.maximum(self.available[:, None], 1)  # (L/k) sum / L
 
     def check_curve(self) -> None:
-        """Raise ValueError unless h(n) was measured: masks have exact counts, and blocks were summed (`likelihood.estimate`)."""
+        """Raise ValueError unless h(n) was measured: masks have exact counts, and blocks were
+        summed (`likelihood.estimate`)."""
         if self.protocol == BLOCKS and self.by_block is None:
             raise ValueError(
                 "h(n) of blocks was not measured; call likelihood.estimate with curve=True"
@@ -145,7 +157,8 @@ class Likelihood:
             )
 
     def curve(self, bins: int = 16) -> Curve:
-        """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as `check_curve`."""
+        """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as
+        `check_curve`."""
         self.check_curve()
         masked: np.ndarray
         if self.by_block is None:
@@ -182,7 +195,8 @@ class Likelihood:
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
-        """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None if unknown), `se_total`, 95 % interval of the bits, `tokens`."""
+        """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None if unknown), `se_total`, 95 %
+        interval of the bits, `tokens`."""
         total = self.interval(group)
         bit, se_mc = math.log(2), self.se_mc(group)
         return {
@@ -200,7 +214,8 @@ class Likelihood:
 def _weighted_mean(
     values: np.ndarray, weights: np.ndarray, block: np.ndarray
 ) -> tuple[float, float]:
-    """Weighted mean of `values` and its standard error, which allows for dependence within a block."""
+    """Weighted mean of `values` and its standard error, which allows for dependence within a
+    block."""
     mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))
     deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
     return mean, math.sqrt(

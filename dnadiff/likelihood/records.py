@@ -1,4 +1,5 @@
-"""The likelihood of records of any length, window by window: memory does not depend on the number of records or their lengths."""
+"""The likelihood of records of any length, window by window: memory does not depend on the number
+of records or their lengths."""
 
 from __future__ import annotations
 
@@ -46,13 +47,18 @@ class RecordScore:
 
 
 class WindowScores(Work):
-    """The likelihoods of the windows of an input, in groups. Items are windows, and a `Result` has three float64 numbers for each.
+    """The likelihoods of the windows of an input, in groups. Items are windows, and a `Result` has
+    three float64 numbers for each.
 
     Args:
-        window: records are cut into pieces of at most this many bases, as few as possible and of almost equal length.
-        num_draws: network calls per window; where one is exact (`monte_carlo.is_exact`), it is the only one.
-        seed: the noise of a window depends on the seed and on its number among the windows with a countable base.
-        known: number of an item, and how many windows before it have a countable base; saves counting them.
+        window: records are cut into pieces of at most this many bases, as few as possible and of
+            almost equal length.
+        num_draws: network calls per window; where one is exact (`monte_carlo.is_exact`), it is the
+            only one.
+        seed: the noise of a window depends on the seed and on its number among the windows with a
+            countable base.
+        known: number of an item, and how many windows before it have a countable base; saves
+            counting them.
     """
 
     unit = "groups of 512 windows or 16 batches, and at most 4 million bases"
@@ -126,7 +132,8 @@ class WindowScores(Work):
     def _scores(
         self, windows: Sequence[NDArray[np.uint8]], before: int
     ) -> tuple[NDArray[np.float64], int]:
-        """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a countable base."""
+        """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a
+        countable base."""
         counted = [
             i for i, ids in enumerate(windows) if self._is_counted(ids)
         ]  # the others need no network call
@@ -185,7 +192,8 @@ class RecordSums:
         return {"pieces": self.pieces, "windows": self.windows, "open": asdict(self.open)}
 
     def add(self, result: Result) -> list[RecordScore]:
-        """Add the next result of `WindowScores`; the scores of the records that it completes, in order."""
+        """Add the next result of `WindowScores`; the scores of the records that it completes, in
+        order."""
         completed = []
         for row in np.frombuffer(result.content, "<f8").reshape(-1, 3).tolist():
             piece = next(self._cut)

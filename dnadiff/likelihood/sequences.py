@@ -18,7 +18,8 @@ from dnadiff.process import AbsorbingProcess
 def by_length(
     encoded: Sequence[Tensor], batch_size: int, device: torch.device
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not every network supports."""
+    """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not
+    every network supports."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for _, same in itertools.groupby(order, key=lambda i: len(encoded[i])):
         while batch := list(itertools.islice(same, batch_size)):
@@ -33,10 +34,12 @@ def nll_per_token(
     seed: int,
     batch_size: int,
 ) -> np.ndarray:
-    """The NELBO of each sequence, or -log p where one network call is exact, in nats per emitted token: `(S,)`; NaN without such a token.
+    """The NELBO of each sequence, or -log p where one network call is exact, in nats per emitted
+    token: `(S,)`; NaN without such a token.
 
-    The noise of a sequence is keyed by its tokens, so that its result does not depend on the other sequences. `encoded` holds the token ids
-    (L_i,) of each sequence; see `dnadiff.likelihood.estimate`.
+    The noise of a sequence is keyed by its tokens, so that its result does not depend on the other
+    sequences. `encoded` holds the token ids (L_i,) of each sequence; see
+    `dnadiff.likelihood.estimate`.
     """
     result = np.full(len(encoded), np.nan)
     for chosen, ids in by_length(encoded, batch_size, next(denoiser.parameters()).device):

@@ -1,4 +1,5 @@
-"""The curve h(n) that `evaluate` stored next to a checkpoint, and the numbers of groups derived from it."""
+"""The curve h(n) that `evaluate` stored next to a checkpoint, and the numbers of groups derived
+from it."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ log = logging.getLogger("dnadiff")
 class StoredCurve:
     """h(n) of a model, read from `evaluate.json` in the folder of its run at every use.
 
-    An evaluation of other weights, on other data than those of the training run, on its training part, or of both strands conjoined is
-    ignored, with a warning that says why.
+    An evaluation of other weights, on other data than those of the training run, on its training
+    part, or of both strands conjoined is ignored, with a warning that says why.
 
     Args:
         path: the checkpoint.
@@ -65,14 +66,15 @@ class StoredCurve:
     ) -> Json:
         """The arguments `num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
 
-        If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is the smallest number of equal groups
-        that loses at most 2 % of the structure (`dnadiff.likelihood.code_length`).
+        If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is
+        the smallest number of equal groups that loses at most 2 % of the structure
+        (`dnadiff.likelihood.code_length`).
 
         Args:
             length: L.
             num_groups: None chooses it.
-            sizes: `optimal` for the sizes of minimum cost under h(n), if they also help on other windows; numbers of tokens; or None for
-                equal groups.
+            sizes: `optimal` for the sizes of minimum cost under h(n), if they also help on other
+                windows; numbers of tokens; or None for equal groups.
 
         Raises:
             ValueError: if `optimal` is requested without an h(n).
@@ -82,7 +84,8 @@ class StoredCurve:
         if isinstance(sizes, str):
             if sizes != OPTIMAL:
                 raise ValueError(
-                    f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or null for equal groups"
+                    f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or "
+                    "null for equal groups"
                 )
         elif sizes is not None or num_groups is not None:
             return {"num_groups": num_groups, "sizes": sizes}
@@ -99,7 +102,8 @@ class StoredCurve:
             return {"num_groups": len(equal), "sizes": None}
         if not self._optimal_sizes_help(num_groups or len(equal)):
             log.warning(
-                f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to choose them; groups are equal"
+                f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to "
+                "choose them; groups are equal"
             )
             return {"num_groups": num_groups or len(equal), "sizes": None}
         best = (
@@ -110,7 +114,8 @@ class StoredCurve:
         return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
-        """h(n) for sequences of `length` tokens, as stored by `evaluate`; None if there is none of this model."""
+        """h(n) for sequences of `length` tokens, as stored by `evaluate`; None if there is none of
+        this model."""
         try:
             h = code_length.curve_from(self._stored(), length)
         except _DAMAGED:
@@ -118,7 +123,8 @@ class StoredCurve:
         return h if np.isfinite(h).all() and (h >= 0).all() else None
 
     def _alone(self) -> float | None:
-        """The nats of a token without context of a block diffusion model; see `code_length.lost_structure`."""
+        """The nats of a token without context of a block diffusion model; see
+        `code_length.lost_structure`."""
         bits = self._stored().get("alone_bits")
         return float(bits) * math.log(2) if is_number(bits) else None
 
@@ -129,11 +135,13 @@ class StoredCurve:
             return False
 
     def measured_length(self) -> int | None:
-        """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve` assumes a function of n/L."""
+        """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve`
+        assumes a function of n/L."""
         return None if self.curve(1) is None else int(self._stored()["length"])
 
     def _stored(self) -> Json:
-        """The code length in the run's `evaluate.json`; any error means that there is none of this model."""
+        """The code length in the run's `evaluate.json`; any error means that there is none of this
+        model."""
         content = json.loads(self.file.read_text(encoding="utf-8"))
         if not content["code_length"]:
             raise ValueError(f"{self.file} has no h(n)")
@@ -153,7 +161,10 @@ class StoredCurve:
         if model.get("conjoined"):
             return "it is of both strands conjoined, which is another denoiser"
         if not content["own_data"]:
-            return f"it was measured on different data from those of the run ({content['data']['name']})"
+            return (
+                "it was measured on different data from those of the run "
+                f"({content['data']['name']})"
+            )
         if content["part"] == "train":
             return "it was measured on the training part"
         return (

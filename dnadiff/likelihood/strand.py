@@ -1,8 +1,10 @@
-"""The other strand: the NELBO of the reverse complement RC x compared with that of x, their mean and their difference (gap).
+"""The other strand: the NELBO of the reverse complement RC x compared with that of x, their mean
+and their difference (gap).
 
-Both are upper bounds on -log p of the same molecule. Their mean is a bound too, with an unbiased estimate. The mixture of both strands
-has -log p = -log mean(exp(-NELBO)), which is lower, but concave in the two numbers: computed from noisy estimates it is biased
-downward (Jensen) and therefore no bound. It is not reported.
+Both are upper bounds on -log p of the same molecule. Their mean is a bound too, with an unbiased
+estimate. The mixture of both strands has -log p = -log mean(exp(-NELBO)), which is lower, but
+concave in the two numbers: computed from noisy estimates it is biased downward (Jensen) and
+therefore no bound. It is not reported.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from dnadiff.vocab import Vocab
 
 
 class OtherStrand(BaseDenoiser):
-    """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with mirrored masks.
+    """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with
+    mirrored masks.
 
-    Using the same noise for both strands makes their difference precise, and exactly 0 for an equivariant network.
-    Raises ValueError if the vocabulary has no complement, or for a model that goes from left to right, whose other strand has other masks
-    (see `ReverseComplemented`).
+    Using the same noise for both strands makes their difference precise, and exactly 0 for an
+    equivariant network. Raises ValueError if the vocabulary has no complement, or for a model that
+    goes from left to right, whose other strand has other masks (see `ReverseComplemented`).
     """
 
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
@@ -33,7 +36,8 @@ class OtherStrand(BaseDenoiser):
         denoiser.require_any_order("reading the other strand with the same masks")
         if vocab.complement is None:
             raise ValueError(
-                "this vocabulary has no complement: only alphabets with two strands, such as DNA, have another strand"
+                "this vocabulary has no complement: only alphabets with two strands, such as DNA, "
+                "have another strand"
             )
         self.denoiser, self.complement, self.time_conditioning = (
             denoiser,
@@ -64,10 +68,12 @@ class OtherStrand(BaseDenoiser):
 
 
 class Conjoined(BaseDenoiser):
-    """A denoiser that averages the probabilities of both strands at every call, so that p(x) = p(RC x), with twice the network calls.
+    """A denoiser that averages the probabilities of both strands at every call, so that p(x) = p(RC
+    x), with twice the network calls.
 
-    Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave. The published Caduceus-Ph uses the
-    same post-hoc conjoining for classification (arXiv 2403.03234, section 4.2).
+    Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave.
+    The published Caduceus-Ph uses the same post-hoc conjoining for classification (arXiv
+    2403.03234, section 4.2).
     """
 
     rows_per_sequence = 2
@@ -97,7 +103,8 @@ class Conjoined(BaseDenoiser):
 
 
 class ReverseComplemented:
-    """The batches with every sequence reverse-complemented and its groups mirrored; can be iterated as often as `batches`."""
+    """The batches with every sequence reverse-complemented and its groups mirrored; can be iterated
+    as often as `batches`."""
 
     def __init__(self, batches: Batches, vocab: Vocab) -> None:
         self.batches, self.vocab = batches, vocab
@@ -113,7 +120,8 @@ class ReverseComplemented:
 
 
 def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
-    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its 95 % interval: nats per token."""
+    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its
+    95 % interval: nats per token."""
     gap = forward.difference(reverse.per_sequence(group), group)
     mean = forward.interval_of(
         (forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group

@@ -1,4 +1,5 @@
-"""Overlapping windows, so that each base is predicted where its window has context on both sides."""
+"""Overlapping windows, so that each base is predicted where its window has context on both
+sides."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ class SiteWindow(NamedTuple):
 def tiles(sites: Iterable[Piece], lengths: Sequence[int], window: int) -> Iterator[SiteWindow]:
     """Windows of `window` bases that predict every position of `sites` once, in order.
 
-    At most half of a window is predicted, in its middle, so that each base has at least a quarter of the window, rounded down, as context
-    on each side, or all that its record has. A record of at most `window` bases is one window.
+    At most half of a window is predicted, in its middle, so that each base has at least a quarter
+    of the window, rounded down, as context on each side, or all that its record has. A record of at
+    most `window` bases is one window.
 
     Args:
         sites: disjoint pieces of the records, in order.

@@ -1,6 +1,8 @@
-"""Counts of each base after each context, for contexts of every order: the sufficient statistics of `dnadiff.markov.model`.
+"""Counts of each base after each context, for contexts of every order: the sufficient statistics of
+`dnadiff.markov.model`.
 
-Sequences are arrays of bases as in `dnadiff.kmers`. A context that contains an unknown base has no counts.
+Sequences are arrays of bases as in `dnadiff.kmers`. A context that contains an unknown base has no
+counts.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import numpy as np
 
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement, spectrum
 
-_TABLE_ORDER = 9  # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of windows
+# orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of
+# windows
+_TABLE_ORDER = 9
 MAX_BASES = (
     500_000_000  # bases of the largest training part whose windows are stored: 16 bytes for each
 )
@@ -22,9 +26,10 @@ _BLOCK = 1 << 19  # bases processed at once: bounds the memory needed in additio
 class Segment:
     """A segment of a sequence with the context of each base.
 
-    `index` is the code of the context, an index into a table of counts. `reversed_contexts` reads the context backwards from each
-    position, with the base just before it as the highest of `order` digits in radix 5 (4 is unknown). Contexts that agree in their
-    last k bases are then neighbors in sorted order, for every k at once.
+    `index` is the code of the context, an index into a table of counts. `reversed_contexts` reads
+    the context backwards from each position, with the base just before it as the highest of `order`
+    digits in radix 5 (4 is unknown). Contexts that agree in their last k bases are then neighbors
+    in sorted order, for every k at once.
 
     Args:
         padded: (order + L,) the `order` bases before the segment, then its L bases.
@@ -58,21 +63,24 @@ class Segment:
 
     @cached_property
     def sorted_contexts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The reversed contexts in ascending order, with their positions: searches in this order read neighboring memory."""
+        """The reversed contexts in ascending order, with their positions: searches in this order
+        read neighboring memory."""
         contexts = self.reversed_contexts()
         position = np.argsort(contexts)
         return contexts[position], position
 
 
 def countable(order: int, num_bases: int) -> bool:
-    """Whether the counts of an order fit into memory: tables always do, windows of up to `MAX_BASES` bases."""
+    """Whether the counts of an order fit into memory: tables always do, windows of up to
+    `MAX_BASES` bases."""
     return order <= _TABLE_ORDER or num_bases <= MAX_BASES
 
 
 class Counts:
     """n(c, x) for contexts c of every order up to `order` and the next base x, on both strands.
 
-    Short contexts have tables; long ones share one sorted array of windows (next base, context backwards).
+    Short contexts have tables; long ones share one sorted array of windows (next base, context
+    backwards).
     """
 
     def __init__(self, bases: np.ndarray, order: int) -> None:
@@ -93,7 +101,8 @@ class Counts:
         self._windows.sort()
 
     def following(self, segment: Segment, order: int) -> np.ndarray:
-        """Counts of each base after the context of length `order` at each position: (L, 4) int64, 0 for contexts that are not known."""
+        """Counts of each base after the context of length `order` at each position: (L, 4) int64, 0
+        for contexts that are not known."""
         if order <= _TABLE_ORDER:
             return np.where(
                 segment.num_known[:, None] >= order,
@@ -114,7 +123,8 @@ class Counts:
         return counts
 
     def of_next(self, segment: Segment, order: int) -> tuple[np.ndarray, np.ndarray]:
-        """n(c, x) of the observed next base x, and n(c): both (L,); the first is meaningless at unknown bases."""
+        """n(c, x) of the observed next base x, and n(c): both (L,); the first is meaningless at
+        unknown bases."""
         counts = self.following(segment, order)
         return counts[np.arange(len(counts)), segment.bases & 3], counts.sum(1)
 
@@ -124,7 +134,8 @@ def _digit(place: int) -> np.uint64:
 
 
 def segments(bases: np.ndarray, order: int) -> Iterator[tuple[slice, Segment]]:
-    """The sequence in consecutive segments, each with the `order` bases before it; the first one is preceded by unknown bases."""
+    """The sequence in consecutive segments, each with the `order` bases before it; the first one is
+    preceded by unknown bases."""
     padded = np.concatenate([np.full(order, UNKNOWN, np.uint8), bases])
     for start in range(0, len(bases), _BLOCK):
         block = padded[start : start + _BLOCK + order]

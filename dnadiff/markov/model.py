@@ -2,10 +2,11 @@
 
     q_k(x | c) = (n(c, x) + a_k q_{k-1}(x | c')) / (n(c) + a_k),    q_{-1} = 1/4,
 
-where c is the k bases before x, c' is c without its first base, n counts occurrences in the training sequences and their reverse
-complements, and a_k > 0 is the *strength* of order k (a Dirichlet prior around order k - 1), chosen on validation data. A context
-with an unknown base has no counts, so the formula itself backs off to the longest known context. Sequences are arrays of bases as in
-`dnadiff.kmers`.
+where c is the k bases before x, c' is c without its first base, n counts occurrences in the
+training sequences and their reverse complements, and a_k > 0 is the *strength* of order k (a
+Dirichlet prior around order k - 1), chosen on validation data. A context with an unknown base has
+no counts, so the formula itself backs off to the longest known context. Sequences are arrays of
+bases as in `dnadiff.kmers`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dnadiff.markov.counts import Counts, segments
 
 MAX_ORDER = 26  # 5^27 is the largest power of five that fits into 64 bits
 GRID = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
-DEFAULT_STRENGTH = 256.0  # good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
+# good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
+DEFAULT_STRENGTH = 256.0
 _SWEEP_BASES = 1 << 21  # bases used by joint searches
 _TUNING_BASES = 1 << 25  # bases on which strengths are chosen: each takes about 100 bytes
 _TUNING_BLOCK = 1 << 16  # bases that stay together if there are more
@@ -55,7 +57,8 @@ class BackoffMarkov:
             strength: a_0 .. a_order, or one number for all orders; None means 256 for all.
 
         Raises:
-            ValueError: if the order is out of range, a strength is not positive, or no sequence contains a known base.
+            ValueError: if the order is out of range, a strength is not positive, or no sequence
+                contains a known base.
         """
         strengths = _checked_strengths(strength, integer("order", order, 0, MAX_ORDER))
         bases = _joined(sequences)
@@ -72,15 +75,18 @@ class BackoffMarkov:
     def tuned(
         self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0
     ) -> BackoffMarkov:
-        """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in ascending order of k.
+        """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in
+        ascending order of k.
 
-        Every lower order is then a tuned model too. `sweeps` of coordinate search continue from there for the highest order alone: each
-        sweep chooses every strength again with the others fixed, which can skip an unhelpful intermediate order (E. coli, order 12: 0.006
-        bits less). Use held-out sequences: on training data the smallest strength always wins. Of more than 34 million bases, evenly
-        spaced blocks are used.
+        Every lower order is then a tuned model too. `sweeps` of coordinate search continue from
+        there for the highest order alone: each sweep chooses every strength again with the others
+        fixed, which can skip an unhelpful intermediate order (E. coli, order 12: 0.006 bits less).
+        Use held-out sequences: on training data the smallest strength always wins. Of more than 34
+        million bases, evenly spaced blocks are used.
 
         Raises:
-            ValueError: if `valid` contains no known base, or the grid is empty or contains a number that is not positive.
+            ValueError: if `valid` contains no known base, or the grid is empty or contains a number
+                that is not positive.
         """
         return self.tuned_each(valid, [self.order], grid, sweeps)[self.order]
 
@@ -91,10 +97,12 @@ class BackoffMarkov:
         grid: Sequence[float] = GRID,
         sweeps: int = 4,
     ) -> dict[int, BackoffMarkov]:
-        """For each order, the same counts with the strengths tuned for that order. Raises the errors of `tuned`.
+        """For each order, the same counts with the strengths tuned for that order. Raises the
+        errors of `tuned`.
 
         Args:
-            sweeps: maximum number of joint searches after the greedy one, on at most 2 million bases; they stop when nothing changes.
+            sweeps: maximum number of joint searches after the greedy one, on at most 2 million
+                bases; they stop when nothing changes.
         """
         grid = [_checked_strengths(a, 0)[0] for a in grid]
         bases = _joined(_evenly_spaced(checked(valid), _TUNING_BASES, _TUNING_BLOCK))
@@ -130,9 +138,11 @@ class BackoffMarkov:
         }
 
     def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
-        """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural logarithms, NaN at unknown bases.
+        """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural
+        logarithms, NaN at unknown bases.
 
-        At the start and after an unknown base, the context is limited to the known bases. The sequence itself is not counted.
+        At the start and after an unknown base, the context is limited to the known bases. The
+        sequence itself is not counted.
         """
         check_bases(bases)
         strengths = self.strengths[: self._checked(order) + 1]
@@ -150,7 +160,8 @@ class BackoffMarkov:
             return self.order
         if not 0 <= order <= self.order:
             raise ValueError(
-                f"order {order} must be from 0 to {self.order}, the order of this model; fit one of a higher order"
+                f"order {order} must be from 0 to {self.order}, the order of this model; fit one "
+                "of a higher order"
             )
         return order
 
@@ -161,10 +172,12 @@ def _coordinate_search(
     grid: Sequence[float],
     sweeps: int,
 ) -> list[float]:
-    """The strengths after at most `sweeps` of coordinate search that maximize the likelihood of the highest order.
+    """The strengths after at most `sweeps` of coordinate search that maximize the likelihood of the
+    highest order.
 
-    q_top is linear in q_k: q_top = rest + factor q_k with factor the product of a_j / (n_j + a_j) over j > k, so one pass down the
-    orders prepares a sweep and the likelihood of a strength is one line.
+    q_top is linear in q_k: q_top = rest + factor q_k with factor the product of a_j / (n_j + a_j)
+    over j > k, so one pass down the orders prepares a sweep and the likelihood of a strength is one
+    line.
     """
     strengths = list(strengths)
     for _ in range(sweeps):
@@ -188,7 +201,8 @@ def _coordinate_search(
 
 
 def _evenly_spaced(sequences: Sequence[np.ndarray], maximum: int, size: int) -> list[np.ndarray]:
-    """The sequences, or, if they have more than `maximum` bases, every k-th block of `size` bases of one after the other."""
+    """The sequences, or, if they have more than `maximum` bases, every k-th block of `size` bases
+    of one after the other."""
     total = sum(map(len, sequences))
     if total <= maximum:
         return list(sequences)
@@ -202,7 +216,8 @@ def _evenly_spaced(sequences: Sequence[np.ndarray], maximum: int, size: int) -> 
 
 
 def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
-    """All sequences in one array, separated by an unknown base, so that no context extends from one into the next."""
+    """All sequences in one array, separated by an unknown base, so that no context extends from one
+    into the next."""
     parts = [
         part for bases in checked(sequences) for part in (bases, np.array([UNKNOWN], np.uint8))
     ]
@@ -218,7 +233,8 @@ def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> 
     )
     if len(strengths) != order + 1:
         raise ValueError(
-            f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each order 0..{order}"
+            f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each "
+            f"order 0..{order}"
         )
     if not all(a > 0 for a in strengths):
         raise ValueError(

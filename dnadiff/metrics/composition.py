@@ -1,7 +1,9 @@
-"""k-mer frequencies and GC content of samples, compared with real windows and with a real-vs-real baseline.
+"""k-mer frequencies and GC content of samples, compared with real windows and with a real-vs-real
+baseline.
 
-Real windows differ from one another too. The baseline measures by how much: random sets of real windows, as large as the set of
-samples, are compared with the remaining real windows, and the samples with the same remainder.
+Real windows differ from one another too. The baseline measures by how much: random sets of real
+windows, as large as the set of samples, are compared with the remaining real windows, and the
+samples with the same remainder.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ _MIN_FOR_QUANTILES = 40  # the 2.5 % quantile of 20 values has 4 to 5 % below it
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of samples from real windows, with the distance of real windows from each other as the baseline.
+    """The distance of samples from real windows, with the distance of real windows from each other
+    as the baseline.
 
     Attributes:
         samples: mean distance of the samples.
-        baseline, low, high: mean distance of sets of as many real windows, and the range of 95 % of these sets.
+        baseline, low, high: mean distance of sets of as many real windows, and the range of 95 % of
+            these sets.
         interval: 95 % interval of `samples` (`bootstrap_interval`); NaN where there is none.
     """
 
@@ -50,11 +54,13 @@ class Distance:
 
     @property
     def below_baseline(self) -> bool:
-        """Whether the samples are closer than 97.5 % of the sets of real windows: less varied than real windows."""
+        """Whether the samples are closer than 97.5 % of the sets of real windows: less varied than
+        real windows."""
         return self.samples < self.low
 
     def of_an_independent_set(self, number: int, total: int) -> Distance:
-        """The same with the range for a set that is independent of the real windows (`dnadiff.metrics.independent`)."""
+        """The same with the range for a set that is independent of the real windows
+        (`dnadiff.metrics.independent`)."""
         wider = widening(number, total)
         low, high = (
             self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high)
@@ -67,15 +73,18 @@ class Composition:
     """k-mer frequencies and GC content of samples and of real windows.
 
     Attributes:
-        kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as `AAC/GTT`.
-        sample_frequency, real_frequency: (W,) of each k-mer in one set of samples and in all real windows; with a shared label, the frequency
-            of one of the two.
-        kmer_low, kmer_high: (W,) range of 95 % of sets of real windows that are independent of these, as samples are (`independent_range`).
+        kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as
+            `AAC/GTT`.
+        sample_frequency, real_frequency: (W,) of each k-mer in one set of samples and in all real
+            windows; with a shared label, the frequency of one of the two.
+        kmer_low, kmer_high: (W,) range of 95 % of sets of real windows that are independent of
+            these, as samples are (`independent_range`).
         sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
         num_compared: sequences in each set.
         kmer_distance: total variation distance between the frequencies, 0 to 1.
         gc_distance: Wasserstein-1 distance between the distributions of GC fraction.
-        gc_sets: (num_splits, number) GC fractions of sets that vary as independent sets of num_compared real windows do (`independent_sets`).
+        gc_sets: (num_splits, number) GC fractions of sets that vary as independent sets of
+            num_compared real windows do (`independent_sets`).
     """
 
     k: int
@@ -106,16 +115,19 @@ def compare(
     num_splits: int = 200,
     seed: int = 0,
 ) -> Composition:
-    """Compare k-mer frequencies and GC content of samples with those of real windows of the same length.
+    """Compare k-mer frequencies and GC content of samples with those of real windows of the same
+    length.
 
     Args:
         samples: sequences as strings, or as uint8 arrays (0 A, 1 C, 2 G, 3 T, 4 unknown).
-        real: windows of the genome of the samples' length: at least four, preferably many more than samples.
+        real: windows of the genome of the samples' length: at least four, preferably many more than
+            samples.
         both_strands: count each k-mer on both strands; False for strand-oriented data.
         num_splits: random splits of the real windows for the baseline.
 
     Raises:
-        ValueError: if there are too few sequences, their lengths differ, one has no known base, or a character is not a nucleotide code.
+        ValueError: if there are too few sequences, their lengths differ, one has no known base, or
+            a character is not a nucleotide code.
     """
     sample_bases, real_bases = (
         [as_bases(sequence) for sequence in sequences] for sequences in (samples, real)
@@ -151,7 +163,8 @@ def compare(
 
 
 def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
-    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises ValueError for another character.
+    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
+    ValueError for another character.
 
     An array is checked and returned as it is.
     """
@@ -165,22 +178,26 @@ def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
     if (bases == _NOT_A_BASE).any():
         position = int(np.argmax(bases == _NOT_A_BASE))
         raise ValueError(
-            f"the sequence has {sequence[position : position + 1]!r} at position {position}, which is not a nucleotide code"
+            f"the sequence has {sequence[position : position + 1]!r} at position {position}, which "
+            "is not a nucleotide code"
         )
     return bases
 
 
 def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
-    """The length of all sequences; raises ValueError if there are too few, or their lengths differ."""
+    """The length of all sequences; raises ValueError if there are too few, or their lengths
+    differ."""
     if len(samples) < 2 or len(real) < 4:
         raise ValueError(
-            f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at least 2 and 4"
+            f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at "
+            "least 2 and 4"
         )
     lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
     if len(lengths[0]) > 1 or lengths[0] != lengths[1]:
         ours, theirs = (", ".join(map(str, sorted(each)[:4])) for each in lengths)
         raise ValueError(
-            f"samples have length {ours} and real windows {theirs}; all sequences must have the same length, so cut both to it"
+            f"samples have length {ours} and real windows {theirs}; all sequences must have the "
+            "same length, so cut both to it"
         )
     return lengths[0].pop()
 
@@ -211,7 +228,8 @@ def gc_content(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
 
 
 def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The codes to show and their labels; with both strands, one code of each pair of reverse complements."""
+    """The codes to show and their labels; with both strands, one code of each pair of reverse
+    complements."""
     every = np.arange(4**k, dtype=np.uint64)
     other = reverse_complement_codes(every, k)
     shown = np.flatnonzero(every <= other) if both_strands else np.arange(4**k)
@@ -233,10 +251,11 @@ def distance(
     sample_sets: Sequence[np.ndarray],
     real_sets: Sequence[Sequence[np.ndarray]],
 ) -> Distance:
-    """A statistic of samples `(S, ...)` and real windows `(R, ...)`, with its real-vs-real baseline.
+    """A statistic of samples `(S, ...)` and real windows `(R, ...)`, with its real-vs-real
+    baseline.
 
-    For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the real windows that take their place and
-    of those that both are compared with.
+    For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the
+    real windows that take their place and of those that both are compared with.
     """
     ours = [
         statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)
@@ -246,7 +265,8 @@ def distance(
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
-    """The range of 95 % of such values: their quantiles, or with too few of them the prediction interval of Student's t."""
+    """The range of 95 % of such values: their quantiles, or with too few of them the prediction
+    interval of Student's t."""
     n = len(values)
     if n < _MIN_FOR_QUANTILES:
         half = student_t(n - 1) * float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
@@ -266,9 +286,11 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """95 % interval of a statistic of the samples, `center` +- t se, with the real windows fixed.
 
-    The standard error is the spread over bootstrap replicates of the samples. Only their spread is used, not their mean: repeated items bias
-    a replicate, k-mer divergences above all. With `halves` the replicates are random halves without repeated items, whose spread is as large
-    as the standard error of the complete set: for statistics that train on one part of a set and validate on another.
+    The standard error is the spread over bootstrap replicates of the samples. Only their spread is
+    used, not their mean: repeated items bias a replicate, k-mer divergences above all. With
+    `halves` the replicates are random halves without repeated items, whose spread is as large as
+    the standard error of the complete set: for statistics that train on one part of a set and
+    validate on another.
     """
     n, rng = len(samples), np.random.default_rng(seed)
     replicates = [
@@ -281,14 +303,17 @@ def bootstrap_interval(
 
 
 def total_variation(a: np.ndarray, b: np.ndarray) -> float:
-    """Total variation distance between the k-mer frequencies of two sets, from counts (S, W) and (R, W): 0 to 1."""
+    """Total variation distance between the k-mer frequencies of two sets, from counts (S, W) and
+    (R, W): 0 to 1."""
     return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
 
 
 def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
-    """Jensen-Shannon divergence in bits between the k-mer frequencies of two sets, from counts (S, W) and (R, W): 0 to 1 (Lin 1991).
+    """Jensen-Shannon divergence in bits between the k-mer frequencies of two sets, from counts (S,
+    W) and (R, W): 0 to 1 (Lin 1991).
 
-    `scipy.spatial.distance.jensenshannon` is the square root of it, and NaN where rounding makes the divergence of close sets negative.
+    `scipy.spatial.distance.jensenshannon` is the square root of it, and NaN where rounding makes
+    the divergence of close sets negative.
     """
     from scipy.special import rel_entr
 
@@ -298,7 +323,8 @@ def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
-    """Wasserstein-1 distance between two sets of values (S,) and (R,), each represented by 200 interpolated quantiles."""
+    """Wasserstein-1 distance between two sets of values (S,) and (R,), each represented by 200
+    interpolated quantiles."""
     from scipy.stats import wasserstein_distance
 
     levels = (np.arange(200) + 0.5) / 200

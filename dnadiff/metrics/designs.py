@@ -1,4 +1,5 @@
-"""Designs read back from their FASTA file: rewards and likelihoods, the Pareto front, diversity, composition compared with real sequences."""
+"""Designs read back from their FASTA file: rewards and likelihoods, the Pareto front, diversity,
+composition compared with real sequences."""
 
 from __future__ import annotations
 
@@ -35,8 +36,10 @@ class DesignTable:
 
     Attributes:
         names: of the N records.
-        columns: (N,) of each number in the headers: reward, log_prob, log_weight, longest_match; NaN where there is none.
-        lengths: (N,) bases that were designed, or of the whole record if the header does not say which.
+        columns: (N,) of each number in the headers: reward, log_prob, log_weight, longest_match;
+            NaN where there is none.
+        lengths: (N,) bases that were designed, or of the whole record if the header does not say
+            which.
         num_distinct: different sequences.
         counts: (L, 5) of A, C, G, T and unknown bases at each position; None if the lengths differ.
         sequences: at most 2,000 of them, evenly spaced, as uint8 arrays of bases.
@@ -51,7 +54,8 @@ class DesignTable:
 
     @classmethod
     def read(cls, path: Path, number: int) -> DesignTable:
-        """The first `number` records of a FASTA file of designs, with one in memory at a time besides the 2,000."""
+        """The first `number` records of a FASTA file of designs, with one in memory at a time
+        besides the 2,000."""
         kept = set(evenly_spaced(number, MAX_SEQUENCES).tolist())
         names, sequences, rows, lengths = [], [], [], []
         digests: set[bytes] = set()
@@ -78,12 +82,14 @@ class DesignTable:
 
     @property
     def hamming(self) -> float | None:
-        """The mean Hamming distance of two designs; None for a single one, or if the lengths differ."""
+        """The mean Hamming distance of two designs; None for a single one, or if the lengths
+        differ."""
         return None if self.counts is None or len(self) < 2 else mean_hamming(self.counts)
 
 
 def header_facts(description: str) -> dict[str, str]:
-    """The `key=value` pairs of a header; a later one replaces an earlier one of the same name, which may be inside a label."""
+    """The `key=value` pairs of a header; a later one replaces an earlier one of the same name,
+    which may be inside a label."""
     return {
         key: value
         for key, found, value in (word.partition("=") for word in description.split())
@@ -92,7 +98,8 @@ def header_facts(description: str) -> dict[str, str]:
 
 
 def designed_bases(record: Record, about: Mapping[str, str]) -> np.ndarray:
-    """The bases of a record that were designed, by its header `designed=first-last`, or else all."""
+    """The bases of a record that were designed, by its header `designed=first-last`, or else
+    all."""
     bases = as_bases(record.sequence)
     first, _, last = about.get("designed", "").partition("-")
     return bases[int(first) - 1 : int(last)] if first.isdigit() and last.isdigit() else bases
@@ -104,7 +111,8 @@ def _counted(counts: np.ndarray, bases: np.ndarray) -> np.ndarray:
 
 
 def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the other, by ascending x.
+    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
+    other, by ascending x.
 
     Equal points are represented by the first. Points with NaN have no place on the front.
     """
@@ -117,17 +125,20 @@ def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def mean_hamming(counts: np.ndarray) -> float:
-    """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each position (L, letters), N at least 2."""
+    """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each
+    position (L, letters), N at least 2."""
     n = int(counts[0].sum())
     same = (counts * (counts - 1.0)).sum(1) / (n * (n - 1.0))
     return float((1 - same).sum())
 
 
 def information(counts: np.ndarray) -> np.ndarray:
-    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at positions without a known base.
+    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
+    positions without a known base.
 
-    A letter is as high as its frequency times the information of its position, 2 - H - e, where e = 3 / (2 ln 2 N) corrects the
-    entropy H of N letters for the small sample (Schneider and Stephens 1990, Nucleic Acids Research 18:6097).
+    A letter is as high as its frequency times the information of its position, 2 - H - e, where e =
+    3 / (2 ln 2 N) corrects the entropy H of N letters for the small sample (Schneider and Stephens
+    1990, Nucleic Acids Research 18:6097).
     """
     known = counts[:, :4].astype(float)
     number = np.maximum(known.sum(1, keepdims=True), 1)
@@ -146,7 +157,8 @@ class DesignComparison:
         divergences: Jensen-Shannon divergence in bits for each k, with its real-vs-real baseline.
         gc: Wasserstein-1 distance of the GC content in points.
         design_gc, real_gc: GC content of each sequence in percent.
-        num_compared: real sequences in each set of the baseline, and designs that it is compared with.
+        num_compared: real sequences in each set of the baseline, and designs that it is compared
+            with.
     """
 
     divergences: Mapping[int, Distance]

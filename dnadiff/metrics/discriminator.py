@@ -1,4 +1,5 @@
-"""What small models learn from samples: to discriminate them from real windows, and to predict real windows."""
+"""What small models learn from samples: to discriminate them from real windows, and to predict real
+windows."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ def cross_validated_scores(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
-    Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)` and `real (R, W)`, each scaled to unit
-    variance. Returns scores (S + R,) float and labels (S + R,) bool, True for samples.
+    Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)`
+    and `real (R, W)`, each scaled to unit variance. Returns scores (S + R,) float and labels (S +
+    R,) bool, True for samples.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
@@ -39,7 +41,8 @@ def cross_validated_scores(
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half (Mann-Whitney U)."""
+    """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half
+    (Mann-Whitney U)."""
     from scipy.stats import rankdata
 
     positive = int(labels.sum())
@@ -48,14 +51,17 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def discriminator_auroc(samples: np.ndarray, real: np.ndarray) -> float:
-    """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows perfectly."""
+    """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows
+    perfectly."""
     return auroc(*cross_validated_scores(samples, real))
 
 
 def train_on_samples_bits(samples: np.ndarray, real: np.ndarray, order: int) -> float:
-    """Bits per base of the real windows `real (R, L)` under a Markov model trained on `samples (S, L)` only.
+    """Bits per base of the real windows `real (R, L)` under a Markov model trained on
+    `samples (S, L)` only.
 
-    Counts come from four fifths of the samples, and the back-off strengths from the last fifth: real windows are only tested on.
+    Counts come from four fifths of the samples, and the back-off strengths from the last fifth:
+    real windows are only tested on.
     """
     num_tuning = max(1, len(samples) // 5)
     model = BackoffMarkov.fit(list(samples[num_tuning:]), order).tuned(list(samples[:num_tuning]))

@@ -35,11 +35,12 @@ _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a t
 class TrainingIndex:
     """An index of the training part that finds exact matches on both strands.
 
-    Memory: about 40 bytes a base of the training part while it is built, and 34 MB for the table. Searching takes 3 bytes a base of the
-    window, and up to 300 MB.
+    Memory: about 40 bytes a base of the training part while it is built, and 34 MB for the table.
+        Searching takes 3 bytes a base of the window, and up to 300 MB.
 
     Args:
-        sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of them.
+        sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of
+            them.
         k: length of the k-mers that `seen` counts.
 
     Raises:
@@ -50,7 +51,8 @@ class TrainingIndex:
         sequences = checked(sequences)
         if not any((bases < UNKNOWN).any() for bases in sequences):
             raise ValueError(
-                "the training part has no known base (A, C, G or T), so it cannot be searched for copies"
+                "the training part has no known base (A, C, G or T), so it cannot be searched for "
+                "copies"
             )
         gap = np.array([UNKNOWN], np.uint8)
         both = [
@@ -68,13 +70,15 @@ class TrainingIndex:
         )
 
     def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
-        """For each window, its k-mers that occur in the training part, and all its k-mers without unknown bases: (S, 2)."""
+        """For each window, its k-mers that occur in the training part, and all its k-mers without
+        unknown bases: (S, 2)."""
         return np.array(
             [(self._kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
         )
 
     def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
-        """Length in bases of the longest exact match of each window with the training part: (S,)."""
+        """Length in bases of the longest exact match of each window with the training part:
+        (S,)."""
         return np.array([self._longest(bases) for bases in windows])
 
     def _longest(self, bases: np.ndarray) -> int:
@@ -87,7 +91,8 @@ class TrainingIndex:
             start = np.flatnonzero(known)
             if self.k >= _SEED_LENGTH:
                 hits = self._kmers.hits(bases[first : first + len(values) + self.k - 1])
-                if hits.any():  # then the longest match that starts in this block starts with a k-mer that was seen
+                # then the longest match that starts in this block starts with a k-mer that was seen
+                if hits.any():
                     start = np.flatnonzero(hits)
                 elif longest >= self.k:
                     continue
@@ -108,7 +113,8 @@ class TrainingIndex:
         )
 
     def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
-        """The longest match that begins at one of the starts with its k-mer; 0 if the training part does not have these k-mers."""
+        """The longest match that begins at one of the starts with its k-mer; 0 if the training part
+        does not have these k-mers."""
         first, after = (self._first[values.view(np.int64) + offset] for offset in (0, 1))
         number = after - first
         if not number.sum():
@@ -154,7 +160,8 @@ def _count(bases: np.ndarray, k: int) -> int:
 
 
 def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
-    """Number of equal known bases at the beginning of two arrays, of which `length` are known to be equal."""
+    """Number of equal known bases at the beginning of two arrays, of which `length` are known to be
+    equal."""
     step, size = 64, min(len(a), len(b))  # one of them ends there with an unknown base
     while True:
         part = slice(length, min(length + step, size))
@@ -186,7 +193,8 @@ class Match(NamedTuple):
 def dna_data(
     model: Loaded, trust: Sequence[str] = (), given: Config | None = None
 ) -> SequenceDataModule:
-    """The data that a model was trained on, or those `given` on the command line, prepared; raises ValueError for text."""
+    """The data that a model was trained on, or those `given` on the command line, prepared; raises
+    ValueError for text."""
     check_dna(model)
     data = chosen_data(given, model.config, model.tokenizer, trust)
     data.prepare()
@@ -197,17 +205,19 @@ def check_dna(model: Loaded) -> None:
     """Raise ValueError for a model of text."""
     if model.tokenizer.vocab.complement is None:
         raise ValueError(
-            f"samples are compared as DNA, but {model.path} was trained on text; give a model of DNA"
+            f"samples are compared as DNA, but {model.path} was trained on text; give a model "
+            "of DNA"
         )
 
 
 def searched_data(
     model: Loaded, data: SequenceDataModule | None, trust: Sequence[str] = ()
 ) -> SequenceDataModule | None:
-    """The data in whose training part copies are searched for: always those that the model was trained on, if its source records them.
+    """The data in whose training part copies are searched for: always those that the model was
+    trained on, if its source records them.
 
-    None, with a log message, if they cannot be read here. If the source records none, as a published folder, `data` take their place,
-    with a log message.
+    None, with a log message, if they cannot be read here. If the source records none, as a
+    published folder, `data` take their place, with a log message.
     """
     known = None if data is None else model.was_trained_on(data)
     if known:
@@ -217,7 +227,8 @@ def searched_data(
     except (ValueError, OSError) as error:
         if data is not None and known is None:
             log.info(
-                f"{model.path} does not record what it was trained on: copies are searched for in the training part of {data.name}"
+                f"{model.path} does not record what it was trained on: copies are searched for in "
+                f"the training part of {data.name}"
             )
             return data
         log.info(
@@ -239,19 +250,23 @@ def fits_in_memory(data: SequenceDataModule) -> bool:
 def training_data(
     model: Loaded, trust: Sequence[str] = (), given: Config | None = None
 ) -> SequenceDataModule:
-    """As `dna_data`; also raises ValueError if the index of the training part does not fit into memory."""
+    """As `dna_data`; also raises ValueError if the index of the training part does not fit into
+    memory."""
     data = dna_data(model, trust, given)
     if model.was_trained_on(data) is False:
         if not given:
             raise ValueError(
-                f"copies: {data.name} changed since {model.path} was trained on it; restore its files"
+                f"copies: {data.name} changed since {model.path} was trained on it; restore its "
+                "files"
             )
         log.warning(
-            f"{model.path} was not trained on data={data.name}: matches are with these data, not with the training data of the model"
+            f"{model.path} was not trained on data={data.name}: matches are with these data, not "
+            "with the training data of the model"
         )
     if not fits_in_memory(data):
         raise ValueError(
-            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases, and an index is made of at most {LARGEST:,} "
+            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases, and "
+            f"an index is made of at most {LARGEST:,} "
             "(40 bytes of memory for each); give data= with fewer records"
         )
     return data
@@ -264,7 +279,8 @@ def indexed(data: SequenceDataModule) -> TrainingIndex:
 
 
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
-    """The matches of each record of a FASTA file. If a record's header has `designed=first-last`, only that part is searched."""
+    """The matches of each record of a FASTA file. If a record's header has `designed=first-last`,
+    only that part is searched."""
     found = []
     for record in iter_fasta(path):
         bases = as_bases(record.sequence)
@@ -282,7 +298,8 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
 
 
 def summary(found: Sequence[Match]) -> dict[str, Json]:
-    """Summary over all records: mean and maximum of the longest match, the record with the maximum, and the mean fraction of 24-mers seen."""
+    """Summary over all records: mean and maximum of the longest match, the record with the maximum,
+    and the mean fraction of 24-mers seen."""
     longest = max(found, key=lambda match: match.longest)
     seen = [match.seen for match in found if match.seen == match.seen]  # not NaN
     return {

@@ -1,4 +1,5 @@
-"""Real sequences that generated ones are compared with: windows of a FASTA file, or of a held-out part of the data."""
+"""Real sequences that generated ones are compared with: windows of a FASTA file, or of a held-out
+part of the data."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def read_bases(path: str | Path) -> list[np.ndarray]:
 
 
 def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:
-    """The windows of a held-out part as bases, without overlap; raises ValueError if the part is not held out, or too short."""
+    """The windows of a held-out part as bases, without overlap; raises ValueError if the part is
+    not held out, or too short."""
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
@@ -60,7 +62,8 @@ def content(window: Window) -> np.ndarray:
 def cut(
     records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN
 ) -> list[np.ndarray]:
-    """Consecutive windows of the records, without those that have many unknown bases; raises ValueError if there is none."""
+    """Consecutive windows of the records, without those that have many unknown bases; raises
+    ValueError if there is none."""
     found = [
         bases[at : at + length]
         for bases in records
@@ -69,7 +72,8 @@ def cut(
     found = [bases for bases in found if (bases == UNKNOWN).mean() <= max_unknown]
     if not found:
         raise ValueError(
-            f"real has no window of {length:,} bases with at most {100 * max_unknown:g} % unknown bases; give longer records"
+            f"real has no window of {length:,} bases with at most {100 * max_unknown:g} % unknown "
+            "bases; give longer records"
         )
     return found
 

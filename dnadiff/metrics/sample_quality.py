@@ -1,8 +1,10 @@
-"""Samples compared with real windows of the same number and length: every metric with its real-vs-real baseline.
+"""Samples compared with real windows of the same number and length: every metric with its
+real-vs-real baseline.
 
-The baseline: random disjoint sets of held-out windows, as large as the set of samples, are evaluated as the samples are. A *distance*
-above the range of the baseline means that samples and real windows are distinguishable. A distance below it is a warning: samples that are
-closer to a set of real windows than other real windows vary too little, or copy some of that set.
+The baseline: random disjoint sets of held-out windows, as large as the set of samples, are
+evaluated as the samples are. A *distance* above the range of the baseline means that samples and
+real windows are distinguishable. A distance below it is a warning: samples that are closer to a set
+of real windows than other real windows vary too little, or copy some of that set.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ class SampleQuality:
     Attributes:
         metrics: in the order of the table.
         num_compared: sequences in each set.
-        information: mutual information in bits at each distance: of a set of samples (D,), and the range of 95 % of sets of real windows
-            that are independent of these (2, D).
+        information: mutual information in bits at each distance: of a set of samples (D,), and the
+            range of 95 % of sets of real windows that are independent of these (2, D).
     """
 
     metrics: tuple[QualityMetric, ...]
@@ -101,15 +103,18 @@ class SampleQuality:
         return next(metric for metric in self.metrics if metric.key == key)
 
     def warnings(self) -> list[str]:
-        """One line for each distance below the baseline, and one for copies of the training part."""
+        """One line for each distance below the baseline, and one for copies of the training
+        part."""
         lines = [
-            f"too similar: {m.name}: {m.distance.samples:.4g} {m.unit}, real windows {m.distance.low:.4g} or more"
+            f"too similar: {m.name}: {m.distance.samples:.4g} {m.unit}, real windows "
+            f"{m.distance.low:.4g} or more"
             for m in self.metrics
             if m.warns
         ]
         copied = [m for m in self.metrics if m.key == "seen" and m.distance.above_baseline]
         return lines + [
-            f"copies: {m.distance.samples:.1f} % of {m.name}, of real windows {m.distance.high:.1f} % or less; longest exact match "
+            f"copies: {m.distance.samples:.1f} % of {m.name}, of real windows "
+            f"{m.distance.high:.1f} % or less; longest exact match "
             f"{self['longest_match'].distance.samples:.0f} of {self.length} bases"
             for m in copied
         ]
@@ -138,7 +143,8 @@ class SampleQuality:
 
 
 class QualityPart(NamedTuple):
-    """Metrics that are computed together; `information` as in `SampleQuality`, of one part alone."""
+    """Metrics that are computed together; `information` as in `SampleQuality`, of one part
+    alone."""
 
     metrics: Sequence[QualityMetric]
     information: tuple[np.ndarray, np.ndarray] | None = None
@@ -149,7 +155,8 @@ class SampleQualityEvaluator:
 
     Args:
         samples: uint8 arrays of bases of one length (`composition.as_bases`).
-        real: held-out windows of that length, preferably more than twice as many; of more than `MAX_REAL`, evenly spaced ones are used.
+        real: held-out windows of that length, preferably more than twice as many; of more than
+            `MAX_REAL`, evenly spaced ones are used.
         training: index of the training part, to search for copies; None skips the search.
         both_strands: count k-mers on both strands; False for strand-oriented data.
         order: of the Markov models that are trained on the samples.
@@ -173,13 +180,15 @@ class SampleQualityEvaluator:
         self.number = min(len(samples), len(real) // 2)
         if self.number < _MIN_SAMPLES:
             raise ValueError(
-                f"{len(samples)} samples and {len(real)} real windows of {self.length} bases are too few to compare; "
+                f"{len(samples)} samples and {len(real)} real windows of {self.length} bases are "
+                "too few to compare; "
                 f"give at least {_MIN_SAMPLES} and {2 * _MIN_SAMPLES}"
             )
         longest = max(*KMER_LENGTHS, training.k if training else 0)
         if self.length < longest:
             raise ValueError(
-                f"sequences of {self.length} bases are shorter than the {longest}-mers that are counted; give longer ones"
+                f"sequences of {self.length} bases are shorter than the {longest}-mers that are "
+                "counted; give longer ones"
             )
         kept = evenly_spaced(len(real), max(MAX_REAL, 4 * self.number))
         if len(kept) < len(real):
@@ -229,7 +238,8 @@ class SampleQualityEvaluator:
         is_distance: bool = True,
         slow: bool = False,
     ) -> QualityMetric:
-        """A statistic of two sets, with its baseline and its interval; `data` are the rows of samples and of real windows."""
+        """A statistic of two sets, with its baseline and its interval; `data` are the rows of
+        samples and of real windows."""
         samples, real = data
         num_sets = _NUM_SLOW if slow else len(self.real_sets)
         found = distance(

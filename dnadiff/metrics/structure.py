@@ -1,4 +1,5 @@
-"""Structure beyond k-mers: mutual information between distant bases, the three-base period of codons, open reading frames.
+"""Structure beyond k-mers: mutual information between distant bases, the three-base period of
+codons, open reading frames.
 
 A set of windows is an array (S, L) uint8 of bases as in `dnadiff.kmers`.
 """
@@ -13,7 +14,8 @@ _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
 
 
 def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
-    """Counts of base a at d positions before base b: (S, max_distance, 16) int32 for d = 1 .. max_distance, indexed by 4 a + b.
+    """Counts of base a at d positions before base b: (S, max_distance, 16) int32 for d = 1 ..
+    max_distance, indexed by 4 a + b.
 
     Pairs with an unknown base are not counted.
     """
@@ -30,9 +32,11 @@ def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
 
 
 def mutual_information(counts: np.ndarray) -> np.ndarray:
-    """Mutual information in bits of two bases at distance d: (D,), from `pair_counts` of a set (S, D, 16) summed over its windows.
+    """Mutual information in bits of two bases at distance d: (D,), from `pair_counts` of a set (S,
+    D, 16) summed over its windows.
 
-    The estimate is biased: with N pairs, independent bases give about 9/(2 N ln 2). Compare only sets of the same size.
+    The estimate is biased: with N pairs, independent bases give about 9/(2 N ln 2). Compare only
+    sets of the same size.
     """
     joint = counts.sum(0).reshape(-1, 4, 4) / np.maximum(counts.sum((0, 2)), 1)[:, None, None]
     product = joint.sum(2)[:, :, None] * joint.sum(1)[:, None, :]
@@ -41,10 +45,11 @@ def mutual_information(counts: np.ndarray) -> np.ndarray:
 
 
 def period_three(windows: np.ndarray) -> np.ndarray:
-    """Spectral power at a period of three bases, for each window, (S,): 1 on average for independent bases, more in coding sequence.
+    """Spectral power at a period of three bases, for each window, (S,): 1 on average for
+    independent bases, more in coding sequence.
 
-    The sum of the squared Fourier coefficients at frequency 1/3 of the four base indicators, divided by its mean over shuffles of the
-    window (after Tiwari et al., CABIOS 13, 263, 1997).
+    The sum of the squared Fourier coefficients at frequency 1/3 of the four base indicators,
+    divided by its mean over shuffles of the window (after Tiwari et al., CABIOS 13, 263, 1997).
     """
     wave = np.exp(2j * np.pi * np.arange(windows.shape[1]) / 3)
     is_base = windows[:, :, None] == np.arange(4)  # (S, L, 4)
@@ -61,8 +66,9 @@ def period_three(windows: np.ndarray) -> np.ndarray:
 def longest_orf(windows: np.ndarray) -> np.ndarray:
     """Length in bases of the longest open reading frame of each window, in any of six frames: (S,).
 
-    A frame is a run of codons without a stop (TAA, TAG, TGA). It needs no start codon and may extend past both ends of a window, because
-    genes are longer than windows; a codon with an unknown base ends it.
+    A frame is a run of codons without a stop (TAA, TAG, TGA). It needs no start codon and may
+    extend past both ends of a window, because genes are longer than windows; a codon with an
+    unknown base ends it.
     """
     other = np.where(windows < UNKNOWN, 3 - windows.astype(np.int16), UNKNOWN)[:, ::-1]
     return np.max(

@@ -1,7 +1,9 @@
-"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and repetition.
+"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and
+repetition.
 
-A low generative perplexity alone is not evidence of quality, because repetitive text has one too (arXiv 2409.02908). The entropy is
-therefore computed from the same tokens as the perplexity: those of a text from its first to its last one that is not special.
+A low generative perplexity alone is not evidence of quality, because repetitive text has one too
+(arXiv 2409.02908). The entropy is therefore computed from the same tokens as the perplexity: those
+of a text from its first to its last one that is not special.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class JudgeModel:
 
     @classmethod
     def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
-        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError for anything else."""
+        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError
+        for anything else."""
         from dnadiff import checkpoint
         from dnadiff.published import model
 
@@ -65,7 +68,8 @@ class JudgeModel:
             or loaded.tokenizer.vocab.complement is not None
         ):
             raise ValueError(
-                f"judge {loaded.path} must be an autoregressive model of text: train one with objective=ar data=..."
+                f"judge {loaded.path} must be an autoregressive model of text: train one with "
+                "objective=ar data=..."
             )
         data = loaded.config.get("data")
         return cls(
@@ -86,7 +90,8 @@ def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
 
 
 def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
-    """The documents in a text, separated by the written-out tokens with which the tokenizer begins or ends a text."""
+    """The documents in a text, separated by the written-out tokens with which the tokenizer begins
+    or ends a text."""
     separators = {
         tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None
     }
@@ -94,13 +99,15 @@ def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
 
 
 def content_span(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Start and end of `ids (L,)` without the special tokens at its beginning and end; equal if there are no others."""
+    """Start and end of `ids (L,)` without the special tokens at its beginning and end; equal if
+    there are no others."""
     places = np.flatnonzero(~np.isin(ids, tokenizer.special_ids))
     return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
 
 
 def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of each text that has a content."""
+    """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of
+    each text that has a content."""
     found, each = np.full(texts.shape, np.nan), iter(nats)
     for row, ids in zip(found, texts):
         start, end = content_span(ids, tokenizer)
@@ -110,10 +117,12 @@ def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Token
 
 
 def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text token if it has one.
+    """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text
+    token if it has one.
 
-    There is no separator before the first and after the last document, as in the `content_span` of a sample that is not encoded again.
-    Encoding the joined text instead would read written-out special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
+    There is no separator before the first and after the last document, as in the `content_span` of
+    a sample that is not encoded again. Encoding the joined text instead would read written-out
+    special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
     """
     found = [ids for text in texts if len(ids := tokenizer.encode(text))]
     end = [] if tokenizer.eos_id is None else [np.array([tokenizer.eos_id])]
@@ -160,7 +169,8 @@ def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
 
 
 def entropy(tokens: np.ndarray) -> float:
-    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of tokens."""
+    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of
+    tokens."""
     fraction = np.unique(tokens, return_counts=True)[1] / len(tokens)
     return float(-(fraction * np.log(fraction)).sum())
 
@@ -178,7 +188,8 @@ def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
 def describe(
     texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None
 ) -> TextStatistics:
-    """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if there is a model."""
+    """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
+    there is a model."""
     repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
     total = None if nats is None else np.array([x.sum() for x in nats])
     return TextStatistics(
@@ -192,9 +203,11 @@ def describe(
 def by_position(
     texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None
 ) -> list[dict[str, Json]]:
-    """Statistics of each segment of texts of equal length; a segment extends from its start to the next one.
+    """Statistics of each segment of texts of equal length; a segment extends from its start to the
+    next one.
 
-    Repetition is the fraction of n-grams ending in the segment that occurred before anywhere in the text.
+    Repetition is the fraction of n-grams ending in the segment that occurred before anywhere in the
+    text.
 
     Args:
         texts: (S, L) ids.
@@ -219,9 +232,9 @@ def token_nats(
 ) -> list[np.ndarray]:
     """-log p of each token of each text `(L,)` under a causal model, in nats.
 
-    The token at position 0 counts too: it is predicted from the start token. Programs that predict from position 1 on give another
-    perplexity, above all of short texts. Texts longer than `window` are cut into independent pieces of (almost) equal length, each with a
-    start token.
+    The token at position 0 counts too: it is predicted from the start token. Programs that predict
+    from position 1 on give another perplexity, above all of short texts. Texts longer than `window`
+    are cut into independent pieces of (almost) equal length, each with a start token.
     """
     cuts = pieces.cut([len(x) for x in texts], window)
     found = [np.zeros(len(x)) for x in texts]

@@ -1,4 +1,5 @@
-"""What `dnadiff.load` returns: a trained model for notebooks, with sampling, likelihoods and embeddings, and without configuration."""
+"""What `dnadiff.load` returns: a trained model for notebooks, with sampling, likelihoods and
+embeddings, and without configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 
 class Model(Generator):
-    """A trained model, from `load`: sampling and infilling (`Generator`), likelihoods, features, and effects of variants.
+    """A trained model, from `load`: sampling and infilling (`Generator`), likelihoods, features,
+    and effects of variants.
 
     Attributes:
         loaded: from `dnadiff.checkpoint.load`.
@@ -53,11 +55,13 @@ class Model(Generator):
         seed: int = 1,
         batch_size: int = 32,
     ) -> np.ndarray:
-        """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`; exact for an autoregressive model.
+        """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`;
+        exact for an autoregressive model.
 
-        The NELBO in count form, averaged over `num_draws` (even) stratified masks, of each block for a block diffusion model. The chain
-        rule, of autoregressive models and of blocks of one token, needs none. N and other letters that the
-        model does not generate are read but not counted; a sequence without a countable letter gets NaN.
+        The NELBO in count form, averaged over `num_draws` (even) stratified masks, of each block
+        for a block diffusion model. The chain rule, of autoregressive models and of blocks of one
+        token, needs none. N and other letters that the model does not generate are read but not
+        counted; a sequence without a countable letter gets NaN.
         """
         seed, batch_size = integer("seed", seed, 0), integer("batch_size", batch_size)
         return nll_per_token(
@@ -73,16 +77,19 @@ class Model(Generator):
         dtype: str = "float32",
         batch_size: int = 32,
     ) -> Embeddings | list[np.ndarray]:
-        """The network's features of each sequence, pooled over positions: `(S, D)`, or with `pool="none"` a list of `(L_i, D)`.
+        """The network's features of each sequence, pooled over positions: `(S, D)`, or with
+        `pool="none"` a list of `(L_i, D)`.
 
         Args:
             pool: `mean` or `max` over positions, or `none`.
             layer: number of layers, followed by the final norm; None is all.
-            stranded: read the given strand alone; otherwise the features of both strands are averaged.
+            stranded: read the given strand alone; otherwise the features of both strands are
+                averaged.
             dtype: `float32` or `float16`.
 
         Returns:
-            An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the ids of records as names.
+            An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the
+            ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
         sequences = (
@@ -102,11 +109,13 @@ class Model(Generator):
         stranded: bool = False,
         batch_size: int = 32,
     ) -> list[np.ndarray]:
-        """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN for N; see `dnadiff.likelihood.information`.
+        """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
+        for N; see `dnadiff.likelihood.information`.
 
         Args:
             window: bases that the network reads at once; None is the training window.
-            spacing: distance of bases that are masked together: network calls per window and strand.
+            spacing: distance of bases that are masked together: network calls per window and
+                strand.
             stranded: read the given strand alone; otherwise the mean of both strands.
         """
         if self.tokenizer.vocab.complement is None:
@@ -138,21 +147,26 @@ class Model(Generator):
         seed: int = 1,
         batch_size: int = 32,
     ) -> pandas.DataFrame:
-        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative allele, in their order.
+        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative
+        allele, in their order.
 
-        The columns are those of the command line (docs/variants.md), `REF_mismatch` and `reason`: why an allele has no value, such as "a
-        symbolic allele" or "N in the genome at REF", and empty for the others. Select those with a value by `frame[frame.reason == ""]`.
+        The columns are those of the command line (docs/variants.md), `REF_mismatch` and `reason`:
+        why an allele has no value, such as "a symbolic allele" or "N in the genome at REF", and
+        empty for the others. Select those with a value by `frame[frame.reason == ""]`.
 
         Args:
-            variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt) with pos counted from 1.
-            genome: a sequence file, `{name: letters}`, an open `Genome`, or an open `pyfaidx.Fasta`.
-            method: None is masked for SNVs and block for others; log_prob for autoregressive and block diffusion models
-                (`dnadiff.variant_effect`).
+            variants: a VCF, BCF or tab-separated file, a data frame, or rows (chrom, pos, ref, alt)
+                with pos counted from 1.
+            genome: a sequence file, `{name: letters}`, an open `Genome`, or an open
+                `pyfaidx.Fasta`.
+            method: None is masked for SNVs and block for others; log_prob for autoregressive and
+                block diffusion models (`dnadiff.variant_effect`).
             window: bases that the network reads; None is the training window.
             stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md).
 
         Raises:
-            ValueError: naming the argument or the row that is not valid, such as one whose REF differs.
+            ValueError: naming the argument or the row that is not valid, such as one whose REF
+                differs.
         """
         from dnadiff.variant_effect import frame
 
@@ -196,11 +210,13 @@ class Model(Generator):
 def load(
     run: str | os.PathLike[str], device: torch.device | str | None = None, trust: Sequence[str] = ()
 ) -> Model | ClassifierEnsemble:
-    """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have `predict`.
+    """Load a trained model; of a run of `python -m dnadiff.finetune` its classifiers, which have
+    `predict`.
 
     Args:
-        run: a run folder, a .ckpt file, or `latest`; a model that ships with dnadiff, by name; a folder with an exported or published
-            model; or `hf:ORG/NAME@REVISION` on the Hugging Face Hub.
+        run: a run folder, a .ckpt file, or `latest`; a model that ships with dnadiff, by name; a
+            folder with an exported or published model; or `hf:ORG/NAME@REVISION` on the Hugging
+            Face Hub.
         device: None uses a CUDA device if there is one, else the CPU.
         trust: packages besides dnadiff whose classes its configuration may name.
 

@@ -51,7 +51,8 @@ class Generator:
 
     @property
     def length(self) -> int:
-        """Tokens in a training window; ValueError if the source of the model does not record it and the network takes any number."""
+        """Tokens in a training window; ValueError if the source of the model does not record it and
+        the network takes any number."""
         return self.loaded.training_length()
 
     def sample(
@@ -73,24 +74,28 @@ class Generator:
 
         Args:
             length: tokens per sequence; None is the training window.
-            sampler: None unmasks random groups (`Grouped`), of one block after another (`Blockwise`) for a block diffusion model; an
-                autoregressive model samples from left to right (`Autoregressive`).
+            sampler: None unmasks random groups (`Grouped`), of one block after another
+                (`Blockwise`) for a block diffusion model; an autoregressive model samples from left
+                to right (`Autoregressive`).
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
             label: condition on one or several of `labels`.
             guidance: weight of the label; 1 is the model's distribution given the label.
-            template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for text; defines the length.
+            template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for
+                text; defines the length.
             motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top of the template.
             prompt: the beginning of each sequence.
             gc: mean fraction of G and C; see `dnadiff.design.gc_tilt`.
-            num_draws: network calls for the bound on each sample's log-probability; None is 8 if one of the last four arguments is given
-                and the network accepts whole sequences, else 0.
+            num_draws: network calls for the bound on each sample's log-probability; None is 8 if
+                one of the last four arguments is given and the network accepts whole sequences,
+                else 0.
 
         Returns:
-            Strings with the attributes `log_prob` and `log_weight` (`dnadiff.design.designs.Design`); `.to_frame()` makes them a data frame.
+            Strings with the attributes `log_prob` and `log_weight`
+            (`dnadiff.design.designs.Design`); `.to_frame()` makes them a data frame.
 
         Raises:
-            ValueError: for a length that the network does not accept, an unknown label, a sampler for another kind of model, or
-                constraints that cannot be satisfied.
+            ValueError: for a length that the network does not accept, an unknown label, a sampler
+                for another kind of model, or constraints that cannot be satisfied.
         """
         seed = integer("seed", seed, 0)
         num_samples, known = check_request(None, num_samples, 1 if length is None else length)
@@ -115,18 +120,23 @@ class Generator:
         gc: float | None = None,
         num_draws: int | None = None,
     ) -> Designs:
-        """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the whole sequence with each of `n` designs.
+        """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the
+        whole sequence with each of `n` designs.
 
         Args:
-            sequence: letters, in either case, or a record of Biopython or pyfaidx; N is read and kept.
+            sequence: letters, in either case, or a record of Biopython or pyfaidx; N is read and
+                kept.
             start, end: 0-based and half-open.
-            length: window that the network reads, with the interval in the middle; None is the training window.
+            length: window that the network reads, with the interval in the middle; None is the
+                training window.
             sampler, seed, batch_size, label, guidance: see `sample`.
             gc: mean fraction of G and C in the designs.
-            num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as in `sample`.
+            num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as
+                in `sample`.
 
         Raises:
-            ValueError: for an interval outside the sequence or wider than `length`, and as `sample`.
+            ValueError: for an interval outside the sequence or wider than `length`, and as
+                `sample`.
         """
         sequence, seed = text_of(sequence), integer("seed", seed, 0)
         n, length = check_request(None, n, self.length if length is None else length)
@@ -159,20 +169,26 @@ class Generator:
 
         Args:
             reward: a `Reward`, or a function of a list of strings that returns one number for each.
-            method: None is `BestOfN()`; see `dnadiff.design.method`. The `n` designs of `SMC` are one population for each batch.
-            beta: inverse temperature of methods that have one: their target distribution is p(x) exp(beta reward(x)).
+            method: None is `BestOfN()`; see `dnadiff.design.method`. The `n` designs of `SMC` are
+                one population for each batch.
+            beta: inverse temperature of methods that have one: their target distribution is p(x)
+                exp(beta reward(x)).
             target: a value that the reward approaches; None is as large as possible.
             length, template, motif: see `sample`.
-            infill: (sequence, start, end): design the interval in its flanks, see `infill`; the reward reads the window around it.
+            infill: (sequence, start, end): design the interval in its flanks, see `infill`; the
+                reward reads the window around it.
             start: a sequence to change, for `Metropolis`; with `template` only its free positions.
             sampler, seed, batch_size, label, guidance: see `sample`.
-            num_draws: network calls for the bound on the log-probability of each design; 0 leaves it out.
+            num_draws: network calls for the bound on the log-probability of each design; 0 leaves
+                it out.
 
         Returns:
-            Strings with the numbers of their records as attributes (`dnadiff.design.designs.Design`); `.to_frame()` makes a data frame.
+            Strings with the numbers of their records as attributes
+            (`dnadiff.design.designs.Design`); `.to_frame()` makes a data frame.
 
         Raises:
-            ValueError: if the reward fails, or if method, sampler, model and constraints do not fit together.
+            ValueError: if the reward fails, or if method, sampler, model and constraints do not fit
+                together.
         """
         method, batch_size, seed = (
             method or BestOfN(),
@@ -181,11 +197,13 @@ class Generator:
         )
         if start is not None and not method.changes_given:
             raise ValueError(
-                f"start is for methods that change given sequences, and {type(method).__name__} does not; use Metropolis"
+                f"start is for methods that change given sequences, and {type(method).__name__} "
+                "does not; use Metropolis"
             )
         if num_draws % 2:
             raise ValueError(
-                f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the bounds out"
+                f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the "
+                "bounds out"
             )
         check_exclusions(
             {
@@ -228,14 +246,17 @@ class Generator:
         )
 
     def check_infill(self) -> None:
-        """Raise ValueError for a text model, and for an autoregressive or block diffusion model, which does not see the right flank."""
+        """Raise ValueError for a text model, and for an autoregressive or block diffusion model,
+        which does not see the right flank."""
         if self.tokenizer.vocab.complement is None:
             raise ValueError(
-                f"infill is for models of DNA, and {self.path} was trained on text; give a template with [MASK] instead"
+                f"infill is for models of DNA, and {self.path} was trained on text; give a "
+                "template with [MASK] instead"
             )
         if self.denoiser.left_to_right:
             raise ValueError(
-                "infill: this model goes from left to right and does not see the right flank; use one of objective=mdlm"
+                "infill: this model goes from left to right and does not see the right flank; use "
+                "one of objective=mdlm"
             )
 
     def _designs(
@@ -259,13 +280,17 @@ class Generator:
         batch_size = integer("batch_size", batch_size)
         if num_draws % 2:
             raise ValueError(
-                f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo error; 0 omits bounds"
+                f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo "
+                "error; 0 omits bounds"
             )
         generator = self.conditional_sampler(
             sampler or self.default_sampler(longest), request, label, guidance
         )
         if num_draws and too_long:
-            problem = f"bounds need whole sequences, and {longest} tokens are more than the {maximum} that this network accepts"
+            problem = (
+                f"bounds need whole sequences, and {longest} tokens are more than the "
+                f"{maximum} that this network accepts"
+            )
             raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
         if gc is not None:
             gc = gc_tilt.check(gc, request, self.tokenizer)
@@ -277,14 +302,16 @@ class Generator:
     def conditional_sampler(
         self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0
     ) -> ConditionalSampler:
-        """The generator that fills a request with this model; raises ValueError as `check_sampler` and `conditioned`."""
+        """The generator that fills a request with this model; raises ValueError as `check_sampler`
+        and `conditioned`."""
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
         denoiser, labels = self.conditioned(label, guidance)
         return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, labels)
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
-        """The sampler fitted to this model (its window); raises ValueError for one that does not fit the kind of model or the length."""
+        """The sampler fitted to this model (its window); raises ValueError for one that does not
+        fit the kind of model or the length."""
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser)
         longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "
@@ -293,7 +320,8 @@ class Generator:
         return sampler
 
     def default_sampler(self, length: int) -> Sampler:
-        """Random groups, in blocks for a block diffusion model; left to right for an autoregressive model."""
+        """Random groups, in blocks for a block diffusion model; left to right for an autoregressive
+        model."""
         if self.denoiser.autoregressive:
             return Autoregressive()
         size = self.denoiser.block_size
@@ -303,7 +331,8 @@ class Generator:
     def conditioned(
         self, label: Labels, guidance: float = 1.0
     ) -> tuple[BaseDenoiser, Tensor | None]:
-        """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see `dnadiff.design.labels.conditioned`."""
+        """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see
+        `dnadiff.design.labels.conditioned`."""
         return conditioned(
             self.denoiser,
             self.labels,
@@ -344,7 +373,8 @@ _EXCLUSIVE = (
 
 
 def check_exclusions(given: Mapping[str, object]) -> None:
-    """Raise ValueError for arguments of `Generator.design` that exclude each other, or that have a wrong form."""
+    """Raise ValueError for arguments of `Generator.design` that exclude each other, or that have a
+    wrong form."""
     for one, other in _EXCLUSIVE:
         if given[one] is not None and given[other]:
             raise ValueError(f"{one} and {other} exclude each other; leave one out")

@@ -1,7 +1,8 @@
 """Noise schedules: the probability alpha(t) that a token is still visible at time t.
 
-t = 0 is clean and t = 1 completely masked. The continuous NELBO is an integral over the mask probability, so it is the same for every
-schedule with the same two ends. A schedule changes the variance of training, the grid of a sampler and every bound in discrete time.
+t = 0 is clean and t = 1 completely masked. The continuous NELBO is an integral over the mask
+probability, so it is the same for every schedule with the same two ends. A schedule changes the
+variance of training, the grid of a sampler and every bound in discrete time.
 """
 
 from dnadiff.noise.base import NoiseSchedule, refuse_cut

@@ -1,6 +1,7 @@
 """Schedules defined by the fraction of masked tokens m(t): alpha = 1 - (1 - eps) m(t).
 
-Each has its weight in closed form, because the general quotient loses digits where few tokens are masked.
+Each has its weight in closed form, because the general quotient loses digits where few tokens are
+masked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dnadiff.noise.base import NoiseSchedule
 
 
 class MaskFraction(NoiseSchedule):
-    """alpha = 1 - (1 - eps) m(t), with m growing from 0 to 1: alpha(0) is exactly 1 and alpha(1) is eps.
+    """alpha = 1 - (1 - eps) m(t), with m growing from 0 to 1: alpha(0) is exactly 1 and alpha(1) is
+    eps.
 
     Args:
         eps: fraction that stays visible at t = 1; above 0 it keeps sigma small there.
@@ -54,7 +56,8 @@ class MaskFraction(NoiseSchedule):
 
 
 class LogLinear(MaskFraction):
-    """m = t, so weight(t) = 1/t whatever eps (MDLM's `loglinear`, arXiv 2406.07524v2, appendix E.1; MD4's `linear`).
+    """m = t, so weight(t) = 1/t whatever eps (MDLM's `loglinear`, arXiv 2406.07524v2, appendix E.1;
+    MD4's `linear`).
 
     Args:
         eps: fraction that stays visible at t = 1. The published value is 1e-3.
@@ -103,7 +106,8 @@ class Cosine(MaskFraction):
 
 
 class CosineSquared(MaskFraction):
-    """m = sin^2(pi t / 2): alpha = eps + (1 - eps) cos^2(pi t / 2), `cosinesqr` in MDLM's code. Flat at both ends."""
+    """m = sin^2(pi t / 2): alpha = eps + (1 - eps) cos^2(pi t / 2), `cosinesqr` in MDLM's code.
+    Flat at both ends."""
 
     @override
     def mask_fraction(self, t: Tensor) -> Tensor:
@@ -123,10 +127,11 @@ class CosineSquared(MaskFraction):
 
 
 class MaskGITCosine(MaskFraction):
-    """m = sin(pi t / 2): alpha = 1 - (1 - eps) cos(pi (1 - t) / 2), `cosine` in MD4's code, from MaskGIT (arXiv 2202.04200).
+    """m = sin(pi t / 2): alpha = 1 - (1 - eps) cos(pi (1 - t) / 2), `cosine` in MD4's code, from
+    MaskGIT (arXiv 2202.04200).
 
-    The mirror image of `Cosine`: slow at the masked end, alpha' is 0 at t = 1. MD4's code keeps eps (1e-4) away from both ends;
-    here alpha(0) is 1.
+    The mirror image of `Cosine`: slow at the masked end, alpha' is 0 at t = 1. MD4's code keeps eps
+    (1e-4) away from both ends; here alpha(0) is 1.
     """
 
     @override
@@ -147,7 +152,8 @@ class MaskGITCosine(MaskFraction):
 
 
 class Polynomial(MaskFraction):
-    """m = t^exponent (MD4's `poly`, arXiv 2406.04329): larger exponents spend more time with few masks.
+    """m = t^exponent (MD4's `poly`, arXiv 2406.04329): larger exponents spend more time with few
+    masks.
 
     Args:
         exponent: at least 1, so that alpha' is finite at t = 0; 1 is log-linear.
@@ -180,10 +186,12 @@ class Polynomial(MaskFraction):
 
 
 class ShiftedLogOdds(MaskFraction):
-    """alpha = (1 - t) / (1 + (e^k - 1) t): the log-odds of being visible are those of 1 - t, minus k.
+    """alpha = (1 - t) / (1 + (e^k - 1) t): the log-odds of being visible are those of 1 - t, minus
+    k.
 
-    One description of MDLM presents it, with k = 10, as that paper's log-linear schedule. At t = 4.5e-5 half of the tokens are already
-    masked: with uniform times almost every training batch is completely masked.
+    One description of MDLM presents it, with k = 10, as that paper's log-linear schedule. At t =
+    4.5e-5 half of the tokens are already masked: with uniform times almost every training batch is
+    completely masked.
 
     Args:
         shift: k; 0 is 1 - t.

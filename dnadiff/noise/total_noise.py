@@ -1,4 +1,5 @@
-"""Schedules defined by the total noise sigma(t), alpha = exp(-sigma), or by the mask probability; truncated if sigma(0) > 0."""
+"""Schedules defined by the total noise sigma(t), alpha = exp(-sigma), or by the mask probability;
+truncated if sigma(0) > 0."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from dnadiff.noise.base import NoiseSchedule
 
 
 class TotalNoise(NoiseSchedule):
-    """alpha = exp(-sigma(t)), with sigma growing from sigma_min to sigma_max: truncated at both ends unless sigma_min is 0.
+    """alpha = exp(-sigma(t)), with sigma growing from sigma_min to sigma_max: truncated at both
+    ends unless sigma_min is 0.
 
     Args:
-        sigma_min: total noise at t = 0, where the fraction 1 - exp(-sigma_min) of the tokens is already masked.
+        sigma_min: total noise at t = 0, where the fraction 1 - exp(-sigma_min) of the tokens is
+            already masked.
         sigma_max: total noise at t = 1, where the fraction exp(-sigma_max) is still visible.
     """
 
@@ -28,7 +31,8 @@ class TotalNoise(NoiseSchedule):
             < checks.number("noise.sigma_max", sigma_max)
         ):
             raise ValueError(
-                f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= sigma_min < sigma_max"
+                f"noise.sigma_min {sigma_min} and noise.sigma_max {sigma_max} must satisfy 0 <= "
+                "sigma_min < sigma_max"
             )
         self.sigma_min, self.sigma_max = sigma_min, sigma_max
 
@@ -64,7 +68,8 @@ class TotalNoise(NoiseSchedule):
 
 
 class Linear(TotalNoise):
-    """sigma = sigma_min + (sigma_max - sigma_min) t: a constant masking rate, `linear` in MDLM's code (sigma from 0 to 10)."""
+    """sigma = sigma_min + (sigma_max - sigma_min) t: a constant masking rate, `linear` in MDLM's
+    code (sigma from 0 to 10)."""
 
     def __init__(self, sigma_min: float = 0.0, sigma_max: float = 10.0) -> None:
         super().__init__(sigma_min, sigma_max)
@@ -83,7 +88,8 @@ class Linear(TotalNoise):
 
 
 class Geometric(TotalNoise):
-    """sigma = sigma_min^(1-t) sigma_max^t, `geometric` in SEDD's and MDLM's code; SEDD's configuration runs from 1e-4 to 20.
+    """sigma = sigma_min^(1-t) sigma_max^t, `geometric` in SEDD's and MDLM's code; SEDD's
+    configuration runs from 1e-4 to 20.
 
     1 - alpha(0) is sigma_min, not 0: an integral over t omits this much of the mask probability.
     """
@@ -92,7 +98,8 @@ class Geometric(TotalNoise):
         super().__init__(sigma_min, sigma_max)
         if sigma_min <= 0:
             raise ValueError(
-                f"noise.sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's value is 1e-4"
+                f"noise.sigma_min {sigma_min} must be positive for a geometric schedule; SEDD's "
+                "value is 1e-4"
             )
         self.ratio = math.log(sigma_max / sigma_min)
 
@@ -110,10 +117,12 @@ class Geometric(TotalNoise):
 
 
 class LogMask(NoiseSchedule):
-    """1 - alpha = p_min^(1-t) p_max^t: time is the logarithm of the mask probability, so the weight is constant.
+    """1 - alpha = p_min^(1-t) p_max^t: time is the logarithm of the mask probability, so the weight
+    is constant.
 
-    MDLM's change of variables (arXiv 2406.07524: the NELBO as an integral over log(1 - alpha)) written as a schedule.
-    Uniform times here are the times that `dnadiff.objective.masking.Importance` draws under any other schedule.
+    MDLM's change of variables (arXiv 2406.07524: the NELBO as an integral over log(1 - alpha))
+    written as a schedule. Uniform times here are the times that
+    `dnadiff.objective.masking.Importance` draws under any other schedule.
 
     Args:
         p_min: mask probability at t = 0.

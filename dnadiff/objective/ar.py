@@ -12,9 +12,11 @@ from dnadiff.objective.base import Loss, Objective, check_fit, mean_over
 
 
 class AR(Objective):
-    """-log p of each token given those before it, including the first. It is exact, so loss and `nll` are equal.
+    """-log p of each token given those before it, including the first. It is exact, so loss and
+    `nll` are equal.
 
-    Tokens of weight 0 are read and not counted. There is no noise: only the vocabulary of the process is used.
+    Tokens of weight 0 are read and not counted. There is no noise: only the vocabulary of the
+    process is used.
     """
 
     reads = CausalBackbone

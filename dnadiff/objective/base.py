@@ -1,4 +1,5 @@
-"""What objectives share: the result, the denoiser that they train, and the loss over masked positions of the diffusion bounds."""
+"""What objectives share: the result, the denoiser that they train, and the loss over masked
+positions of the diffusion bounds."""
 
 from __future__ import annotations
 
@@ -35,8 +36,10 @@ class Loss(NamedTuple):
     Attributes:
         loss: what is differentiated, nats per token.
         nll: the objective's estimate of the bound on -log p, nats per token, detached.
-        num_tokens: total weight of the tokens behind both; averages over batches are weighted by it.
-        num_averaged: total weight of the tokens that `loss` is a mean over, if that is another number.
+        num_tokens: total weight of the tokens behind both; averages over batches are weighted by
+            it.
+        num_averaged: total weight of the tokens that `loss` is a mean over, if that is another
+            number.
     """
 
     loss: Tensor
@@ -54,10 +57,13 @@ class Objective(ABC):
         process: the absorbing process; its vocabulary determines which tokens can be counted.
 
     Attributes:
-        reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`; checked before data is loaded.
-        time_conditioning: whether the network is conditioned on the noise level if the configuration does not decide (null).
+        reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`;
+            checked before data is loaded.
+        time_conditioning: whether the network is conditioned on the noise level if the
+            configuration does not decide (null).
         takes_time: whether it trains networks that are conditioned on the noise level.
-        trains_bound: whether all noise levels are trained, as likelihood bounds and samplers assume.
+        trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
+            assume.
     """
 
     buildable: ClassVar[bool] = (
@@ -92,8 +98,8 @@ class Objective(ABC):
             valid: (B, L) bool, False on padding.
 
         Raises:
-            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would be infinite. On a GPU, the first of
-                every 16 calls checks this.
+            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would
+                be infinite. On a GPU, the first of every 16 calls checks this.
         """
         x0, weight = x0.long(), weight.float()
         if not x0.is_cuda or self._calls % _CHECKED == 0:
@@ -106,7 +112,8 @@ class Objective(ABC):
         bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
         if bad.any():
             raise ValueError(
-                f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this vocabulary (never_emitted {vocab.never_emitted}); "
+                f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this "
+                f"vocabulary (never_emitted {vocab.never_emitted}); "
                 "give such positions weight 0"
             )
 
@@ -123,11 +130,13 @@ class Objective(ABC):
         """`__call__` with checked int64 `x0` and float32 `weight`."""
 
     def _few_tokens_on_gpu(self, x0: Tensor) -> bool:
-        """Whether to compute logits everywhere: to count the masked positions, the process would wait for the GPU, several times a step."""
+        """Whether to compute logits everywhere: to count the masked positions, the process would
+        wait for the GPU, several times a step."""
         return x0.is_cuda and self.process.vocab.size <= FEW_TOKENS
 
     def evaluation(self) -> Objective:
-        """The form of this objective with the lowest variance, for validation; itself by default."""
+        """The form of this objective with the lowest variance, for validation; itself by
+        default."""
         return self
 
     def notes(self) -> list[str]:
@@ -139,10 +148,12 @@ class Objective(ABC):
         return SUBS(self.process.vocab)
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        """The denoiser that this objective trains and samplers call; the same after loading a checkpoint.
+        """The denoiser that this objective trains and samplers call; the same after loading a
+        checkpoint.
 
-        With `time_conditioning` the network is conditioned on the noise level; None is the objective's default, if the network has a
-        time input. A backbone that does not fit is a ValueError.
+        With `time_conditioning` the network is conditioned on the noise level; None is the
+        objective's default, if the network has a time input. A backbone that does not fit is a
+        ValueError.
         """
         check_fit(type(self), backbone)
         if time_conditioning is None:
@@ -151,16 +162,19 @@ class Objective(ABC):
 
 
 class MaskedObjective(Objective):
-    """A bound on -log p from masked positions alone: mask, evaluate the denoiser there, weight each row.
+    """A bound on -log p from masked positions alone: mask, evaluate the denoiser there, weight each
+    row.
 
-    Logits exist at masked positions only, which saves most of the memory with a large vocabulary. Positions of weight 0 are
-    never masked: an N in a genome stays visible as N. If all weights are 0, the loss and its gradient are exactly 0.
+    Logits exist at masked positions only, which saves most of the memory with a large vocabulary.
+    Positions of weight 0 are never masked: an N in a genome stays visible as N. If all weights are
+    0, the loss and its gradient are exactly 0.
 
     Args:
         process: the absorbing process.
         masking: how xt is drawn; it must fit the noise schedule.
-        protocol: `count`: only counted tokens are masked, and the network knows which positions are padding. `mdlm`, for text: padding
-            is masked like any token and the network does not know of it, as in MDLM's code. Padding is never counted.
+        protocol: `count`: only counted tokens are masked, and the network knows which positions are
+            padding. `mdlm`, for text: padding is masked like any token and the network does not
+            know of it, as in MDLM's code. Padding is never counted.
     """
 
     bound: bool = True  # whether it is what is differentiated
@@ -174,12 +188,14 @@ class MaskedObjective(Objective):
         super().__init__(process)
         if protocol not in PROTOCOLS:
             raise ValueError(
-                f"objective.protocol {protocol!r} is not known; choose one of {', '.join(PROTOCOLS)}"
+                f"objective.protocol {protocol!r} is not known; choose one of "
+                f"{', '.join(PROTOCOLS)}"
             )
         self.protocol, self.masks_padding = protocol, PROTOCOLS[protocol]
         if self.masks_padding and process.vocab.complement is not None:
             raise ValueError(
-                "objective.protocol=mdlm corrupts padding, which is for text; DNA has protocol=count"
+                "objective.protocol=mdlm corrupts padding, which is for text; DNA has "
+                "protocol=count"
             )
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
@@ -198,9 +214,11 @@ class MaskedObjective(Objective):
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
-        """Cost of each masked token before its row's weight: `(M,)` in row-major order of `positions (B, L)` bool.
+        """Cost of each masked token before its row's weight: `(M,)` in row-major order of
+        `positions (B, L)` bool.
 
-        `positions` None, only if `takes_every_position`: of every token, (B L,); those that are visible are not counted.
+        `positions` None, only if `takes_every_position`: of every token, (B L,); those that are
+        visible are not counted.
         """
 
     @override
@@ -218,7 +236,8 @@ class MaskedObjective(Objective):
         if self.takes_every_position and self._few_tokens_on_gpu(x0):
             nll, factor = self.token_nll(denoiser, x0, masked, None, cond, valid), masked.weight
             factor = (factor[:, None] if factor.ndim == 1 else factor).expand(x0.shape).flatten()
-            # Of other tokens the first may be infinite, if they are never emitted, and the second 0/0, in rows without masks.
+            # Of other tokens the first may be infinite, if they are never emitted, and the second
+            # 0/0, in rows without masks.
             nll, factor = (torch.where(positions.flatten(), value, 0.0) for value in (nll, factor))
             return self._reduced(
                 nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum()
@@ -245,7 +264,8 @@ class MaskedObjective(Objective):
     def token_weights(
         masked: MaskedBatch, positions: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The weight of its row, and its own, of each masked token, (M,) each. Call it before the network (`denoiser.base.indices`)."""
+        """The weight of its row, and its own, of each masked token, (M,) each. Call it before the
+        network (`denoiser.base.indices`)."""
         index = positions.nonzero(as_tuple=True)
         return masked.weight[index[: masked.weight.ndim]], weight[index]
 
@@ -260,7 +280,8 @@ class MaskedObjective(Objective):
         )
 
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
-        """`x (B, L)` with one row for each part that is masked on its own, a sequence by default; `fill` completes short rows."""
+        """`x (B, L)` with one row for each part that is masked on its own, a sequence by default;
+        `fill` completes short rows."""
         return x
 
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
@@ -268,7 +289,8 @@ class MaskedObjective(Objective):
         return self.masking(self.process, x0, maskable, draws)
 
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
-        """What to differentiate: the bound, a mean over all tokens, by default; or the plain mean over masked tokens."""
+        """What to differentiate: the bound, a mean over all tokens, by default; or the plain mean
+        over masked tokens."""
         return Loss(bound, bound.detach(), num_tokens)
 
 
@@ -287,7 +309,8 @@ def x0_nll(
     valid: OptTensor,
     mask_id: int,
 ) -> tuple[Tensor, Tensor]:
-    """-log p(x0) and log p(mask) under the distribution that the objective trains (`BaseDenoiser.x0_log_probs`), each `(M,)`.
+    """-log p(x0) and log p(mask) under the distribution that the objective trains
+    (`BaseDenoiser.x0_log_probs`), each `(M,)`.
 
     `positions` includes visible ones only where that distribution does not carry them over.
     """
@@ -309,9 +332,17 @@ def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -
         return
     why = ""
     if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:
-        why = ". This one reads both strands, and blocks on the second one run from right to left: a block would see those that follow it"
+        why = (
+            ". This one reads both strands, and blocks on the second one run from right to "
+            "left: "
+            "a block would see those that follow it"
+        )
     elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):
-        why = f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in that way"
+        why = (
+            f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in "
+            "that way"
+        )
     raise ValueError(
-        f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs {objective.reads.described}{why}"
+        f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs "
+        f"{objective.reads.described}{why}"
     )

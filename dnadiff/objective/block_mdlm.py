@@ -1,4 +1,5 @@
-"""Block diffusion (BD3-LM, arXiv 2503.09573): autoregressive over blocks, masked diffusion inside each block."""
+"""Block diffusion (BD3-LM, arXiv 2503.09573): autoregressive over blocks, masked diffusion inside
+each block."""
 
 from __future__ import annotations
 
@@ -16,18 +17,21 @@ from dnadiff.process import AbsorbingProcess
 
 
 class BlockMDLM(MDLM):
-    """The sum over blocks of the NELBO of each block given the clean blocks before it (arXiv 2503.09573v3, eq. 7).
+    """The sum over blocks of the NELBO of each block given the clean blocks before it (arXiv
+    2503.09573v3, eq. 7).
 
-    Each block is masked on its own, by the masking that `MDLM` uses for a sequence; every block of every sequence is trained in one pass.
-    With one block (b = L) it is `MDLM`. With b = 1 every block is a mask with weight 1, and the loss is -log p by the chain rule.
+    Each block is masked on its own, by the masking that `MDLM` uses for a sequence; every block of
+    every sequence is trained in one pass. With one block (b = L) it is `MDLM`. With b = 1 every
+    block is a mask with weight 1, and the loss is -log p by the chain rule.
 
     Args:
         process: the absorbing process.
         block_size: b, tokens of a block.
         masking: how each block is masked; exact counts by default.
         weighting: as in `MDLM`.
-        next_token_weight: of an auxiliary loss, -log p of each token but the first given those before it, computed by the clean stream,
-            which is there anyway. For networks whose clean stream is causal. It is trained only and not part of `nll`.
+        next_token_weight: of an auxiliary loss, -log p of each token but the first given those
+            before it, computed by the clean stream, which is there anyway. For networks whose clean
+            stream is causal. It is trained only and not part of `nll`.
         protocol: see `MaskedObjective`.
     """
 
@@ -50,7 +54,8 @@ class BlockMDLM(MDLM):
         )
         if self.next_token_weight < 0:
             raise ValueError(
-                f"objective.next_token_weight {next_token_weight} must be 0 or more; 0 leaves the auxiliary loss out"
+                f"objective.next_token_weight {next_token_weight} must be 0 or more; 0 leaves the "
+                "auxiliary loss out"
             )
 
     @override
@@ -58,17 +63,20 @@ class BlockMDLM(MDLM):
         check_fit(type(self), backbone)
         if time_conditioning:
             raise ValueError(
-                "time_conditioning=true, but objective BlockMDLM has another time in each block; set time_conditioning=false"
+                "time_conditioning=true, but objective BlockMDLM has another time in each block; "
+                "set time_conditioning=false"
             )
         if backbone.max_length is not None and self.block_size > backbone.max_length:
             raise ValueError(
-                f"objective.block_size {self.block_size} is more than the {backbone.max_length} tokens that this network takes; lower it"
+                f"objective.block_size {self.block_size} is more than the {backbone.max_length} "
+                "tokens that this network takes; lower it"
             )
         denoiser = BlockDenoiser(backbone, self.block_size)
         denoiser.backbone.check_blocks()
         if self.next_token_weight and not denoiser.backbone.clean_is_causal:
             raise ValueError(
-                f"objective.next_token_weight {self.next_token_weight:g} must be 0: the clean stream of {type(backbone).__name__} sees whole "
+                f"objective.next_token_weight {self.next_token_weight:g} must be 0: the clean "
+                f"stream of {type(backbone).__name__} sees whole "
                 "blocks, and would copy the next token; set it to 0, or use backbone=caduceus"
             )
         return denoiser

@@ -1,4 +1,5 @@
-"""Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv 2406.07524) compares with."""
+"""Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv
+2406.07524) compares with."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from dnadiff.process import AbsorbingProcess
 
 
 class D3PM(MaskedObjective):
-    """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log p(x0 | x at t = 0).
+    """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log
+    p(x0 | x at t = 0).
 
-    The two properties of SUBS are switches (MDLM's ablation). Without zero masking the network may give mass mu to the mask, and a
-    masked position costs more than MDLM's cross-entropy by
-    [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/unmask, where unmask = (alpha_s - alpha_t)/(1 - alpha_t)
-    and stay = 1 - unmask. With both switches on the objective is MDLM's with T steps. Without carry-over the network must copy the clean
-    sequence: the reconstruction term, one more network call at t = 0 with logits everywhere. It is outside the sum over steps, so it
-    counts once and not T times.
+    The two properties of SUBS are switches (MDLM's ablation). Without zero masking the network may
+    give mass mu to the mask, and a masked position costs more than MDLM's cross-entropy by
+    [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/unmask, where
+    unmask = (alpha_s - alpha_t)/(1 - alpha_t) and stay = 1 - unmask. With both switches on the
+    objective is MDLM's with T steps. Without carry-over the network must copy the clean sequence:
+    the reconstruction term, one more network call at t = 0 with logits everywhere. It is outside
+    the sum over steps, so it counts once and not T times.
 
     Args:
         masking: `DiscreteTime`, which defines T.
@@ -44,7 +47,8 @@ class D3PM(MaskedObjective):
         masking = masking or DiscreteTime()
         if not isinstance(masking, DiscreteTime):
             raise ValueError(
-                f"d3pm is defined in discrete time and cannot use masking {type(masking).__name__}; set objective/masking=discrete_time"
+                "d3pm is defined in discrete time and cannot use masking "
+                f"{type(masking).__name__}; set objective/masking=discrete_time"
             )
         super().__init__(process, masking, protocol)
         self.zero_masking, self.carry_over = zero_masking, carry_over
@@ -74,14 +78,16 @@ class D3PM(MaskedObjective):
             return cross_entropy
         on_mask = on_mask.exp()
         alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
-        # The first step unmasks everything (stay = 0); with the odds of t in place of those of s the difference below is 0 there.
+        # The first step unmasks everything (stay = 0); with the odds of t in place of those of s
+        # the difference below is 0 there.
         odds_t = alpha_t / (1 - alpha_t)
         odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
         each = torch.stack(
             [odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1
         )  # differences before rounding to float32
         odds, gain, unmask = each.to(on_mask)[rows].unbind(-1)
-        # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting almost equal logarithms.
+        # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting
+        # almost equal logarithms.
         return (
             cross_entropy
             + torch.log1p(on_mask * odds)

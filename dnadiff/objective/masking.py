@@ -1,8 +1,10 @@
-"""How many tokens of each training sequence are masked: independently at a random time, or an exact count.
+"""How many tokens of each training sequence are masked: independently at a random time, or an exact
+count.
 
-Independent masks at uniform times, at importance-sampled times, and exact counts estimate the NELBO (arXiv 2406.07524 and 2310.01334),
-with decreasing variance. For a network without time conditioning all three have the same mean, whatever the schedule. Discrete time has
-the NELBO of T steps as its mean, which is larger for the exact posterior.
+Independent masks at uniform times, at importance-sampled times, and exact counts estimate the NELBO
+(arXiv 2406.07524 and 2310.01334), with decreasing variance. For a network without time conditioning
+all three have the same mean, whatever the schedule. Discrete time has the NELBO of T steps as its
+mean, which is larger for the exact posterior.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class MaskedBatch(NamedTuple):
     Attributes:
         xt: (B, L).
         t: (B,) the time, for networks that are conditioned on it.
-        weight: (B,) factor of each row's summed cross-entropy that makes it an estimate of the row's NELBO; (B, L) if it depends on the
-            position.
+        weight: (B,) factor of each row's summed cross-entropy that makes it an estimate of the
+            row's NELBO; (B, L) if it depends on the position.
     """
 
     xt: Tensor
@@ -38,11 +40,13 @@ class MaskedBatch(NamedTuple):
 
 
 def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
-    """One uniform per row, `(B,)` float64 in (0, 1); stratified: one of the N rows in each interval (i/N, (i + 1)/N).
+    """One uniform per row, `(B,)` float64 in (0, 1); stratified: one of the N rows in each interval
+    (i/N, (i + 1)/N).
 
-    The variance of their mean is then 1/(12 N^3) instead of 1/(12 N), as with MDLM's low-discrepancy times
-    (arXiv 2107.00630, appendix I.1). N is the size of the global batch. The stratum of row 0 depends on (seed, step), so that over the
-    seeds every row gets all times, even if rows come in a fixed order.
+    The variance of their mean is then 1/(12 N^3) instead of 1/(12 N), as with MDLM's
+    low-discrepancy times (arXiv 2107.00630, appendix I.1). N is the size of the global batch. The
+    stratum of row 0 depends on (seed, step), so that over the seeds every row gets all times, even
+    if rows come in a fixed order.
     """
     u = draws.uniform("time")
     if stratified:
@@ -68,16 +72,19 @@ class Masking(ABC):
         """Corrupt `x0 (B, L)` where `maskable (B, L)` bool."""
 
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
-        """Lowest and highest mask probability that the weights integrate over; the bound is the integral from 0 to 1."""
+        """Lowest and highest mask probability that the weights integrate over; the bound is the
+        integral from 0 to 1."""
         return 0.0, 1.0
 
     def check(self, noise: NoiseSchedule) -> None:
-        """Raise a ValueError for a schedule with which the weights do not give the bound; it names what the bound would leave out."""
+        """Raise a ValueError for a schedule with which the weights do not give the bound; it names
+        what the bound would leave out."""
         low, high = self.ends(noise)
         refuse_cut(noise, low, high, self.cut_by(), self.remedy(high >= 1 - LARGEST_CUT))
 
     def remedy(self, reaches_all: bool) -> str:
-        """What to set instead, for the message, depending on whether the schedule ends with everything masked."""
+        """What to set instead, for the message, depending on whether the schedule ends with
+        everything masked."""
         return (
             "set objective/masking=importance or count"
             if reaches_all
@@ -89,7 +96,8 @@ class Masking(ABC):
         return type(self).__name__
 
     def notes(self, trains_bound: bool) -> list[str]:
-        """What the log of a training says about it; `trains_bound`: the bound is differentiated, not the plain mean over masked tokens."""
+        """What the log of a training says about it; `trains_bound`: the bound is differentiated,
+        not the plain mean over masked tokens."""
         return []
 
     def evaluation(self) -> Masking:
@@ -98,18 +106,20 @@ class Masking(ABC):
 
 
 class Bernoulli(Masking):
-    """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1 - alpha).
+    """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1
+    - alpha).
 
     Args:
         stratified: spread the times over the global batch.
-        t_min: times are uniform in [t_min, 1]. As published, with 1e-3, their mean is taken as the integral over [0, 1]: it is
-            1/(1 - t_min) times the integral over [t_min, 1].
+        t_min: times are uniform in [t_min, 1]. As published, with 1e-3, their mean is taken as the
+            integral over [0, 1]: it is 1/(1 - t_min) times the integral over [t_min, 1].
     """
 
     def __init__(self, stratified: bool = True, t_min: float = 1e-3) -> None:
         if not 0 <= checks.number("objective.masking.t_min", t_min) <= LARGEST_CUT:
             raise ValueError(
-                f"objective.masking.t_min {t_min} must be from 0 to {LARGEST_CUT}, or the bound leaves out too much; 1e-3 is published"
+                f"objective.masking.t_min {t_min} must be from 0 to {LARGEST_CUT}, or the bound "
+                "leaves out too much; 1e-3 is published"
             )
         self.stratified, self.t_min = stratified, t_min
 
@@ -130,10 +140,12 @@ class Bernoulli(Masking):
 
 
 class Importance(Masking):
-    """Independent masks at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is uniform, and all rows have equal weight.
+    """Independent masks at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is
+    uniform, and all rows have equal weight.
 
-    This is MDLM's importance sampling and also its change of variables (arXiv 2406.07524): both integrate over log(1 - alpha). The
-    weight is log(p_max / p_min); MDLM's code uses -log(p_min), which differs by 2e-4 for log-linear.
+    This is MDLM's importance sampling and also its change of variables (arXiv 2406.07524): both
+    integrate over log(1 - alpha). The weight is log(p_max / p_min); MDLM's code uses -log(p_min),
+    which differs by 2e-4 for log-linear.
 
     Args:
         stratified: spread the times over the global batch.
@@ -165,11 +177,12 @@ class Importance(Masking):
 
 
 class DiscreteTime(Masking):
-    """Independent masks at one of T discrete times i/T; the weight is T times the unmasking probability, (alpha_s - alpha_t)/(1 - alpha_t).
+    """Independent masks at one of T discrete times i/T; the weight is T times the unmasking
+    probability, (alpha_s - alpha_t)/(1 - alpha_t).
 
-    The bound of MDLM (arXiv 2406.07524) with T steps. At t = 1/T the step unmasks everything: its term is
-    -log p(x0) before the factor T, where the published code has 0/0. This holds for schedules with alpha(0) below 1 too, as in
-    samplers.
+    The bound of MDLM (arXiv 2406.07524) with T steps. At t = 1/T the step unmasks everything: its
+    term is -log p(x0) before the factor T, where the published code has 0/0. This holds for
+    schedules with alpha(0) below 1 too, as in samplers.
 
     Args:
         num_steps: T.
@@ -179,7 +192,8 @@ class DiscreteTime(Masking):
     def __init__(self, num_steps: int = 1000, stratified: bool = True) -> None:
         if not checks.is_integer(num_steps, 1):
             raise ValueError(
-                f"objective.masking.num_steps {num_steps!r} must be an integer of at least 1: discrete time has T steps; "
+                f"objective.masking.num_steps {num_steps!r} must be an integer of at least 1: "
+                "discrete time has T steps; "
                 "for continuous time set objective=mdlm objective/masking=bernoulli"
             )
         self.num_steps, self.stratified = int(num_steps), stratified
@@ -216,10 +230,12 @@ class DiscreteTime(Masking):
 
 
 class ImportanceDiscreteTime(DiscreteTime):
-    """The same T steps and the same mean, each step drawn in proportion to the tokens that it unmasks, alpha_s - alpha_t.
+    """The same T steps and the same mean, each step drawn in proportion to the tokens that it
+    unmasks, alpha_s - alpha_t.
 
-    The weight of a row is then (1 - alpha(1))/(1 - alpha_t), as under the log-linear schedule. Uniform draws would rarely hit the few
-    steps in which a fast schedule unmasks most tokens: of 1,000 steps of ShiftedLogOdds the one at t = 1/1000 unmasks 96 %.
+    The weight of a row is then (1 - alpha(1))/(1 - alpha_t), as under the log-linear schedule.
+    Uniform draws would rarely hit the few steps in which a fast schedule unmasks most tokens: of
+    1,000 steps of ShiftedLogOdds the one at t = 1/1000 unmasks 96 %.
     """
 
     @override
@@ -240,10 +256,11 @@ class ImportanceDiscreteTime(DiscreteTime):
 
 
 class ExactCount(Masking):
-    """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight is L_i/k.
+    """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight
+    is L_i/k.
 
-    The time is the one at which k masks are expected. The schedule has no other influence, and with a uniform
-    predictor the loss has no variance.
+    The time is the one at which k masks are expected. The schedule has no other influence, and with
+    a uniform predictor the loss has no variance.
 
     Args:
         stratified: spread k/L_i over the global batch.

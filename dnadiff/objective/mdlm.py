@@ -1,4 +1,5 @@
-"""The masked-diffusion objective of MDLM (arXiv 2406.07524): a weighted average of masked-language-model losses."""
+"""The masked-diffusion objective of MDLM (arXiv 2406.07524): a weighted average of
+masked-language-model losses."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ WEIGHTINGS = {"nelbo": True, "cross_entropy": False}  # whether the bound is dif
 
 
 class MDLM(MaskedObjective):
-    """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10) or in T steps (`DiscreteTime`).
+    """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10)
+    or in T steps (`DiscreteTime`).
 
     Args:
         masking: how xt is drawn; independent masks at stratified times by default, as published.
-        weighting: `nelbo` differentiates the bound itself; `cross_entropy` the plain mean over masked tokens,
-            which gives rows with many masks more weight. `nll` is the bound either way.
+        weighting: `nelbo` differentiates the bound itself; `cross_entropy` the plain mean over
+            masked tokens, which gives rows with many masks more weight. `nll` is the bound either
+            way.
         protocol: see `MaskedObjective`.
 
     Examples:
@@ -52,7 +55,8 @@ class MDLM(MaskedObjective):
         super().__init__(process, masking, protocol)
         if weighting not in WEIGHTINGS:
             raise ValueError(
-                f"objective.weighting {weighting!r} is not known; choose one of {', '.join(WEIGHTINGS)}"
+                f"objective.weighting {weighting!r} is not known; choose one of "
+                f"{', '.join(WEIGHTINGS)}"
             )
         self.bound = WEIGHTINGS[weighting]
 
@@ -76,5 +80,6 @@ class MDLM(MaskedObjective):
 
     @override
     def evaluation(self) -> MDLM:
-        # The bound, whatever is trained on: with exact counts in continuous time, with the same steps in discrete time.
+        # The bound, whatever is trained on: with exact counts in continuous time, with the same
+        # steps in discrete time.
         return MDLM(self.process, self.masking.evaluation(), protocol=self.protocol)

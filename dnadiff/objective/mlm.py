@@ -1,4 +1,5 @@
-"""The masked language model of BERT (arXiv 1810.04805, section 3.1), a pretraining from which diffusion can start."""
+"""The masked language model of BERT (arXiv 1810.04805, section 3.1), a pretraining from which
+diffusion can start."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ from dnadiff.process import AbsorbingProcess
 
 
 class MLM(Objective):
-    """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 % unchanged.
+    """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 %
+    unchanged.
 
-    Replacements are uniform over the ids that the vocabulary emits, including the correct one. `nll` is this mean, also in validation,
-    and no bound on -log p; `python -m dnadiff.evaluate` computes the bound of the network used as a diffusion model.
+    Replacements are uniform over the ids that the vocabulary emits, including the correct one.
+    `nll` is this mean, also in validation, and no bound on -log p; `python -m dnadiff.evaluate`
+    computes the bound of the network used as a diffusion model.
 
     Args:
-        process: the absorbing process; a network with a time input is conditioned on the time at which as many tokens are masked.
+        process: the absorbing process; a network with a time input is conditioned on the time at
+            which as many tokens are masked.
         selected: fraction of the tokens that are predicted.
         masked: fraction of these that are masked.
         replaced: fraction of these that are replaced by a random token.
@@ -49,7 +53,8 @@ class MLM(Objective):
             > 1
         ):
             raise ValueError(
-                f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are 0.8 and 0.1"
+                f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's "
+                "values are 0.8 and 0.1"
             )
         self.selected, self.masked, self.replaced = selected, masked, replaced
 
@@ -60,7 +65,8 @@ class MLM(Objective):
         )  # a visible token may be a wrong one
 
     def corrupt(self, x0: Tensor, counted: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)` bool change."""
+        """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)`
+        bool change."""
         select, kind, letter = (
             draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter")
         )

@@ -1,4 +1,5 @@
-"""Mask rates that are not uniform in training: more of the loss where a model will be used, such as single sites with everything else visible."""
+"""Mask rates that are not uniform in training: more of the loss where a model will be used, such as
+single sites with everything else visible."""
 
 from __future__ import annotations
 
@@ -16,16 +17,20 @@ _BINS = 4096  # of equal probability
 
 
 class BetaRates(Masking):
-    """Each position is masked independently at a rate that is uniform on [0, 1] in a share of the rows, and Beta(alpha, beta) in the others.
+    """Each position is masked independently at a rate that is uniform on [0, 1] in a share of the
+    rows, and Beta(alpha, beta) in the others.
 
-    With `objective.weighting=cross_entropy` the network is trained on the plain mean over masked tokens, so the distribution of rates
-    decides what it learns best. The weight of a row is 1/(rate density(rate)), so that its mean is the NELBO whatever the distribution
-    (importance sampling): `train_nll` stays a bound, with more variance the smaller `uniform` is. Validation and evaluation use exact counts.
+    With `objective.weighting=cross_entropy` the network is trained on the plain mean over masked
+    tokens, so the distribution of rates decides what it learns best. The weight of a row is 1/(rate
+    density(rate)), so that its mean is the NELBO whatever the distribution (importance sampling):
+    `train_nll` stays a bound, with more variance the smaller `uniform` is. Validation and
+    evaluation use exact counts.
 
     Masked language modeling at 15 % (arXiv 1810.04805) is close to Beta(3, 17), whose mean is 0.15.
 
-    Quantiles of the Beta distribution are interpolated linearly between 4,097 exact ones, which are computed once and kept on the device,
-    so that no step waits for it. `density` is that of the interpolated distribution, so the mean is exact.
+    Quantiles of the Beta distribution are interpolated linearly between 4,097 exact ones, which are
+    computed once and kept on the device, so that no step waits for it. `density` is that of the
+    interpolated distribution, so the mean is exact.
 
     Args:
         alpha, beta: parameters of the Beta distribution, 1 or more. (1, 1) is uniform.
@@ -43,11 +48,13 @@ class BetaRates(Masking):
         for key, value in (("alpha", self.alpha), ("beta", self.beta)):
             if value < 1:
                 raise ValueError(
-                    f"objective.masking.{key} {value:g} must be 1 or more, so that the density of the mask rates is bounded"
+                    f"objective.masking.{key} {value:g} must be 1 or more, so that the density of "
+                    "the mask rates is bounded"
                 )
         if not 0 < checks.number("objective.masking.uniform", uniform) <= 1:
             raise ValueError(
-                f"objective.masking.uniform {uniform} must be above 0 and at most 1: the share of rows with uniform mask rates"
+                f"objective.masking.uniform {uniform} must be above 0 and at most 1: the share of "
+                "rows with uniform mask rates"
             )
         self.uniform, self.stratified = (
             float(uniform),
@@ -64,7 +71,8 @@ class BetaRates(Masking):
         return MaskedBatch(xt, process.noise.inverse(1 - rate), 1 / (rate * self.density(rate)))
 
     def rates(self, u: Tensor) -> Tensor:
-        """Mask rates (B,) from uniforms u (B,): those below `uniform` are stretched to [0, 1], the others go through the Beta quantiles."""
+        """Mask rates (B,) from uniforms u (B,): those below `uniform` are stretched to [0, 1], the
+        others go through the Beta quantiles."""
         quantiles = self._quantiles_like(u)
         place = ((u - self.uniform) / max(1 - self.uniform, 1e-12)).clamp(0, 1) * _BINS
         index = place.long().clamp(max=_BINS - 1)
@@ -106,6 +114,8 @@ class BetaRates(Masking):
         if not trains_bound:
             return []
         return [
-            "objective/masking=beta changes only the variance of a loss that is the bound itself (weighting=nelbo, objective=sedd); "
-            "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is learned"
+            "objective/masking=beta changes only the variance of a loss that is the bound itself "
+            "(weighting=nelbo, objective=sedd); "
+            "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is "
+            "learned"
         ]

@@ -17,10 +17,11 @@ from dnadiff.parameterization import Parameterization, Score, log_expm1
 class SEDD(MaskedObjective):
     """Denoising score entropy in continuous time for the absorbing process (arXiv 2310.16834).
 
-    With ratios s_y and q = alpha/(1 - alpha), the true ratio of the hidden token x0, a masked position costs
-    sigma' [sum_y s_y - q log s_x0 + q (log q - 1)]. Divided by q that is sum_y r_y - 1 - log r_x0 with r = s/q, times MDLM's weight
-    sigma' q = -alpha'/(1 - alpha). So every masking works, and ratios that sum to q cost as much as MDLM's cross-entropy. Others
-    cost more: normalizing them, as `log_probs` does, never loosens the bound.
+    With ratios s_y and q = alpha/(1 - alpha), the true ratio of the hidden token x0, a masked
+    position costs sigma' [sum_y s_y - q log s_x0 + q (log q - 1)]. Divided by q that is sum_y r_y -
+    1 - log r_x0 with r = s/q, times MDLM's weight sigma' q = -alpha'/(1 - alpha). So every masking
+    works, and ratios that sum to q cost as much as MDLM's cross-entropy. Others cost more:
+    normalizing them, as `log_probs` does, never loosens the bound.
 
     Args:
         masking: how xt is drawn; independent masks at stratified times by default.
@@ -58,7 +59,8 @@ class SEDD(MaskedObjective):
         )  # (M, V)
         log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)[index[0]]  # -log q
         log_ratio = log_score + log_odds[:, None]
-        # The ratio of the mask to itself is left out: score entropy sums over the tokens that a sample may contain.
+        # The ratio of the mask to itself is left out: score entropy sums over the tokens that a
+        # sample may contain.
         total = (
             log_ratio.masked_fill(~self.process.vocab.is_emitted(log_ratio.device), -torch.inf)
             .exp()

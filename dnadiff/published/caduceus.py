@@ -1,4 +1,5 @@
-"""Published Caduceus checkpoints (arXiv 2403.03234): parameter names of Caduceus-Ph and Caduceus-PS, and their `config.json`."""
+"""Published Caduceus checkpoints (arXiv 2403.03234): parameter names of Caduceus-Ph and
+Caduceus-PS, and their `config.json`."""
 
 from __future__ import annotations
 
@@ -29,12 +30,14 @@ LABELS_KEY = "dnadiff_labels"  # not a published key: written for a network with
 def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
     """The layout of Caduceus-Ph; ValueError if the network has time conditioning or no layers.
 
-    Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of other names for them. Published code reports these
-    tensors as unused, and its network is this one without a label.
+    Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of other
+        names for them. Published code reports these tensors as unused, and its network is this one
+        without a label.
     """
     if network.takes_sigma:
         raise ValueError(
-            "the published Caduceus has no time conditioning; a network built with it cannot be exported"
+            "the published Caduceus has no time conditioning; a network built with it cannot be "
+            "exported"
         )
     block = network.layers[0]
     assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
@@ -85,7 +88,8 @@ def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
 
 @published_layout.register
 def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
-    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once per strand; errors as there."""
+    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once
+    per strand; errors as there."""
     layout, wrapped = (
         caduceus_layout(network),
         [".mixer."] if network.swap_strands else [".mixer.", ".norm.", ".norm_f."],
@@ -188,7 +192,8 @@ class CaduceusFamily(Family):
             table is not None and not _agrees(table, vocab)
         ):
             raise ValueError(
-                f"vocab_size {given['vocab_size']} with complement_map {table} does not describe the {vocab.size} ids of DNA"
+                f"vocab_size {given['vocab_size']} with complement_map {table} does not describe "
+                f"the {vocab.size} ids of DNA"
             )
         common = arguments(given, _KEYS) | arguments(ssm, _SSM_KEYS)
         if given[LABELS_KEY] is not None:

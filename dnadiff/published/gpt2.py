@@ -58,7 +58,8 @@ _KEYS = {
 
 
 def from_published(config: Config) -> Config:
-    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its arguments; errors as `Family.backbone`."""
+    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its
+    arguments; errors as `Family.backbone`."""
     given = read_keys(config, _KEYS)
     start = given["vocab_size"] - 1 if given["bos_token_id"] is None else given["bos_token_id"]
     return {"_target_": "dnadiff.backbone.gpt2.GPT2", "start": start, **arguments(given, _KEYS)}

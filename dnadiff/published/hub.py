@@ -1,4 +1,5 @@
-"""Published models of the Hugging Face Hub: data files alone, at one commit. No code of a repository is fetched or run."""
+"""Published models of the Hugging Face Hub: data files alone, at one commit. No code of a
+repository is fetched or run."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ log = logging.getLogger("dnadiff")
 
 
 def parse(name: str) -> tuple[str, str | None]:
-    """Repository and revision of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`; ValueError for another form."""
+    """Repository and revision of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`; ValueError for another
+    form."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise ValueError(
-            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or hf:ORG/NAME@REVISION"
+            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
+            "hf:ORG/NAME@REVISION"
         )
     return found["repository"], found["revision"]
 
@@ -30,19 +33,23 @@ def fetch(
 ) -> Path:
     """Fetch files of a repository, and return their folder in the Hub's cache.
 
-    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If `revision` is not a commit (40 hexadecimal
-    digits), the commit that it resolves to today, or without the Hub resolved to then, is logged.
+    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If
+    `revision` is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
+    without the Hub resolved to then, is logged.
 
     Raises:
-        ValueError: if the files can neither be fetched nor are in the cache, or the repository lacks a required file; it says which files
-            to put where.
+        ValueError: if the files can neither be fetched nor are in the cache, or the repository
+            lacks a required file; it says which files to put where.
     """
     listed = (
         f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)"
         if optional
         else " and ".join(required)
     )
-    remedy = f"download {listed} of https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
+    remedy = (
+        f"download {listed} of https://huggingface.co/{repository} into a folder, and give "
+        "checkpoint=FOLDER"
+    )
     source = Repository(_package(repository, remedy), repository, revision, (*required, *optional))
     try:
         path = source.download()
@@ -51,10 +58,12 @@ def fetch(
         stored = source.stored()
         if stored is None or not all((stored / name).is_file() for name in required):
             raise ValueError(
-                f"{PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), nor is it in the Hub's cache; {remedy}"
+                f"{PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), "
+                f"nor is it in the Hub's cache; {remedy}"
             ) from error
         log.info(
-            f"{PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are used, commit {stored.name}"
+            f"{PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are "
+            f"used, commit {stored.name}"
         )
         path = stored
     if not source.is_pinned:
@@ -63,7 +72,8 @@ def fetch(
         )
     if missing := [name for name in required if not (path / name).is_file()]:
         raise ValueError(
-            f"{PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in safetensors are read; {remedy}"
+            f"{PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in "
+            f"safetensors are read; {remedy}"
         )
     return path
 
@@ -82,7 +92,8 @@ class Repository(NamedTuple):
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def download(self) -> Path:
-        """The folder of the files, which has the name of their commit; raises an error of one of several libraries if that fails."""
+        """The folder of the files, which has the name of their commit; raises an error of one of
+        several libraries if that fails."""
         from dnadiff.data.text.hub import hub_is_reachable
 
         if not hub_is_reachable():
@@ -116,6 +127,7 @@ def _package(repository: str, remedy: str) -> ModuleType:
         import huggingface_hub
     except ImportError:
         raise ValueError(
-            f"{PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the checkout); without it {remedy}"
+            f"{PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the "
+            f"checkout); without it {remedy}"
         ) from None
     return huggingface_hub

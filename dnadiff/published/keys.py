@@ -1,4 +1,5 @@
-"""Reads a published `config.json`: which keys a network has, their types and limits, and the defaults of absent keys."""
+"""Reads a published `config.json`: which keys a network has, their types and limits, and the
+defaults of absent keys."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = (
     2**24,
 )  # a file with larger values is damaged or hostile
 _DESCRIPTIONS = {
-    bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object", list: "a list of integers"
+    bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object", list: ("a list of "
+        "integers")
 }  # fmt: skip
 
 
@@ -23,7 +25,8 @@ class Key:
     """What one key may hold.
 
     Attributes:
-        kind: bool, int, float, str, dict or list, as in JSON; an integer is a number, a boolean is not.
+        kind: bool, int, float, str, dict or list, as in JSON; an integer is a number, a boolean is
+            not.
         default: the value of an absent key; without one the key is required.
         minimum: smallest number.
         maximum: largest number.

@@ -1,7 +1,7 @@
 """The names of a network's tensors in published checkpoints: one list for reading and writing.
 
-`published_layout` returns it for a network; each family registers its own (`caduceus`, `mdlm`, `gpt2`). Folders and the Hub are in
-`dnadiff.published.model`.
+`published_layout` returns it for a network; each family registers its own (`caduceus`, `mdlm`,
+`gpt2`). Folders and the Hub are in `dnadiff.published.model`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PublishedLayout:
 
     Attributes:
         config: the contents of its `config.json`.
-        weights: the network's own tensors, as views of the published shape, each with its names in files.
-            A tied tensor has several names; a file needs one of them.
+        weights: the network's own tensors, as views of the published shape, each with its names in
+            files. A tied tensor has several names; a file needs one of them.
         constants: further tensors that files may hold and that follow from the configuration.
     """
 
@@ -39,7 +39,8 @@ class PublishedLayout:
     def tensors(
         self, duplicate_tied: bool = True, dtype: torch.dtype | None = None
     ) -> dict[str, Tensor]:
-        """The contents of a file: detached copies of all tensors, tied ones under all their names or under the first; weights as `dtype`."""
+        """The contents of a file: detached copies of all tensors, tied ones under all their names
+        or under the first; weights as `dtype`."""
         weights = {
             name: tensor.to(dtype or tensor.dtype)
             for tensor, names in self.weights
@@ -55,8 +56,8 @@ class PublishedLayout:
         """Copy the tensors of a file into the network.
 
         Raises:
-            ValueError: listing tensors that are missing, surplus, of the wrong shape, or different from the tensor to which they are tied
-                or from a constant.
+            ValueError: listing tensors that are missing, surplus, of the wrong shape, or different
+                from the tensor to which they are tied or from a constant.
         """
         self.check(given, source)
         _refuse(list(self._differences(given)), source)
@@ -64,7 +65,8 @@ class PublishedLayout:
             tensor.copy_(next(given[name] for name in names if name in given))
 
     def check(self, given: Mapping[str, Tensor], source: Path | str) -> None:
-        """Check names, shapes and types only, as `fill` does first; also works for a network on the meta device."""
+        """Check names, shapes and types only, as `fill` does first; also works for a network on the
+        meta device."""
         _refuse(list(self._misfits(given)), source)
 
     def _misfits(self, given: Mapping[str, Tensor]) -> Iterator[str]:

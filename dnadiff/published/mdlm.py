@@ -1,4 +1,5 @@
-"""Published MDLM checkpoints (arXiv 2406.07524): parameter names of the DiT and its `config.json`."""
+"""Published MDLM checkpoints (arXiv 2406.07524): parameter names of the DiT and its
+`config.json`."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from dnadiff.vocab import Vocab
 
 @published_layout.register
 def dit_layout(network: DiT) -> PublishedLayout:
-    """The layout of MDLM's DiT, without `time_conditioning`; ValueError if the network has another `mlp_ratio` or no layers."""
+    """The layout of MDLM's DiT, without `time_conditioning`; ValueError if the network has another
+    `mlp_ratio` or no layers."""
     if network.mlp_ratio != 4 or not len(network.blocks):
         raise ValueError(
-            f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {network.mlp_ratio} and {len(network.blocks)} layers"
+            f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {network.mlp_ratio} and "
+            f"{len(network.blocks)} layers"
         )
     config = {
         "model_type": "mdlm",
@@ -38,7 +41,8 @@ def dit_layout(network: DiT) -> PublishedLayout:
     )
 
 
-# The keys of a published config.json; `vocab_size` belongs to the vocabulary and `time_conditioning` to the denoiser.
+# The keys of a published config.json; `vocab_size` belongs to the vocabulary and
+# `time_conditioning` to the denoiser.
 _KEYS = {
     "vocab_size": Key(int, minimum=2, maximum=MAX_VOCAB),
     "hidden_dim": Key(int, argument="d_model"),

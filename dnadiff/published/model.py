@@ -1,7 +1,8 @@
-"""Loads and writes published models: folders of `config.json` with `model.safetensors` or `pytorch_model.bin`, and the Hub.
+"""Loads and writes published models: folders of `config.json` with `model.safetensors` or
+`pytorch_model.bin`, and the Hub.
 
-The names of tensors and keys are in the families (`caduceus`, `mdlm`, `gpt2`); here are files, the choice of the family, and
-the vocabulary.
+The names of tensors and keys are in the families (`caduceus`, `mdlm`, `gpt2`); here are files, the
+choice of the family, and the vocabulary.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from dnadiff.vocab import Vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
-VOCAB_KEY = "dnadiff_vocab"  # not a published key: written if the vocabulary is not the one that the format implies
+# not a published key: written if the vocabulary is not the one that the format implies
+VOCAB_KEY = "dnadiff_vocab"
 DESCRIPTION = (
     "dnadiff.json"  # next to the weights of an exported model; published folders have none
 )
-DESCRIPTION_KEY = "dnadiff_description"  # not a published key: names that file, without which the objective would be unknown
+# not a published key: names that file, without which the objective would be unknown
+DESCRIPTION_KEY = "dnadiff_description"
 FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -49,7 +52,8 @@ class PublishedModel:
 
     Attributes:
         denoiser: in evaluation mode, with its weights.
-        config: `backbone` (a `_target_` with arguments), `objective`, `noise` and `time_conditioning`, as in a training configuration.
+        config: `backbone` (a `_target_` with arguments), `objective`, `noise` and
+            `time_conditioning`, as in a training configuration.
         path: the folder it came from.
     """
 
@@ -59,14 +63,17 @@ class PublishedModel:
 
     @property
     def tokenizer(self) -> DNATokenizer | None:
-        """Its tokenizer for DNA; None for text, because published folders hold no tokenizer: see `with_vocab`."""
+        """Its tokenizer for DNA; None for text, because published folders hold no tokenizer: see
+        `with_vocab`."""
         return DNATokenizer() if self.denoiser.vocab == DNATokenizer().vocab else None
 
     def with_vocab(self, vocab: Vocab) -> PublishedModel:
-        """The same text model with the vocabulary of a tokenizer, which may have further ids after the published ones.
+        """The same text model with the vocabulary of a tokenizer, which may have further ids after
+        the published ones.
 
-        With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here padding is 50,258. Its embedding is that of
-        the mask, so padding is read as in the published code. Its row of the head is zero, and it is never emitted.
+        With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here
+        padding is 50,258. Its embedding is that of the mask, so padding is read as in the published
+        code. Its row of the head is zero, and it is never emitted.
 
         Raises:
             ValueError: if the vocabulary cannot be the published one.
@@ -86,8 +93,10 @@ class PublishedModel:
         )
         if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
             raise ValueError(
-                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this vocabulary {vocab.size} with the mask "
-                f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer (tokenizer=gpt2 for MDLM on OpenWebText)"
+                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this "
+                f"vocabulary {vocab.size} with the mask "
+                f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer "
+                "(tokenizer=gpt2 for MDLM on OpenWebText)"
             )
         with torch.random.fork_rng(devices=()):
             wider = build(self.config["backbone"], vocab=vocab)
@@ -111,7 +120,8 @@ class PublishedModel:
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
-    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit, `organization/name@<40 digits>`."""
+    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit,
+    `organization/name@<40 digits>`."""
     hub = _HUB.fullmatch(str(name))
     return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
 
@@ -123,8 +133,8 @@ def load_published(
 
     Args:
         folder, revision: as in `read`.
-        vocab: of the tokenizer of a text model (`PublishedModel.with_vocab`); None is the published one, in which
-            MDLM's padding and mask are one id.
+        vocab: of the tokenizer of a text model (`PublishedModel.with_vocab`); None is the published
+            one, in which MDLM's padding and mask are one id.
     """
     found = read(folder, revision)
     return (found if vocab is None else found.with_vocab(vocab)).denoiser
@@ -139,7 +149,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
 
     Raises:
         FileNotFoundError: if the folder lacks a file; also the `dnadiff.json` of an exported model.
-        ValueError: if a file is damaged, the model is of another type, or tensors are missing or surplus (they are listed).
+        ValueError: if a file is damaged, the model is of another type, or tensors are missing or
+            surplus (they are listed).
     """
     path = Path(folder)
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
@@ -149,7 +160,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
         DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file()
     ):  # it would be taken for a model of the published objective
         raise FileNotFoundError(
-            f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file says how the model was trained; "
+            f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file "
+            "says how the model was trained; "
             "copy the complete folder, or export the model again"
         )
     family = FAMILIES[config["model_type"]]
@@ -175,7 +187,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
 
 
 def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
-    """GPT-2 from a folder, in evaluation mode, to evaluate samples. Texts start with its own start token. Errors as `read`.
+    """GPT-2 from a folder, in evaluation mode, to evaluate samples. Texts start with its own start
+    token. Errors as `read`.
 
     Args:
         folder: holds `config.json` and the weights.
@@ -189,7 +202,8 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
 def _load_network(
     path: Path, described: Callable[[], tuple[Config, Vocab]]
 ) -> tuple[Backbone, Config]:
-    """The network of a folder with its weights, and its configuration; `described` reads that and the vocabulary from `config.json`."""
+    """The network of a folder with its weights, and its configuration; `described` reads that and
+    the vocabulary from `config.json`."""
     with _names_config(path):
         backbone, vocab = described()
     file = find_tensors(path)
@@ -236,13 +250,16 @@ def export_published(
     duplicate_tied: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`, each atomically.
+    """Write a Caduceus or a DiT in its published format: `config.json` and `model.safetensors`,
+    each atomically.
 
     Args:
         overwrite: replace such files.
-        needs_description: record in `config.json` that the model is not complete without a `dnadiff.json`; published code ignores it.
-        duplicate_tied: write a tied tensor under each of its published names, as published code expects; False writes it once, under the
-            first, as `safetensors.torch.save_model` does. This package loads both.
+        needs_description: record in `config.json` that the model is not complete without a
+            `dnadiff.json`; published code ignores it.
+        duplicate_tied: write a tied tensor under each of its published names, as published code
+            expects; False writes it once, under the first, as `safetensors.torch.save_model` does.
+            This package loads both.
         dtype: of the weights in the file; None is that of the network. See `round_weights`.
 
     Raises:
@@ -268,7 +285,8 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
     """The contents of a `config.json` of one of these model types."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} does not exist; a published model is a folder of config.json and {' or '.join(TENSORS)}"
+            f"{path} does not exist; a published model is a folder of config.json and "
+            f"{' or '.join(TENSORS)}"
         )
     config = read_json(path, remedy="use another copy of it")
     model_type = config.get("model_type")
@@ -301,7 +319,8 @@ def download(repository: str, revision: str | None) -> Path:
     """Fetch a Hub repository at one commit, data files only; returns its local folder."""
     if not _COMMIT.fullmatch(revision or ""):
         raise ValueError(
-            f"{repository} is not a local folder; to fetch it from the Hub, name a commit: add revision=, or @, with its 40 hexadecimal digits"
+            f"{repository} is not a local folder; to fetch it from the Hub, name a commit: add "
+            "revision=, or @, with its 40 hexadecimal digits"
         )
     try:
         from huggingface_hub import snapshot_download

@@ -1,4 +1,5 @@
-"""Reads files of tensors without running code from them, bounds the networks built for them, and hashes their weights."""
+"""Reads files of tensors without running code from them, bounds the networks built for them, and
+hashes their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 
-# A tied or shared parameter is registered several times, and some only until they are replaced: at most so often per tensor of a file.
+# A tied or shared parameter is registered several times, and some only until they are replaced: at
+# most so often per tensor of a file.
 _REGISTRATIONS = 8
 _FILLS = (
     torch.nn.init.normal_,
@@ -25,14 +27,17 @@ _FILLS = (
     Tensor.mul_,
     Tensor.div_,
 )  # change numbers in place, and return the tensor
-_COPIES = 4  # a file may name a tied tensor several times; more memory than this many times the file's size is refused
+# a file may name a tied tensor several times; more memory than this many times the file's size is
+# refused
+_COPIES = 4
 
 
 def read(path: Path) -> Json:
-    """The contents of a `.safetensors` file, or of a file of tensors and plain values written by `torch.save`; no code in it runs.
+    """The contents of a `.safetensors` file, or of a file of tensors and plain values written by
+    `torch.save`; no code in it runs.
 
-    The checksums (CRC-32) in a file of `torch.save` are compared first, because torch does not do it. That reads the file once more, at
-    about 2 GB/s. Safetensors files have no checksums.
+    The checksums (CRC-32) in a file of `torch.save` are compared first, because torch does not do
+    it. That reads the file once more, at about 2 GB/s. Safetensors files have no checksums.
 
     Raises:
         ValueError: if the file is damaged or truncated, or holds pickled code.
@@ -54,7 +59,8 @@ def read(path: Path) -> Json:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} holds more than tensors and plain values, and was not loaded: it could run code on this machine"
+            f"{path} holds more than tensors and plain values, and was not loaded: it could run "
+            "code on this machine"
         ) from error
     # A damaged pickle or index makes torch and zipfile raise errors of many kinds.
     except (
@@ -97,7 +103,8 @@ def _check_members(path: Path) -> None:
 
 
 def fingerprint(network: torch.nn.Module) -> str:
-    """SHA-256 of the names, types, shapes and bytes of all weights; it takes about a second per gigabyte."""
+    """SHA-256 of the names, types, shapes and bytes of all weights; it takes about a second per
+    gigabyte."""
     digest = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -116,7 +123,8 @@ def round_weights(network: torch.nn.Module, dtype: torch.dtype) -> None:
     for (name, parameter), value in zip(network.named_parameters(), rounded.values(), strict=True):
         if not torch.equal(value.isfinite(), parameter.isfinite()):
             raise ValueError(
-                f"{name} has the value {parameter.abs().max():g}, and {str(dtype).removeprefix('torch.')} holds at most "
+                f"{name} has the value {parameter.abs().max():g}, and "
+                f"{str(dtype).removeprefix('torch.')} holds at most "
                 f"{torch.finfo(dtype).max:g}; use another dtype"
             )
     for name, parameter in network.named_parameters():
@@ -124,17 +132,20 @@ def round_weights(network: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def check_memory(given: Iterable[Tensor], path: Path) -> None:
-    """Raise ValueError if the tensors of a file need far more memory than the file's size, as views that repeat a few numbers do."""
+    """Raise ValueError if the tensors of a file need far more memory than the file's size, as views
+    that repeat a few numbers do."""
     needed, size = sum(t.numel() * t.element_size() for t in given), path.stat().st_size
     if needed > _COPIES * size:
         raise ValueError(
-            f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that holds all of their numbers"
+            f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that "
+            "holds all of their numbers"
         )
 
 
 @contextmanager
 def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
-    """Networks built inside have no memory for weights, and as many parameters as a file of `num_tensors` tensors can fill.
+    """Networks built inside have no memory for weights, and as many parameters as a file of
+    `num_tensors` tensors can fill.
 
     A configuration that asks for millions of layers is refused after the first few.
 
@@ -148,7 +159,8 @@ def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
         registered += 1
         if registered > limit:
             raise ValueError(
-                f"the network of the configuration has more parameters than the {num_tensors:,} tensors in {path} can fill; "
+                f"the network of the configuration has more parameters than the {num_tensors:,} "
+                f"tensors in {path} can fill; "
                 "use a file and a configuration that belong together"
             )
 
@@ -162,13 +174,15 @@ def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Networks built inside have no memory for weights (`torch.device("meta")`), and building them does not import PyTorch's compiler."""
+    """Networks built inside have no memory for weights (`torch.device("meta")`), and building them
+    does not import PyTorch's compiler."""
     with torch.device("meta"), _WithoutNumbers():
         yield
 
 
 class _WithoutNumbers(TorchFunctionMode):
-    """Leaves out what only changes numbers, which weights without memory do not have; PyTorch would import its compiler for it."""
+    """Leaves out what only changes numbers, which weights without memory do not have; PyTorch would
+    import its compiler for it."""
 
     @override
     def __torch_function__(

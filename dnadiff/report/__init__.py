@@ -1,8 +1,9 @@
 """One-page reports and their pictures.
 
-`page` writes `report.html` from its `sections`; `suite` writes the page of a classification study. `panels` and `classification` draw on
-the `figures`, `headlines` turns intervals into verdicts. Nothing is computed here: the numbers come from `dnadiff.metrics` and from the
-JSON files of the commands.
+`page` writes `report.html` from its `sections`; `suite` writes the page of a classification study.
+`panels` and `classification` draw on the `figures`, `headlines` turns intervals into verdicts.
+Nothing is computed here: the numbers come from `dnadiff.metrics` and from the JSON files of the
+commands.
 """
 
 from dnadiff.report.headlines import Headline, headlines, sentences

@@ -1,4 +1,5 @@
-"""Panels of a downstream study: metrics with published ones, ROC curves, confusion matrices, predicted against measured values."""
+"""Panels of a downstream study: metrics with published ones, ROC curves, confusion matrices,
+predicted against measured values."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NETWORKS = ("fine-tuned", "scratch")
 
 
 def in_order(result: Results) -> list[str]:
-    """The names of the models: fully trained networks first, then the others by decreasing accuracy, or the metric of the task."""
+    """The names of the models: fully trained networks first, then the others by decreasing
+    accuracy, or the metric of the task."""
     models, metric = result["models"], metric_of(result).name
     first = [name for name in NETWORKS if name in models]
     return first + sorted(
@@ -30,7 +32,8 @@ def in_order(result: Results) -> list[str]:
 
 
 def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
-    """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray, published accuracies."""
+    """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray,
+    published accuracies."""
     models, names, metric = result["models"], in_order(result), metric_of(result)
     for row, name in enumerate(names):
         one = models[name]
@@ -75,7 +78,8 @@ def scatter(axes: Axes, result: Results, name: str, target: str) -> None:
 
 
 def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:
-    """ROC curves. Two classes: one for each model. More classes: one for each class against the rest, of the first model."""
+    """ROC curves. Two classes: one for each model. More classes: one for each class against the
+    rest, of the first model."""
     names = [name for name in in_order(result) if result["models"][name].get("roc")][:max_curves]
     classes = result["task"]["classes"]
     if len(classes) == 2:
@@ -107,7 +111,8 @@ def roc(axes: Axes, result: Results, max_curves: int = 5) -> None:
 
 
 def confusion(axes: Axes, result: Results, name: str) -> None:
-    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the shade is the fraction of the row."""
+    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the
+    shade is the fraction of the row."""
     counts, classes = np.asarray(result["models"][name]["confusion"]), result["task"]["classes"]
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)

@@ -1,4 +1,5 @@
-"""Panels of the page about designs: reward against likelihood with the Pareto front, and distributions of designs and real sequences."""
+"""Panels of the page about designs: reward against likelihood with the Pareto front, and
+distributions of designs and real sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def tradeoff(
     real: tuple[np.ndarray, np.ndarray] | None,
     unit: str = "nats per base",
 ) -> None:
-    """Reward against log-probability of each design, and of `real` sequences (log_prob, reward), with the Pareto front of the designs."""
+    """Reward against log-probability of each design, and of `real` sequences (log_prob, reward),
+    with the Pareto front of the designs."""
     if real is not None:
         shown = evenly_spaced(len(real[0]), MAX_SEQUENCES)
         axes.plot(
@@ -81,7 +83,8 @@ def histogram(
 
 
 def bin_edges(values: np.ndarray) -> np.ndarray:
-    """Edges of at most 25 bins of one width; values on a grid are in the middle of bins, each with the same number of grid points."""
+    """Edges of at most 25 bins of one width; values on a grid are in the middle of bins, each with
+    the same number of grid points."""
     low, high = float(values.min()), float(values.max())
     if high == low:
         return np.array([low - 0.5, high + 0.5])

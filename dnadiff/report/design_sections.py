@@ -40,7 +40,8 @@ def reward_name(design: Results) -> str:
 
 
 def described(settings: Json) -> str:
-    """An object of the configuration in words: its class, and its settings that are neither null nor empty."""
+    """An object of the configuration in words: its class, and its settings that are neither null
+    nor empty."""
     if isinstance(settings, Mapping):
         inner = [
             f"{key} {described(value)}"
@@ -70,7 +71,8 @@ def masthead(title: str, content: Results, designs: DesignTable) -> str:
         else f"as near to {design['target']:g} as possible"
     )
     text = (
-        f"{len(designs):,} designs of {bases} for a reward that is to be {aim}: {described(design['reward'])}. "
+        f"{len(designs):,} designs of {bases} for a reward that is to be {aim}: "
+        f"{described(design['reward'])}. "
         f"The method is {_class_name(design['method'])}{beta}, the sampler {content['sampler']}."
     )
     return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {NOTICE}</p></header>"
@@ -160,7 +162,10 @@ def _diversity(content: Results, designs: DesignTable) -> list[tuple[str, str, s
         rows.append(("Hamming distance, mean of pairs", number(designs.hamming, "{:.1f}"), reading))
     if "copies" in content:
         longest = content["copies"]["longest"]
-        reading = f"Bases, {longest['record']}; {longest['mean']:.1f} on average. Exact matches, either strand."
+        reading = (
+            f"Bases, {longest['record']}; {longest['mean']:.1f} on average. Exact matches, "
+            "either strand."
+        )
         rows.append(("Longest match with the training data", f"{longest['max']:,}", reading))
     return rows
 
@@ -185,9 +190,10 @@ def reward_and_likelihood(
         points = None if real_log_prob is None or of_real is None else (real_log_prob, of_real)
         front = pareto_front(log_prob, reward)
         caption = (
-            f"Pareto front: {len(front):,} designs that no other design matches or exceeds in both values and exceeds in at least one. "
-            f"Log-probability is that of the designed bases given the fixed ones, under the model without the reward ({_BOUND})."
-            + drawn
+            f"Pareto front: {len(front):,} designs that no other design matches or exceeds in both "
+            "values and exceeds in at least one. "
+            "Log-probability is that of the designed bases given the fixed ones, under the model "
+            f"without the reward ({_BOUND})." + drawn
         )
         figure = panel(
             partial(design_panels.tradeoff, log_prob=log_prob, reward=reward, real=points)
@@ -210,14 +216,19 @@ def reward_and_likelihood(
             label="reward",
         )
     )
-    caption = "A high reward says that the designs fit the program that computes it; it says nothing about their function."
+    caption = (
+        "A high reward says that the designs fit the program that computes it; it says "
+        "nothing about their function."
+    )
     pictures.append(
         picture(figure, "rewards", "Distribution of the reward of the designs.", caption)
     )
     missing = (
         ""
         if rows
-        else "<p>Log-probabilities were not computed (num_draws=0), so there is no Pareto front.</p>"
+        else (
+            "<p>Log-probabilities were not computed (num_draws=0), so there is no Pareto front.</p>"
+        )
     )
     return section("Reward and likelihood", pair(*pictures) + rows + missing)
 
@@ -246,15 +257,18 @@ def composition(found: DesignComparison, real: RealSequences) -> str:
     kmers = picture(
         panel(partial(panels.divergences, lengths=lengths, found=each, name="designs")),
         "kmers",
-        "Jensen-Shannon divergence of k-mer frequencies from real sequences for each k; the table gives the numbers.",
-        f"Counted {strands}. Gray: 95 % of random sets of {found.num_compared:,} real sequences, compared with the others as the designs are.",
+        "Jensen-Shannon divergence of k-mer frequencies from real sequences for each k; the table "
+        "gives the numbers.",
+        f"Counted {strands}. Gray: 95 % of random sets of {found.num_compared:,} real sequences, "
+        "compared with the others as the designs are.",
     )
     histogram = partial(design_panels.histogram, title="GC content", label="GC content, %")
     gc = picture(
         panel(partial(histogram, designs=found.design_gc, real=found.real_gc)),
         "gc",
         "Distribution of GC content of designs and real sequences.",
-        f"Mean {found.design_gc.mean():.2f} % of the designs and {found.real_gc.mean():.2f} % of the real sequences.",
+        f"Mean {found.design_gc.mean():.2f} % of the designs and {found.real_gc.mean():.2f} % of "
+        "the real sequences.",
     )
     named = [
         (f"{k}-mers, Jensen-Shannon divergence, bits", one) for k, one in found.divergences.items()
@@ -285,8 +299,10 @@ def logo_of(designs: DesignTable) -> str:
         )
         return section("Sequence logo", f"<p>There is no logo: {why}.</p>")
     caption = (
-        "Height of a position: its information, 2 bits minus the entropy of the letters, corrected for the number of designs. Letters share it "
-        f"in proportion to their frequency. All {len(designs):,} designs count equally, without their weights."
+        "Height of a position: its information, 2 bits minus the entropy of the letters, corrected "
+        "for the number of designs. Letters share it "
+        f"in proportion to their frequency. All {len(designs):,} designs count equally, without "
+        "their weights."
     )
     return section(
         "Sequence logo",

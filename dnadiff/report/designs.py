@@ -1,4 +1,5 @@
-"""The page about the designs of a run: options, the real sequences that designs are compared with, and what is read back from the files."""
+"""The page about the designs of a run: options, the real sequences that designs are compared with,
+and what is read back from the files."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class RealSequences:
     def of_file(
         cls, path: str, designer: Designer, length: int, number: int, batch_size: int
     ) -> RealSequences:
-        """Windows of a FASTA file without unknown bases, with the rewards of as many as there are designs, and of at least 100.
+        """Windows of a FASTA file without unknown bases, with the rewards of as many as there are
+        designs, and of at least 100.
 
         Raises:
             ValueError: naming `real`, if there are fewer than four windows, or the reward fails.
@@ -70,7 +72,8 @@ class RealSequences:
         found = cut(read_bases(path), length, max_unknown=0)
         if len(found) < _MIN_REAL:
             raise ValueError(
-                f"real {path} has {len(found)} windows of {length:,} bases, the length of the designs; give at least {_MIN_REAL}"
+                f"real {path} has {len(found)} windows of {length:,} bases, the length of the "
+                f"designs; give at least {_MIN_REAL}"
             )
         windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
         scored = evenly_spaced(len(windows), max(number, _MIN_SCORED))
@@ -91,7 +94,8 @@ class RealSequences:
 
     @classmethod
     def held_out(cls, model: Loaded, trust: Sequence[str], length: int) -> RealSequences | None:
-        """Windows of the held-out part of the model's data, without rewards; None, with a log message, if they cannot be read here."""
+        """Windows of the held-out part of the model's data, without rewards; None, with a log
+        message, if they cannot be read here."""
         try:
             data = model.training_data(trust)
             part = "test" if data.intervals["test"] else "valid"
@@ -104,7 +108,8 @@ class RealSequences:
         windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
         if len(windows) < _MIN_REAL:
             log.info(
-                f"report: designs are not compared with the {len(windows)} held-out windows of {length:,} bases; give real=y.fa"
+                f"report: designs are not compared with the {len(windows)} held-out windows of "
+                f"{length:,} bases; give real=y.fa"
             )
             return None
         return cls(
@@ -138,7 +143,8 @@ class DesignPage:
     seed: int
 
     def write(self, output: Path, overrides: Sequence[str]) -> Path:
-        """Write the page from the FASTA file and the JSON file next to it; `overrides` are the arguments of the command."""
+        """Write the page from the FASTA file and the JSON file next to it; `overrides` are the
+        arguments of the command."""
         content = read_json(provenance.json_path(output), ("records", "design", "settings"))
         table = DesignTable.read(output, content["records"])
         log_prob = table.columns["log_prob"] / self._num_counted(len(table))
@@ -162,7 +168,8 @@ class DesignPage:
         return self.path
 
     def _num_counted(self, number: int) -> np.ndarray:
-        """Bases whose log-probability each record of the file has; all designs of one template have the same number of them."""
+        """Bases whose log-probability each record of the file has; all designs of one template have
+        the same number of them."""
         groups = [
             self.designer.num_counted(self.request[group * self.request.each])
             for group in range(self.request.num_groups)
@@ -197,7 +204,8 @@ class DesignPage:
 def open_page(
     config: Config, generator: ConditionalSampler, request: Request, model: Loaded, resumed: bool
 ) -> DesignPage:
-    """The page of `report=`, after all checks that need no designs; one of a run that is `resumed` may be replaced.
+    """The page of `report=`, after all checks that need no designs; one of a run that is `resumed`
+    may be replaced.
 
     Raises:
         ValueError: if the model reads text, or `real=` cannot be used.
@@ -205,7 +213,8 @@ def open_page(
     """
     if model.tokenizer.vocab.complement is None:
         raise ValueError(
-            f"report is about designs of DNA, and {model.path} was trained on text; leave report out"
+            f"report is about designs of DNA, and {model.path} was trained on text; leave "
+            "report out"
         )
     assert isinstance(
         generator, Designer

@@ -1,7 +1,8 @@
 """From panels to figures, and from figures to files and pages.
 
-A panel is a function that draws on matplotlib axes. Drawing and saving happen inside `style`, so that matplotlib's settings stay as the
-user has them; pyplot is not used. The same input gives the same bytes.
+A panel is a function that draws on matplotlib axes. Drawing and saving happen inside `style`, so
+that matplotlib's settings stay as the user has them; pyplot is not used. The same input gives the
+same bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def panel(draw: Callable[[Axes], None], height: float = HEIGHT) -> Figure:
 def group_panels(
     draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base"
 ) -> Figure:
-    """A figure with one panel for each group of bases, from top to bottom: `draw(axes, evaluation, group, unit)`, each with its own scale."""
+    """A figure with one panel for each group of bases, from top to bottom:
+    `draw(axes, evaluation, group, unit)`, each with its own scale."""
     from matplotlib.figure import Figure
 
     groups, rows = shown_groups(evaluation), 1 + len(evaluation.get("markov") or ())
@@ -90,12 +92,14 @@ def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
 
 
 def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Path:
-    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically; raises ValueError if the name has another suffix."""
+    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically; raises ValueError if the
+    name has another suffix."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in _METADATA:
         raise ValueError(
-            f"{path.name}: a picture is saved as .png or .svg, not {path.suffix or 'without a suffix'}"
+            f"{path.name}: a picture is saved as .png or .svg, not "
+            f"{path.suffix or 'without a suffix'}"
         )
     content = rendered(figure, kind, pixels)
     with atomic_write(path, overwrite=True) as file:
@@ -114,7 +118,8 @@ def rendered(figure: Figure, kind: str, pixels: int = 1200) -> bytes:
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """The picture as an `<svg>` element for a page: ids start with `name`; there are no metadata and no external references."""
+    """The picture as an `<svg>` element for a page: ids start with `name`; there are no metadata
+    and no external references."""
     buffer = io.StringIO()
     with style():
         figure.savefig(buffer, format="svg", metadata=_METADATA["svg"])

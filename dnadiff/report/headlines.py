@@ -1,6 +1,8 @@
-"""The main numbers of a run, each with its interval and how to read it, and the verdicts that follow from the intervals.
+"""The main numbers of a run, each with its interval and how to read it, and the verdicts that
+follow from the intervals.
 
-The report and the closing table of scripts/demo.py show them. A verdict is "better" or "worse" only if a 95 % interval excludes 0.
+The report and the closing table of scripts/demo.py show them. A verdict is "better" or "worse" only
+if a 95 % interval excludes 0.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Headline(NamedTuple):
 
 
 def headlines(results: RunResults) -> list[Headline]:
-    """A row for each result: held-out bits, differences to Markov models, samples, downstream accuracies."""
+    """A row for each result: held-out bits, differences to Markov models, samples, downstream
+    accuracies."""
     rows: list[Headline] = []
     evaluation, composition, finetune, unit = (
         results.evaluation,
@@ -85,13 +88,15 @@ def sentences(results: RunResults) -> list[str]:
     said = []
     if results.evaluation and (parts := _markov_verdicts(results.evaluation)):
         said.append(
-            f"Compared with Markov models, on all held-out {results.unit}s, the model is {'; '.join(parts)}."
+            f"Compared with Markov models, on all held-out {results.unit}s, the model is "
+            f"{'; '.join(parts)}."
         )
     if results.composition:
         said.append(_composition_sentence(results.composition))
     if results.finetune and (parts := _accuracy_verdicts(results.finetune)):
         said.append(
-            f"On {(results.finetune.get('task') or {}).get('name', 'the downstream task')}, {'; '.join(parts)}."
+            f"On {(results.finetune.get('task') or {}).get('name', 'the downstream task')}, "
+            f"{'; '.join(parts)}."
         )
     return said
 
@@ -127,7 +132,11 @@ def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None
     )
     reading = {
         "all": f"Mean bits per held-out {unit}{uniform}",
-        "novel": f"Only {unit}s that are in no 24-mer of the training part, on either strand: they cannot be copied.",
+        "novel": (
+            f"Only {unit}s that are in no 24-mer of the training part, on either strand: "
+            "they "
+            "cannot be copied."
+        ),
         "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
     }.get(group, "")
     labels = {"se_mc": "Monte Carlo", "se_total": "total"}
@@ -187,7 +196,8 @@ def _distance(name: str, distance: Distance, form: str, scale: float, meaning: s
     low, high = scale * distance.low, scale * distance.high
     said = "Farther" if distance.above_baseline else "No farther"
     reading = (
-        f"{said} from the genome than real windows are. {meaning} Baseline (real windows compared with real windows): "
+        f"{said} from the genome than real windows are. {meaning} Baseline (real windows compared "
+        "with real windows): "
         f"{number(scale * distance.baseline, form)}; the interval is the baseline's range."
     )
     return Headline(

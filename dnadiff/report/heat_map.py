@@ -1,4 +1,5 @@
-"""Heat maps of saturation mutagenesis: positions x alleles, with the information content as letters above."""
+"""Heat maps of saturation mutagenesis: positions x alleles, with the information content as letters
+above."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Saturated:
     """The effects of all variants of a region.
 
     Attributes:
-        llr: (n, 5) of A, C, G, T and the deletion of the base; NaN where there is none, 0 for the base itself.
+        llr: (n, 5) of A, C, G, T and the deletion of the base; NaN where there is none, 0 for the
+            base itself.
         information: (n,) bits.
         bases: (n,) letters of the genome; N where there is no variant.
     """
@@ -56,7 +58,8 @@ class Saturated:
         return f"{self.region.chrom}:{self.region.start + 1}-{self.region.end}"
 
     def add(self, position: int, result: Result) -> None:
-        """Put in one allele, as it is in the output, at a position of the record (0-based) in the region."""
+        """Put in one allele, as it is in the output, at a position of the record (0-based) in the
+        region."""
         place, ref = position - self.region.start, str(result["ref"])
         if len(ref) > 1:
             self.llr[place, -1] = result["LLR"]
@@ -66,7 +69,8 @@ class Saturated:
         self.information[place] = result["information"]
 
     def probabilities(self) -> np.ndarray:
-        """Shares of A, C, G and T at each position (n, 4), from the ratios; NaN where there is no variant."""
+        """Shares of A, C, G and T at each position (n, 4), from the ratios; NaN where there is no
+        variant."""
         weight = np.exp(self.llr[:, :4])
         return weight / weight.sum(1, keepdims=True)
 
@@ -77,7 +81,8 @@ def drawn(regions: Sequence[Region]) -> list[Region]:
 
 
 def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Saturated]:
-    """The effects of each region from the alleles of an output file, in time proportional to both."""
+    """The effects of each region from the alleles of an output file, in time proportional to
+    both."""
     found = [Saturated.empty(region) for region in regions]
     at: dict[tuple[str, int], list[Saturated]] = {}
     for each in found:
@@ -91,11 +96,13 @@ def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Satura
 
 
 def _positions(result: Result) -> Sequence[int]:
-    """Where an allele belongs, 0-based: an SNV to its base, a deletion to the base that is missing."""
+    """Where an allele belongs, 0-based: an SNV to its base, a deletion to the base that is
+    missing."""
     ref, alt, pos = str(result["ref"]), str(result["alt"]), int(result["pos"])
     if len(ref) == 1:
         return (pos - 1,)
-    # A deletion is written with the base before it, or at the first position of the record with the base after it.
+    # A deletion is written with the base before it, or at the first position of the record with the
+    # base after it.
     is_first, is_second = pos == 1 and ref[1] == alt, ref[0] == alt
     return [pos - 1] * is_first + [pos] * is_second
 
@@ -151,7 +158,8 @@ def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
 def write_heat_maps(
     page: Path, found: Sequence[Saturated], about: Mapping[str, object]
 ) -> list[Path]:
-    """A PNG for each region next to the page, named after it, and the page with all of them; returns the files written."""
+    """A PNG for each region next to the page, named after it, and the page with all of them;
+    returns the files written."""
     written, sections = (
         [],
         [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"],
@@ -160,7 +168,8 @@ def write_heat_maps(
         figure = heat_map(each)
         written.append(figures.save(figure, picture_of(page, number), pixels=1600))
         caption = (
-            f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the base) to that of the genome (dots): red is less "
+            f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the "
+            "base) to that of the genome (dots): red is less "
             f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"
         )
         sections.append(
@@ -178,7 +187,8 @@ def draw_regions(
     read: Callable[[], Iterable[Result]],
     about: Mapping[str, object],
 ) -> None:
-    """Write the page with the heat maps of the first regions that are not too long; `read` returns the alleles of the output file."""
+    """Write the page with the heat maps of the first regions that are not too long; `read` returns
+    the alleles of the output file."""
     chosen = drawn(regions)
     if left_out := len(regions) - len(chosen):
         limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
@@ -186,7 +196,8 @@ def draw_regions(
         log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
     if chosen:
         print(
-            f"heat maps are in {', '.join(map(str, write_heat_maps(page, collect(read(), chosen), about)))}"
+            "heat maps are in "
+            f"{', '.join(map(str, write_heat_maps(page, collect(read(), chosen), about)))}"
         )
 
 

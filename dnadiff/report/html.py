@@ -1,4 +1,5 @@
-"""Building blocks of a self-contained HTML page: tables, pictures, facts, the document. They escape all text that they get."""
+"""Building blocks of a self-contained HTML page: tables, pictures, facts, the document. They escape
+all text that they get."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _LABELS = {
 
 
 def _document(title: str, body: str) -> str:
-    """A complete HTML document. Its content security policy forbids loading anything from elsewhere."""
+    """A complete HTML document. Its content security policy forbids loading anything from
+    elsewhere."""
     style = resources.files("dnadiff.report").joinpath("style.css").read_text(encoding="utf-8")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return f"""<!doctype html>
@@ -65,7 +67,8 @@ def pair(*columns: str) -> str:
 
 
 def picture(figure: Figure, name: str, label: str, caption: str) -> str:
-    """A figure as inline SVG; `name` is unique on the page, `label` is the text for screen readers."""
+    """A figure as inline SVG; `name` is unique on the page, `label` is the text for screen
+    readers."""
     svg = figures.inline_svg(figure, name).replace(
         "<svg", f'<svg role="img" aria-label="{escape(label)}"', 1
     )
@@ -89,11 +92,15 @@ def table(
         for row in rows
     )
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
-    return f'<div class="scroll" tabindex="0"><table class="{kind}">{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        '<div class="scroll" tabindex="0"><table '
+        f'class="{kind}">{title}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _cell(text: str) -> str:
-    """The text with a line break allowed after each underscore: long names would push the last columns off the screen."""
+    """The text with a line break allowed after each underscore: long names would push the last
+    columns off the screen."""
     return escape(text).replace("_", "_<wbr>")
 
 
@@ -111,7 +118,8 @@ def facts(heading: str, values: Mapping[str, object]) -> str:
 
 
 def _shown(value: object, key: str = "") -> str:
-    """A value as text; absolute paths are cut to their last parts, so that a shared page does not show the folders of its author."""
+    """A value as text; absolute paths are cut to their last parts, so that a shared page does not
+    show the folders of its author."""
     if isinstance(value, Mapping):
         return ", ".join(
             f"{name} {_shown(each, key if key in _PATHS else str(name))}"

@@ -1,4 +1,5 @@
-"""Sequence logos: at each position the letters, as high as their information (Schneider and Stephens 1990)."""
+"""Sequence logos: at each position the letters, as high as their information (Schneider and
+Stephens 1990)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _TOPS = (0.25, 0.5, 1.0, 2.0)  # bits
 
 
 def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
-    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width` positions and `top` bits; NaN is nothing."""
+    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
+    positions and `top` bits; NaN is nothing."""
     from matplotlib.patches import PathPatch
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
@@ -46,7 +48,8 @@ def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
 
 
 def logo_figure(heights: np.ndarray) -> Figure:
-    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that ends at 0.25, 0.5, 1 or 2 bits."""
+    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
+    ends at 0.25, 0.5, 1 or 2 bits."""
     from matplotlib.figure import Figure
 
     size = len(heights)

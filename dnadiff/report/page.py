@@ -1,4 +1,5 @@
-"""The page and the overview picture of a run, from the results that the commands wrote. Missing results are left out."""
+"""The page and the overview picture of a run, from the results that the commands wrote. Missing
+results are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The panels of a report: each function draws one panel on matplotlib axes. `dnadiff.report.figures` makes figures and files of them."""
+"""The panels of a report: each function draws one panel on matplotlib axes.
+`dnadiff.report.figures` makes figures and files of them."""
 
 from __future__ import annotations
 
@@ -28,12 +29,14 @@ from dnadiff.report.results import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and marker
+# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
+# marker
 MODEL, OTHER, REAL, FAINT = "#0072B2", "#D55E00", "#3D3D3D", "#B4BCC4"
 
 
 def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
-    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged and with raw weights."""
+    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged
+    and with raw weights."""
     x, label = progress(metrics)
     train, shown = _column(metrics, "train_nll"), []
     if train is not None:
@@ -71,7 +74,8 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
 
 
 def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
-    """Bits per base of the model, with its 95 % interval, and of the Markov models on the same bases."""
+    """Bits per base of the model, with its 95 % interval, and of the Markov models on the same
+    bases."""
     ours = evaluation["groups"][group]
     markov = [
         (f"order {m['order']}", m["groups"][group]["bits"])
@@ -98,7 +102,8 @@ def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str
 def paired_differences(
     axes: Axes, evaluation: Results, group: str = "all", unit: str = "base"
 ) -> None:
-    """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is better."""
+    """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is
+    better."""
     markov = markov_models(evaluation, group)
     rows = [
         (
@@ -117,7 +122,8 @@ def paired_differences(
 def visibility_curve(
     axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0
 ) -> None:
-    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over blocks of windows; its mean is the NELBO."""
+    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over
+    blocks of windows; its mean is the NELBO."""
     curve = {key: np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")}
     mean = evaluation["groups"]["all"]["bits"]
     if uniform_bits is not None:
@@ -152,7 +158,8 @@ def visibility_curve(
 
 
 def kmer_frequencies(axes: Axes, composition: Composition) -> None:
-    """k-mer frequencies of the samples against real windows; bars are the 95 % range of independent sets of real windows."""
+    """k-mer frequencies of the samples against real windows; bars are the 95 % range of independent
+    sets of real windows."""
     c, outside = composition, composition.outside_baseline
     every = 100 * np.concatenate([c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high])
     limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
@@ -184,7 +191,8 @@ def kmer_frequencies(axes: Axes, composition: Composition) -> None:
 
 
 def gc_content(axes: Axes, composition: Composition) -> None:
-    """GC content of the samples and of real windows; the band is the 95 % range of independent sets of real windows."""
+    """GC content of the samples and of real windows; the band is the 95 % range of independent sets
+    of real windows."""
     c = composition
     everything = 100 * np.concatenate([c.sample_gc, c.real_gc])
     edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
@@ -214,14 +222,16 @@ def gc_content(axes: Axes, composition: Composition) -> None:
 
 
 def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
-    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of independent sets of real windows."""
+    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of
+    independent sets of real windows."""
     divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
 
 
 def divergences(
     axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
 ) -> None:
-    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 % range of independent sets of real windows."""
+    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 %
+    range of independent sets of real windows."""
     samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
     reach = np.abs(np.array([d.interval for d in found]).T - samples)
     reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
@@ -242,7 +252,8 @@ def divergences(
 
 
 def mutual_information(axes: Axes, quality: SampleQuality) -> None:
-    """Mutual information of two bases against the distance between them; the band is the 95 % range of independent sets of real windows."""
+    """Mutual information of two bases against the distance between them; the band is the 95 % range
+    of independent sets of real windows."""
     samples, (low, high) = quality.information
     at = np.arange(1, len(samples) + 1)
     axes.fill_between(at, low, high, color=FAINT, alpha=0.55, lw=0, label="real windows, 95 %")
@@ -253,7 +264,8 @@ def mutual_information(axes: Axes, quality: SampleQuality) -> None:
 
 
 def accuracies(axes: Axes, finetune: Results) -> None:
-    """Accuracy (or the metric of the task) of each model with its 95 % interval; small dots are seeds, the dotted line is chance."""
+    """Accuracy (or the metric of the task) of each model with its 95 % interval; small dots are
+    seeds, the dotted line is chance."""
     models, metric = finetune["models"], metric_of(finetune)
     for row, result in enumerate(models.values()):
         color = MODEL if row == 0 else REAL
@@ -279,7 +291,8 @@ def accuracies(axes: Axes, finetune: Results) -> None:
 
 
 def accuracy_differences(axes: Axes, finetune: Results) -> None:
-    """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 % intervals."""
+    """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 %
+    intervals."""
     metric = metric_of(finetune)
     rows = [
         (
@@ -296,7 +309,8 @@ def accuracy_differences(axes: Axes, finetune: Results) -> None:
 
 
 def _forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
-    """Differences with intervals: blue if the first is better, orange if it is worse, gray if the interval contains 0."""
+    """Differences with intervals: blue if the first is better, orange if it is worse, gray if the
+    interval contains 0."""
     axes.axvline(0, color=REAL, lw=1)
     for y, (_, value, low, high) in enumerate(rows):
         known = is_number(low) and is_number(high)

@@ -1,4 +1,5 @@
-"""What a report is made of: the columns of `metrics.csv`, and the contents of `evaluate.json` and `finetune.json`."""
+"""What a report is made of: the columns of `metrics.csv`, and the contents of `evaluate.json` and
+`finetune.json`."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
 
 
 class ReportedMetric(NamedTuple):
-    """The metric that a study compares models by, as reports show it: its values times `factor`, in the format `form`."""
+    """The metric that a study compares models by, as reports show it: its values times `factor`, in
+    the format `form`."""
 
     name: str
     title: str
@@ -142,7 +144,8 @@ def metric_of(finetune: Results) -> ReportedMetric:
 
 
 def chance_level(finetune: Results) -> float | None:
-    """One over the number of classes, if the task has it (`classes`: a number or their names); of other tasks than classification, none."""
+    """One over the number of classes, if the task has it (`classes`: a number or their names); of
+    other tasks than classification, none."""
     if metric_of(finetune) is not ACCURACY:
         return None
     classes = (finetune.get("task") or {}).get("classes")

@@ -34,13 +34,17 @@ from dnadiff.report.results import (
 _SIGNED = "{:+.4f}"
 NOTICE = 'Generated sequences are unvalidated: see <a href="#responsible-use">responsible use</a>.'
 _RESPONSIBLE = (
-    "Generated sequences are statistical samples. They are unvalidated, and no claim is made about their function, safety or clinical "
-    "use. Before any synthesis, screen them with current tools, order only from providers that screen, and follow the rules of your "
-    "institution and country. The package contains no hazard filter. Models memorize: share none that was trained on private genomes. "
+    "Generated sequences are statistical samples. They are unvalidated, and no claim is made about "
+    "their function, safety or clinical "
+    "use. Before any synthesis, screen them with current tools, order only from providers that "
+    "screen, and follow the rules of your "
+    "institution and country. The package contains no hazard filter. Models memorize: share none "
+    "that was trained on private genomes. "
     "The full text is RESPONSIBLE_USE.md of the package."
 )
 _METHODS = (
-    "Methods: MDLM, Sahoo et al. 2024 (arXiv 2406.07524); Caduceus, Schiff et al. 2024 (arXiv 2403.03234); "
+    "Methods: MDLM, Sahoo et al. 2024 (arXiv 2406.07524); Caduceus, Schiff et al. 2024 (arXiv "
+    "2403.03234); "
     "Mamba, Gu and Dao 2023 (arXiv 2312.00752). This is not the dnadiff of MUMmer."
 )
 
@@ -68,7 +72,10 @@ def masthead(title: str, results: RunResults) -> str:
         ", with simple baselines" if finetune or (evaluation and markov_models(evaluation)) else ""
     )
     tail = f" This page shows {listed(shows)}{baselines}." if shows else ""
-    text = f"A model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict {unit}s.{tail}"
+    text = (
+        f"A model was trained on {_data_name(evaluation) or 'a set of sequences'} to predict "
+        f"{unit}s.{tail}"
+    )
     return f"<header><h1>{escape(title)}</h1><p>{escape(text)} {NOTICE}</p></header>"
 
 
@@ -135,8 +142,10 @@ def training(metrics: Columns, unit: str) -> str:
         panel(partial(panels.loss_curve, metrics=metrics, unit=unit)),
         "loss",
         f"Loss in bits per {unit} against {label}; the table gives first, last and lowest values.",
-        "The loss of a diffusion objective is the NELBO, an upper bound on the negative log-likelihood. Of objective=ar it is the negative "
-        "log-likelihood itself; of objective=mlm the cross-entropy of the selected tokens, which is not a bound. Evaluation and sampling use "
+        "The loss of a diffusion objective is the NELBO, an upper bound on the negative "
+        "log-likelihood. Of objective=ar it is the negative "
+        "log-likelihood itself; of objective=mlm the cross-entropy of the selected tokens, which "
+        "is not a bound. Evaluation and sampling use "
         "the averaged weights.",
     )
     return section("Training", pair(drawn, numbers))
@@ -147,15 +156,19 @@ def likelihood(evaluation: Results, unit: str) -> str:
     bits = picture(
         group_panels(panels.held_out_bits, evaluation, unit),
         "bits",
-        f"Bits per {unit} of the model and of Markov models for each group of held-out {unit}s; the table gives the numbers.",
-        "Band: the model's 95 % interval. The value of a diffusion model is an upper bound; those of autoregressive and Markov models are exact. "
+        f"Bits per {unit} of the model and of Markov models for each group of held-out {unit}s; "
+        "the table gives the numbers.",
+        "Band: the model's 95 % interval. The value of a diffusion model is an upper bound; those "
+        "of autoregressive and Markov models are exact. "
         "Each panel has its own scale.",
     )
     differences = picture(
         group_panels(panels.paired_differences, evaluation, unit),
         "differences",
-        f"Paired differences between the model and Markov models in bits per {unit}, with 95 % intervals; the table gives the numbers.",
-        "Both are tested on the same windows, so the interval of the difference is narrower than that of either value. "
+        f"Paired differences between the model and Markov models in bits per {unit}, with 95 % "
+        "intervals; the table gives the numbers.",
+        "Both are tested on the same windows, so the interval of the difference is narrower than "
+        "that of either value. "
         "Filled: the interval excludes 0. Open: it contains 0.",
     )
     return section(
@@ -179,9 +192,12 @@ def context(evaluation: Results, unit: str, uniform_bits: float | None) -> str:
             )
         ),
         "curve",
-        f"Bits per masked {unit} against the number of visible {unit}s; the table gives the numbers.",
-        f"Mean bits per masked {unit} when n other {unit}s of its window, at random positions, are visible. The mean over all n is the NELBO. "
-        "Bars: 95 % intervals over blocks of neighboring windows, which include the choice of windows and the Monte Carlo error.",
+        f"Bits per masked {unit} against the number of visible {unit}s; the table gives the "
+        "numbers.",
+        f"Mean bits per masked {unit} when n other {unit}s of its window, at random positions, are "
+        "visible. The mean over all n is the NELBO. "
+        "Bars: 95 % intervals over blocks of neighboring windows, which include the choice of "
+        "windows and the Monte Carlo error.",
     )
     return section(
         f"Bits against visible {unit}s",
@@ -200,13 +216,15 @@ def samples(c: Composition) -> str:
     kmers = picture(
         panel(partial(panels.kmer_frequencies, composition=c)),
         "kmers",
-        f"Frequencies of {c.k}-mers in the samples against the genome; the table gives those that differ most.",
+        f"Frequencies of {c.k}-mers in the samples against the genome; the table gives those that "
+        "differ most.",
         f"Color: inside or outside the range of real windows.{both} {baseline}",
     )
     gc = picture(
         panel(partial(panels.gc_content, composition=c)),
         "gc",
-        "Distribution of GC content in samples and in real windows; the table gives means and standard deviations.",
+        "Distribution of GC content in samples and in real windows; the table gives means and "
+        "standard deviations.",
         f"Samples and windows have {c.length} bases each. {baseline}",
     )
     return section(
@@ -226,7 +244,10 @@ def downstream(finetune: Results) -> str:
     ]
     if differences:
         drawn = panel(partial(panels.accuracy_differences, finetune=finetune), height)
-        label = f"Paired differences of {metric if metric != ACCURACY.title else metric.lower()} with 95 % intervals; the table of results gives the numbers."
+        label = (
+            f"Paired differences of {metric if metric != ACCURACY.title else metric.lower()} "
+            "with 95 % intervals; the table of results gives the numbers."
+        )
         pictures.append(
             picture(
                 drawn,
@@ -247,8 +268,14 @@ def footer(commands: Sequence[str]) -> str:
     lines = "\n".join(commands)
     made = f"<h2>Commands</h2><pre>{escape(lines)}</pre>" if commands else ""
     version = f'<p class="version">Written by dnadiff {escape(_version())}. {_METHODS}</p>'
-    full = f'<details><summary>Full text</summary><pre class="text">{escape(_responsible_use())}</pre></details>'
-    return f'<footer>{made}<h2 id="responsible-use">Responsible use</h2><p>{_RESPONSIBLE}</p>{full}{version}</footer>'
+    full = (
+        "<details><summary>Full text</summary><pre "
+        f'class="text">{escape(_responsible_use())}</pre></details>'
+    )
+    return (
+        f'<footer>{made}<h2 id="responsible-use">Responsible '
+        f"use</h2><p>{_RESPONSIBLE}</p>{full}{version}</footer>"
+    )
 
 
 def _responsible_use() -> str:

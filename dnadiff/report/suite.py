@@ -1,4 +1,5 @@
-"""The page of a downstream study: a table of all tasks, then for each task its metric with published ones, and pictures of the predictions."""
+"""The page of a downstream study: a table of all tasks, then for each task its metric with
+published ones, and pictures of the predictions."""
 
 from __future__ import annotations
 
@@ -25,10 +26,13 @@ from dnadiff.report.results import ACCURACY, Results, metric_of
 from dnadiff.report.sections import footer
 
 _PUBLISHED_NOTE = (
-    "Each published accuracy is given with its number of training sequences and, after ±, the largest minus the smallest accuracy of its five "
+    "Each published accuracy is given with its number of training sequences and, after ±, the "
+    "largest minus the smallest accuracy of its five "
     "seeds where that is known. A published model with more training sequences, pretrained on a "
-    "thousand times more bases, is not a fair comparison: the difference shows the amount of training, not which method is better. If the "
-    "chance level (always the larger class) differs from that of the complete task, the test sequences are a part of it with other class "
+    "thousand times more bases, is not a fair comparison: the difference shows the amount of "
+    "training, not which method is better. If the "
+    "chance level (always the larger class) differs from that of the complete task, the test "
+    "sequences are a part of it with other class "
     "frequencies, and the accuracies are not comparable."
 )
 
@@ -39,7 +43,8 @@ def write_suite(
     commands: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Write the page of `studies`, results of `dnadiff.downstream.study.study`, and the `commands` that produced them.
+    """Write the page of `studies`, results of `dnadiff.downstream.study.study`, and the `commands`
+    that produced them.
 
     Raises:
         ValueError: if there is no study.
@@ -48,7 +53,10 @@ def write_suite(
         raise ValueError("nothing to report: give at least one study")
     names = [result["task"]["name"] for result in studies]
     title = title or f"{_kind(studies)}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}"
-    intro = "Networks and baselines on the same test sequences; intervals are 95 % bootstrap intervals over sequences and seeds."
+    intro = (
+        "Networks and baselines on the same test sequences; intervals are 95 % bootstrap "
+        "intervals over sequences and seeds."
+    )
     warnings = "".join(
         f"<p>Warning: {escape(r['task']['name'])}: {escape(r['warning'])}</p>"
         for r in studies
@@ -94,8 +102,10 @@ def _task(result: Results, name: str) -> str:
     bars = picture(
         panel(partial(classification.accuracy_bars, result=result, published=known), height),
         f"{name}bars",
-        f"{metric_of(result).title} of each model on {task['name']}; the table above gives the numbers.",
-        f"Orange: baselines and frozen features. Blue: fully trained networks, here on {num_training_sequences(result):,} sequences. "
+        f"{metric_of(result).title} of each model on {task['name']}; the table above gives the "
+        "numbers.",
+        "Orange: baselines and frozen features. Blue: fully trained networks, here on "
+        f"{num_training_sequences(result):,} sequences. "
         + ("Gray: published, with their number of training sequences. " if known else "")
         + "Lines: 95 % intervals.",
     )
@@ -169,8 +179,10 @@ def _differences(result: Results, name: str) -> str:
             0.9 + 0.55 * len(result["differences"]),
         ),
         f"{name}differences",
-        f"Paired differences of {metric.axis.removeprefix('test ')} with 95 % intervals; the table gives the numbers.",
-        "Both models are tested on the same sequences. Filled: the interval excludes 0. Open: it contains 0.",
+        f"Paired differences of {metric.axis.removeprefix('test ')} with 95 % intervals; the table "
+        "gives the numbers.",
+        "Both models are tested on the same sequences. Filled: the interval excludes 0. Open: it "
+        "contains 0.",
     )
     rows = [
         (

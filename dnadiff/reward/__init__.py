@@ -1,1 +1,2 @@
-"""Rewards for designs: composition, motifs, restriction sites, predictions of fine-tuned models, and weighted sums of these."""
+"""Rewards for designs: composition, motifs, restriction sites, predictions of fine-tuned models,
+and weighted sums of these."""

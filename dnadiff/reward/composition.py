@@ -13,7 +13,8 @@ from dnadiff.design.reward import Reward, Values
 
 
 class GCContent(Reward):
-    """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a sequence without any.
+    """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a
+    sequence without any.
 
     Examples:
         >>> float(GCContent()(["GATC"])[0])
@@ -47,7 +48,8 @@ def _gc(sequence: str) -> tuple[float, int]:
 
 
 class Homopolymer(Reward):
-    """Minus the number of bases by which the longest run of one base exceeds `longest`; 0 if none does.
+    """Minus the number of bases by which the longest run of one base exceeds `longest`; 0 if none
+    does.
 
     Args:
         longest: allowed length of a run.

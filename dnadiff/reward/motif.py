@@ -1,4 +1,5 @@
-"""Rewards for motifs: matrices in JASPAR format or IUPAC letters, and restriction sites, on both strands."""
+"""Rewards for motifs: matrices in JASPAR format or IUPAC letters, and restriction sites, on both
+strands."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 class MotifMatch(Reward):
     """The best match of a motif in a sequence, at any position.
 
-    For IUPAC letters it is the fraction of the letters that match, N not counted. For a matrix it is the log-odds score against equal base
-    frequencies, relative to the highest possible one: 1 is the consensus, 0 a site that is as probable under the motif as under
-    equal base frequencies. A sequence shorter than the
-    motif has the lowest possible score.
+    For IUPAC letters it is the fraction of the letters that match, N not counted. For a matrix it
+    is the log-odds score against equal base frequencies, relative to the highest possible one: 1 is
+    the consensus, 0 a site that is as probable under the motif as under equal base frequencies. A
+    sequence shorter than the motif has the lowest possible score.
 
     Args:
         motif: IUPAC letters, such as TATAAT or RCGTG.
-        matrix: a file of position frequency matrices in JASPAR format, instead of `motif`; may be gzip-compressed.
+        matrix: a file of position frequency matrices in JASPAR format, instead of `motif`; may be
+            gzip-compressed.
         name: the identifier or the name of the matrix; None takes the only one of the file.
         both_strands: also search the reverse complement.
         absent: reward the absence: minus the excess of the best match above `threshold`.
@@ -54,7 +56,8 @@ class MotifMatch(Reward):
     ) -> None:
         if (motif is None) == (matrix is None):
             raise ValueError(
-                "reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; set one of them"
+                "reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; "
+                "set one of them"
             )
         self.motif, self.matrix, self.name = motif, matrix, name
         self.both_strands, self.absent = (
@@ -67,7 +70,8 @@ class MotifMatch(Reward):
         )  # (W, 4)
         if self._scores.max(-1).sum() <= 0:
             raise ValueError(
-                f"reward.matrix {matrix}: no position of the matrix prefers a base; choose another one"
+                f"reward.matrix {matrix}: no position of the matrix prefers a base; choose "
+                "another one"
             )
 
     @override
@@ -89,7 +93,8 @@ class MotifMatch(Reward):
 
 
 def matches(sequence: str, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The score of a matrix `(W, 4)` at each position of a sequence, (L - W + 1,); other letters than A, C, G, T have the lowest score."""
+    """The score of a matrix `(W, 4)` at each position of a sequence, (L - W + 1,); other letters
+    than A, C, G, T have the lowest score."""
     index = _INDEX[np.frombuffer(sequence.encode("ascii", "replace"), np.uint8)]
     table = np.concatenate([scores, scores.min(-1, keepdims=True)], axis=1)  # (W, 5)
     width = len(scores)
@@ -106,7 +111,8 @@ _INDEX[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
 
 
 def letter_matches(motif: str) -> NDArray[np.float64]:
-    """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every base at N."""
+    """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every
+    base at N."""
     codes = codes_of(motif, f"reward.motif {motif!r}")
     if (codes == FREE).all():
         raise ValueError(
@@ -122,7 +128,8 @@ def log_odds(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64]:
-    """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file if there is none, or if it is damaged."""
+    """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file
+    if there is none, or if it is damaged."""
     from Bio import motifs
 
     with open_text(path) as file:
@@ -141,7 +148,8 @@ def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64
             else f"has {len(chosen)} matrices" + ("" if name is None else f" called {name}")
         )
         raise ValueError(
-            f"reward.matrix {shown(path)} {problem}; set reward.name to one of {', '.join(names[:8]) or 'those of another file'}"
+            f"reward.matrix {shown(path)} {problem}; set reward.name to one of "
+            f"{', '.join(names[:8]) or 'those of another file'}"
         )
     counts = np.array([chosen[0].counts[base] for base in _BASES], dtype=np.float64).T
     if (
@@ -151,13 +159,15 @@ def read_jaspar(path: str | Path, name: str | None = None) -> NDArray[np.float64
         or (counts.sum(-1) <= 0).any()
     ):
         raise ValueError(
-            f"reward.matrix {shown(path)}: the matrix {names[found.index(chosen[0])]} has counts that are not positive numbers"
+            f"reward.matrix {shown(path)}: the matrix {names[found.index(chosen[0])]} has counts "
+            "that are not positive numbers"
         )
     return counts
 
 
 class RestrictionSites(Reward):
-    """Minus the number of recognition sites of restriction enzymes in a sequence, counted at each position on either strand.
+    """Minus the number of recognition sites of restriction enzymes in a sequence, counted at each
+    position on either strand.
 
     Args:
         enzymes: names known to Biopython, such as EcoRI, or recognition sites in IUPAC letters.
@@ -189,14 +199,16 @@ class RestrictionSites(Reward):
 
 
 def site_of(enzyme: str) -> str:
-    """The recognition site of an enzyme in IUPAC letters; ValueError if neither its name nor its site is known."""
+    """The recognition site of an enzyme in IUPAC letters; ValueError if neither its name nor its
+    site is known."""
     from Bio import Restriction
 
     known = {each.__name__: each for each in Restriction.AllEnzymes}.get(enzyme)  # type: ignore[attr-defined]
     site = enzyme.upper() if known is None else known.site
     if known is None and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
         raise ValueError(
-            f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least 4 IUPAC letters, such as GAATTC"
+            f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least "
+            "4 IUPAC letters, such as GAATTC"
         )
     return site
 

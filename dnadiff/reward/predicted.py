@@ -24,8 +24,9 @@ log = logging.getLogger("dnadiff")
 class PredictedReward(Reward):
     """The prediction of a run of `python -m dnadiff.finetune`, averaged over its seeds.
 
-    It is the log-odds of a class or a label, or a value on the scale of the task's transform. Sequences are read in the orientation that
-    they are given in, and on both strands unless the task is stranded. A difference of two models is a `WeightedSum`.
+    It is the log-odds of a class or a label, or a value on the scale of the task's transform.
+    Sequences are read in the orientation that they are given in, and on both strands unless the
+    task is stranded. A difference of two models is a `WeightedSum`.
 
     Args:
         checkpoint: the run folder, or a folder in its `models`.
@@ -35,7 +36,8 @@ class PredictedReward(Reward):
         trust: packages besides dnadiff whose classes the fine-tuned run may name.
 
     Raises:
-        FileNotFoundError, ValueError: if there is no fine-tuned model of that name, or it has no such output.
+        FileNotFoundError, ValueError: if there is no fine-tuned model of that name, or it has no
+            such output.
     """
 
     def __init__(
@@ -63,16 +65,24 @@ class PredictedReward(Reward):
     def check_length(self, length: int) -> None:
         limits, got = self._model.limits, f"and designs have {length:,}"
         if limits.fixed is not None and length != limits.fixed:
-            takes = f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; set length={limits.fixed}"
+            takes = (
+                f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; "
+                "set "
+                f"length={limits.fixed}"
+            )
             raise ValueError(
                 f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length"
             )
         if limits.maximum is not None and length > limits.maximum:
-            takes = f"its network takes at most {limits.maximum:,} bases, {got}; set length={limits.maximum} or less"
+            takes = (
+                f"its network takes at most {limits.maximum:,} bases, {got}; set "
+                f"length={limits.maximum} or less"
+            )
             raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}")
         if length != self._model.longest and not self._is_length_logged:
             log.warning(
-                f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most {self._model.longest:,} bases, {got}; predictions "
+                f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most "
+                f"{self._model.longest:,} bases, {got}; predictions "
                 "may be less accurate at other lengths"
             )
             self._is_length_logged = True
@@ -117,7 +127,8 @@ class PredictedReward(Reward):
     def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
         """The reward (B,) by one seed, and its gradient (B, L, 4)."""
         both = not (self._model.stranded or classifier.invariant)
-        # A further row shows which strand is embedded, also if all others are their own reverse complements.
+        # A further row shows which strand is embedded, also if all others are their own reverse
+        # complements.
         ids = torch.cat([ids, _asymmetric(ids[:1], bases)])
         strands = [ids, classifier.vocab.reverse_complement(ids)] if both else [ids]
         with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
@@ -131,7 +142,8 @@ class PredictedReward(Reward):
 
 
 def _asymmetric(ids: Tensor, bases: Tensor) -> Tensor:
-    """Ids of the same shape (1, L) that are neither their reverse, nor their complement, nor their reverse complement, from two tokens on."""
+    """Ids of the same shape (1, L) that are neither their reverse, nor their complement, nor their
+    reverse complement, from two tokens on."""
     row = torch.full_like(ids, int(bases[0]))
     row[:, -1] = bases[1]
     return row
@@ -148,10 +160,12 @@ class _Read(NamedTuple):
 
 
 class _Embeddings(TorchFunctionMode):
-    """Records how a network embeds token ids, so that a value can be differentiated with respect to the one-hot sequence.
+    """Records how a network embeds token ids, so that a value can be differentiated with respect to
+    the one-hot sequence.
 
-    An embedding is linear in the one-hot sequence: the gradient of token v at a position is the product of the gradient of what was embedded
-    there and the embedding of v. Networks also embed the other strand, alone or in one batch with the first; its positions are mapped back.
+    An embedding is linear in the one-hot sequence: the gradient of token v at a position is the
+    product of the gradient of what was embedded there and the embedding of v. Networks also embed
+    the other strand, alone or in one batch with the first; its positions are mapped back.
     """
 
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
@@ -189,7 +203,8 @@ class _Embeddings(TorchFunctionMode):
                 if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
                     return reverse, tokens
         raise ValueError(
-            "this network reads the sequence in an order whose gradient is not known; set method.gradient=false"
+            "this network reads the sequence in an order whose gradient is not known; set "
+            "method.gradient=false"
         )
 
     def gradient(self, value: Tensor, bases: Tensor) -> Tensor:

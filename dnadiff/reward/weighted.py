@@ -12,7 +12,8 @@ from dnadiff.design.reward import Reward, Values
 
 
 class WeightedSum(Reward):
-    """The sum of weight times reward over named terms. With the weights 1 and -1 it is a difference, as for activity in one cell type.
+    """The sum of weight times reward over named terms. With the weights 1 and -1 it is a
+    difference, as for activity in one cell type.
 
     Args:
         terms: rewards by name.
@@ -34,7 +35,8 @@ class WeightedSum(Reward):
         )
         if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
             raise ValueError(
-                "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at least one"
+                "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at "
+                "least one"
             )
         if unknown := [name for name in self.weights if name not in self.terms]:
             raise ValueError(

@@ -1,7 +1,9 @@
-"""Samplers whose order depends on the network's predictions: which positions is it most confident about?
+"""Samplers whose order depends on the network's predictions: which positions is it most confident
+about?
 
-An order that depends on distributions alone keeps the chain rule, and so the model's distribution, as long as it unmasks one position at
-a time. An order that depends on drawn tokens does not (`low_confidence`, `threshold`).
+An order that depends on distributions alone keeps the chain rule, and so the model's distribution,
+as long as it unmasks one position at a time. An order that depends on drawn tokens does not
+(`low_confidence`, `threshold`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 
 def margin(log_probs: Tensor) -> Tensor:
-    """Probability of the most probable token minus that of the second (arXiv 2502.06768): (M, V) -> (M,)."""
+    """Probability of the most probable token minus that of the second (arXiv 2502.06768): (M, V) ->
+    (M,)."""
     first, second = log_probs.exp().topk(2, dim=-1).values.unbind(-1)
     return first - second
 
@@ -58,11 +61,13 @@ class AdaptiveSampler(Sampler):
 
     @abstractmethod
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
-        """Scores (M,) of positions with `log_probs (M, V)`, and `tokens (M,)` if they were drawn before (see `tokens_first`)."""
+        """Scores (M,) of positions with `log_probs (M, V)`, and `tokens (M,)` if they were drawn
+        before (see `tokens_first`)."""
 
     @abstractmethod
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
-        """Which positions to unmask now: (B, L) bool. Positions of rank 0 must be among them, or the loop would not end.
+        """Which positions to unmask now: (B, L) bool. Positions of rank 0 must be among them, or
+        the loop would not end.
 
         Args:
             rank: (B, L) place in descending order of scores; masked positions hold 0, 1, ...
@@ -115,7 +120,8 @@ class AdaptiveSampler(Sampler):
 
 
 class TokensFirstSampler(AdaptiveSampler):
-    """An adaptive sampler that scores drawn tokens by the model's own probability of them, whatever temperature they were drawn at."""
+    """An adaptive sampler that scores drawn tokens by the model's own probability of them, whatever
+    temperature they were drawn at."""
 
     tokens_first = True
 
@@ -127,10 +133,12 @@ class TokensFirstSampler(AdaptiveSampler):
 
 @dataclass(eq=False)
 class StepsSampler(AdaptiveSampler):
-    """An adaptive sampler that unmasks (almost) equally many positions in each of `num_steps` calls.
+    """An adaptive sampler that unmasks (almost) equally many positions in each of `num_steps`
+    calls.
 
     Args:
-        num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
+        num_steps: K; a sequence with fewer masked positions is filled one by one. None is 64, or
+            the length if that is less.
     """
 
     num_steps: checks.PositiveInt | None = None
@@ -143,7 +151,8 @@ class StepsSampler(AdaptiveSampler):
     def check_length(self, length: int) -> None:
         if self.num_steps is not None and self.num_steps > length:  # each step unmasks something
             raise ValueError(
-                f"num_steps {self.num_steps} is larger than the length {length}; set sampler.num_steps to at most {length}"
+                f"num_steps {self.num_steps} is larger than the length {length}; set "
+                f"sampler.num_steps to at most {length}"
             )
 
     @override
@@ -160,9 +169,11 @@ class StepsSampler(AdaptiveSampler):
 
 
 def _ranks(values: Tensor, tie: Tensor) -> Tensor:
-    """Place of each position in descending order of `values (B, L)`, equal ones in the order of the permutations `tie (B, L)`.
+    """Place of each position in descending order of `values (B, L)`, equal ones in the order of the
+    permutations `tie (B, L)`.
 
-    Equal up to `_EQUAL`: mirrored positions of a reverse-complement equivariant network differ by rounding, which must not decide.
+    Equal up to `_EQUAL`: mirrored positions of a reverse-complement equivariant network differ by
+    rounding, which must not decide.
     """
     values = (values / _EQUAL).round()
     order = tie.gather(-1, values.gather(-1, tie).argsort(dim=-1, descending=True, stable=True))

@@ -15,11 +15,14 @@ from dnadiff.sampler.counted import CountedDenoiser
 
 
 class Analytic(Ancestral):
-    """Tweedie steps on the grid of `Ancestral`: the network's ratios determine how many tokens each step unmasks.
+    """Tweedie steps on the grid of `Ancestral`: the network's ratios determine how many tokens each
+    step unmasks.
 
-    For ratios that come from probabilities (every objective but `sedd`, and guided models) this is the ancestral step, and implemented
-    as that. SEDD's ratios are needed at every masked position before a step can decide. If the network is not conditioned on time, a
-    sequence that did not change is not evaluated again: the sums of its ratios and a token drawn at each position are kept.
+    For ratios that come from probabilities (every objective but `sedd`, and guided models) this is
+    the ancestral step, and implemented as that. SEDD's ratios are needed at every masked position
+    before a step can decide. If the network is not conditioned on time, a sequence that did not
+    change is not evaluated again: the sums of its ratios and a token drawn at each position are
+    kept.
 
     Examples:
         >>> Analytic(num_steps=64).num_steps_for(length=512)

@@ -1,4 +1,5 @@
-"""Autoregressive sampling from left to right: one token of each sequence per call, with a cache for earlier tokens."""
+"""Autoregressive sampling from left to right: one token of each sequence per call, with a cache for
+earlier tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ _NUMBERS = 1 << 22  # fewer if their distributions have more numbers than this
 
 
 class Autoregressive(Sampler):
-    """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values for the transformer.
+    """The chain rule through `CausalDenoiser.step`: a recurrent state for Mamba, keys and values
+    for the transformer.
 
-    Given tokens are read and kept. Those to the right of a mask do not influence it, because an autoregressive model cannot see them. A
-    sequence is read up to its last mask, or, for importance weights, up to the last token that counts in them. A frozen mask before that is
-    read as the start token, which these models never saw in the middle of a sequence.
+    Given tokens are read and kept. Those to the right of a mask do not influence it, because an
+    autoregressive model cannot see them. A sequence is read up to its last mask, or, for importance
+    weights, up to the last token that counts in them. A frozen mask before that is read as the
+    start token, which these models never saw in the middle of a sequence.
 
     Examples:
         >>> Autoregressive(temperature=0.9).num_steps_for(length=512)

@@ -1,7 +1,9 @@
-"""What all samplers share: the interface, the settings, and the loop of samplers whose order does not depend on tokens.
+"""What all samplers share: the interface, the settings, and the loop of samplers whose order does
+not depend on tokens.
 
-If the choice of positions does not depend on tokens, the whole order can be drawn before the first network call: a `PlannedSampler`
-returns the step at which each position is unmasked, and a sequence is evaluated only in steps that unmask something in it.
+If the choice of positions does not depend on tokens, the whole order can be drawn before the first
+network call: a `PlannedSampler` returns the step at which each position is unmasked, and a sequence
+is evaluated only in steps that unmask something in it.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ from dnadiff.draws import Draws, float64_device
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.counted import CountedDenoiser
 
-# Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516 positions take 0.2 s instead of 2.2 s on
-# one core, and less memory in float64. Each row is drawn independently, so tokens do not depend on it.
+# Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
+# positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
+# independently, so tokens do not depend on it.
 _CHUNK = 1 << 22
 _CUDA_CHUNK = 1 << 26  # larger, for few kernel launches: half a gigabyte for each array in float64
 
@@ -50,9 +53,11 @@ class Samples(NamedTuple):
     """The result of a sampler.
 
     Attributes:
-        tokens: (B, L) ids, without masks except frozen ones and those that `noise_removal=none` leaves.
+        tokens: (B, L) ids, without masks except frozen ones and those that `noise_removal=none`
+            leaves.
         nfe: network calls made for the batch.
-        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and each counts twice with guidance.
+        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and each
+            counts twice with guidance.
     """
 
     tokens: Tensor
@@ -68,7 +73,8 @@ class Configurable:
     )
 
     def settings(self) -> dict[str, Json]:
-        """Every constructor argument with its value; nested samplers and remasking strategies are dicts with their class name.
+        """Every constructor argument with its value; nested samplers and remasking strategies are
+        dicts with their class name.
 
         Each argument must be stored in an attribute of its name.
         """
@@ -80,7 +86,8 @@ class Configurable:
         ]
         if missing := [name for name in names if name not in vars(self)]:
             raise ValueError(
-                f"{type(self).__name__} does not store its argument {missing[0]}; set self.{missing[0]} in the constructor"
+                f"{type(self).__name__} does not store its argument {missing[0]}; set "
+                f"self.{missing[0]} in the constructor"
             )
         return {name: _plain(vars(self)[name]) for name in names}
 
@@ -97,8 +104,9 @@ def _plain(value: Json) -> Json:
 class Sampler(Configurable, ABC):
     """Fills the masked positions of a template.
 
-    A subclass implements `fill`, and `num_steps_for` if it has a number of steps. Subclasses with settings of their own are dataclasses, or write a constructor that
-    stores each argument in an attribute of its name and calls `super().__init__`.
+    A subclass implements `fill`, and `num_steps_for` if it has a number of steps. Subclasses with
+    settings of their own are dataclasses, or write a constructor that stores each argument in an
+    attribute of its name and calls `super().__init__`.
 
     Args:
         temperature: divides the log-probabilities; 1 is the model's distribution.
@@ -106,13 +114,15 @@ class Sampler(Configurable, ABC):
         nucleus: draw from the smallest set of tokens with this total probability; 1 is all.
 
     Attributes:
-        exact: whether the distribution of the samples converges to the model's as steps grow (at temperature 1, without truncation and
-            guidance).
-        reads: which models it samples from, by how their network reads a sequence: a subclass of `Backbone`.
+        exact: whether the distribution of the samples converges to the model's as steps grow (at
+            temperature 1, without truncation and guidance).
+        reads: which models it samples from, by how their network reads a sequence: a subclass of
+            `Backbone`.
         moves_window: whether the network reads a part of the sequence at a time.
         has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
-        has_weights: whether each token is drawn from the distribution that the network returned for it, in any order given by the chain
-            rule. Then the probability that a constraint removed from these distributions is the sample's importance weight.
+        has_weights: whether each token is drawn from the distribution that the network returned for
+            it, in any order given by the chain rule. Then the probability that a constraint removed
+            from these distributions is the sample's importance weight.
     """
 
     temperature: float = 1.0
@@ -138,21 +148,25 @@ class Sampler(Configurable, ABC):
         return categorical.adjust(log_probs, self.temperature, self.top_k, self.nucleus)
 
     def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
-        """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and `uniform (M,)`."""
+        """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and
+        `uniform (M,)`."""
         return draw_in_chunks(log_probs, uniform, self.adjust)
 
     def supports_weights(self, length: int) -> bool:
-        """Whether samples of `length` tokens or fewer have importance weights: `has_weights`, temperature 1 and no truncation."""
+        """Whether samples of `length` tokens or fewer have importance weights: `has_weights`,
+        temperature 1 and no truncation."""
         return (
             self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
         )
 
     def draws_one_by_one(self, length: int) -> bool:
-        """Whether every network call draws at most one position of a sequence of `length` tokens."""
+        """Whether every network call draws at most one position of a sequence of `length`
+        tokens."""
         return False
 
     def check_length(self, length: int) -> None:
-        """Refuse a length that this sampler cannot serve, before a network is called; raises ValueError."""
+        """Refuse a length that this sampler cannot serve, before a network is called; raises
+        ValueError."""
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
         """Raise a ValueError for a model of another kind; it names the samplers that fit."""
@@ -163,7 +177,8 @@ class Sampler(Configurable, ABC):
             )
 
     def fitted(self, denoiser: BaseDenoiser) -> Sampler:
-        """The sampler with what it takes from the model, such as its longest window; raises ValueError if its settings do not fit."""
+        """The sampler with what it takes from the model, such as its longest window; raises
+        ValueError if its settings do not fit."""
         return self
 
     def window_for(self, length: int) -> int:
@@ -171,7 +186,8 @@ class Sampler(Configurable, ABC):
         return length
 
     def num_steps_for(self, length: int) -> int:
-        """Steps for a sequence of `length` masks: the upper limit of its network calls. By default one for each position."""
+        """Steps for a sequence of `length` masks: the upper limit of its network calls. By default
+        one for each position."""
         return length
 
     def positions(
@@ -243,14 +259,16 @@ class Sampler(Configurable, ABC):
 
 
 def rows_at_once(device: torch.device, num_tokens: int) -> int:
-    """The number of distributions over `num_tokens` tokens that are processed at once in float64."""
+    """The number of distributions over `num_tokens` tokens that are processed at once in
+    float64."""
     return max(1, (_CUDA_CHUNK if device.type == "cuda" else _CHUNK) // num_tokens)
 
 
 def in_chunks(
     function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None
 ) -> Tensor:
-    """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in chunks of rows."""
+    """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in
+    chunks of rows."""
     parts = log_probs.split(size := rows_at_once(log_probs.device, log_probs.shape[-1]))
     return torch.cat(
         [function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))]
@@ -260,7 +278,8 @@ def in_chunks(
 def draw_in_chunks(
     log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see `dnadiff.categorical.draw`."""
+    """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see
+    `dnadiff.categorical.draw`."""
     local = log_probs.to(float64_device(log_probs.device))
 
     def drawn(part: Tensor, u: Tensor | None) -> Tensor:
@@ -271,17 +290,20 @@ def draw_in_chunks(
 
 
 def check_inner(sampler: Sampler, example: str) -> None:
-    """Raise a ValueError that suggests `example` for a sampler that cannot fill the masks of a block."""
+    """Raise a ValueError that suggests `example` for a sampler that cannot fill the masks of a
+    block."""
     usable = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
     if not usable or sampler.moves_window or sampler.has_blocks:
         name = type(sampler).__name__
         raise ValueError(
-            f"sampler.sampler {name} does not fill the masks of a block in any order; choose {example} or another one"
+            f"sampler.sampler {name} does not fill the masks of a block in any order; choose "
+            f"{example} or another one"
         )
 
 
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
-    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see `AbsorbingProcess.time_at`."""
+    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
+    `AbsorbingProcess.time_at`."""
     return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
 
 
@@ -292,7 +314,8 @@ def time_left(
     process: AbsorbingProcess,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still masked, and so are frozen masks of `x`."""
+    """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still
+    masked, and so are frozen masks of `x`."""
     count = masked.sum(-1)
     return _time_with(
         (x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid
@@ -308,8 +331,8 @@ class Plan(NamedTuple):
 
     Attributes:
         step: (B, L) int64, the step at which a masked position is unmasked; -1 is never.
-        left: (B, num_steps) the fraction of a row's masked positions still masked before each step, for the time that the network is
-            conditioned on; None is the actual fraction.
+        left: (B, num_steps) the fraction of a row's masked positions still masked before each step,
+            for the time that the network is conditioned on; None is the actual fraction.
     """
 
     step: Tensor

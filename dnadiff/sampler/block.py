@@ -1,4 +1,5 @@
-"""Block sampling (BD3-LM, arXiv 2503.09573): blocks from left to right, each filled by another sampler; any length in constant memory."""
+"""Block sampling (BD3-LM, arXiv 2503.09573): blocks from left to right, each filled by another
+sampler; any length in constant memory."""
 
 from __future__ import annotations
 
@@ -16,15 +17,19 @@ from dnadiff.sampler.counted import CountedDenoiser
 
 
 class Blockwise(Sampler):
-    """Another sampler in the blocks that the model was trained with, each given the finished blocks to its left.
+    """Another sampler in the blocks that the model was trained with, each given the finished blocks
+    to its left.
 
-    The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that time is linear in the length and memory
-    does not depend on it. K calls of the other sampler per block, and one that reads the finished block. Given tokens are kept; those in
-    later blocks do not influence a mask, because the model does not see them. For importance weights they are scored before the masks of
-    their block are filled (`BaseDenoiser.score_given`), which takes further calls.
+    The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that
+    time is linear in the length and memory does not depend on it. K calls of the other sampler per
+    block, and one that reads the finished block. Given tokens are kept; those in later blocks do
+    not influence a mask, because the model does not see them. For importance weights they are
+    scored before the masks of their block are filled (`BaseDenoiser.score_given`), which takes
+    further calls.
 
     Args:
-        sampler: fills the masks of a block. Its settings, such as a number of groups, are those of a block.
+        sampler: fills the masks of a block. Its settings, such as a number of groups, are those of
+            a block.
         block_size: that of the model, which is also the default; another one is a ValueError.
 
     Examples:
@@ -49,7 +54,8 @@ class Blockwise(Sampler):
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
         if self.block_size not in (None, denoiser.block_size):
             raise ValueError(
-                f"sampler.block_size {self.block_size} is not that of the model, which was trained in blocks of {denoiser.block_size}; leave it out"
+                f"sampler.block_size {self.block_size} is not that of the model, which was trained "
+                f"in blocks of {denoiser.block_size}; leave it out"
             )
         return Blockwise(self.sampler, denoiser.block_size)
 

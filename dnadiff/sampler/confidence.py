@@ -12,15 +12,19 @@ from dnadiff.sampler.adaptive import ORDERS, StepsSampler
 
 @dataclass(eq=False)
 class Confidence(StepsSampler):
-    """In each of K calls the positions with the most confident distributions are unmasked; their tokens are drawn afterwards.
+    """In each of K calls the positions with the most confident distributions are unmasked; their
+    tokens are drawn afterwards.
 
-    The order depends on distributions and not on tokens. So one position per call samples from the model's distribution, and a product
-    distribution is sampled exactly with any number of calls. Positions of one call are drawn independently.
+    The order depends on distributions and not on tokens. So one position per call samples from the
+    model's distribution, and a product distribution is sampled exactly with any number of calls.
+    Positions of one call are drawn independently.
 
     Args:
         num_steps: see `StepsSampler`.
-        order: `max` (probability of the most probable token), `margin` (over the second, arXiv 2502.06768) or `entropy`.
-        temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own distributions.
+        order: `max` (probability of the most probable token), `margin` (over the second, arXiv
+            2502.06768) or `entropy`.
+        temperature, top_k, nucleus: see `Sampler`; the order is that of the model's own
+            distributions.
 
     Examples:
         >>> Confidence(num_steps=32, order="margin").num_steps_for(length=512)

@@ -13,8 +13,9 @@ from dnadiff.denoiser import BaseDenoiser, InBlock, InContext, State
 class CountedDenoiser:
     """A denoiser for one batch, and how much it was used.
 
-    Only sequences with a requested position are evaluated. If all of these are equal, as at the beginning, when everything is masked,
-    one of them is evaluated and the others share its predictions.
+    Only sequences with a requested position are evaluated. If all of these are equal, as at the
+    beginning, when everything is masked, one of them is evaluated and the others share its
+    predictions.
 
     Attributes:
         nfe: network calls so far.
@@ -28,17 +29,20 @@ class CountedDenoiser:
         self.nfe = self.rows = 0
 
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times `t (B,)`."""
+        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times
+        `t (B,)`."""
         return self._call(
             lambda denoiser: denoiser.log_probs, x, t, positions, self.denoiser.time_conditioning
         )
 
     def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the network is not conditioned on it."""
+        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the
+        network is not conditioned on it."""
         return self._call(lambda denoiser: denoiser.log_score, x, t, positions, True)
 
     def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
-        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`: the state afterwards."""
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`:
+        the state afterwards."""
         self.nfe += 1
         self.rows += len(rows) * self.denoiser.rows_per_sequence
         denoiser = self.denoiser.for_rows(rows, columns)
@@ -66,14 +70,17 @@ class CountedDenoiser:
         )
 
     def for_block(self, rows: Tensor, columns: slice, state: State | None) -> CountedDenoiser:
-        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see `for_columns`."""
+        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see
+        `for_columns`."""
         cond, valid = self._of_block(rows, columns)
         return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
 
     def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
-        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in `read` again in each call; see `for_columns`.
+        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
+        `read` again in each call; see `for_columns`.
 
-        The other tokens are read here, once, and their keys and values are used in each call (`BaseDenoiser.around`).
+        The other tokens are read here, once, and their keys and values are used in each call
+        (`BaseDenoiser.around`).
 
         Args:
             x: (B, L) tokens of the batch.
@@ -107,7 +114,8 @@ class CountedDenoiser:
         return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
 
     def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
-        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled yet."""
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled
+        yet."""
         if self.denoiser.given is not None:
             calls = self.denoiser.for_rows(rows, columns).score_given(
                 state, *self._of_block(rows, columns)
@@ -116,7 +124,8 @@ class CountedDenoiser:
             self.rows += sum(calls) * self.denoiser.rows_per_sequence
 
     def ends(self, masked: Tensor) -> Tensor:
-        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0 if there are none: (B,)."""
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0
+        if there are none: (B,)."""
         asked = masked if self.denoiser.given is None else masked | self.denoiser.given
         return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
 

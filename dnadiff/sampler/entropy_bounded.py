@@ -1,4 +1,5 @@
-"""The entropy-bounded sampler (arXiv 2505.24857): as many positions per call as a bound on their dependence allows."""
+"""The entropy-bounded sampler (arXiv 2505.24857): as many positions per call as a bound on their
+dependence allows."""
 
 from __future__ import annotations
 
@@ -14,15 +15,19 @@ from dnadiff.sampler.adaptive import AdaptiveSampler, entropy
 
 @dataclass(eq=False)
 class EntropyBounded(AdaptiveSampler):
-    """Unmask the positions of lowest entropy as long as sum(H) - max(H) over them is at most `bound`.
+    """Unmask the positions of lowest entropy as long as sum(H) - max(H) over them is at most
+    `bound`.
 
-    This is an upper bound on their mutual information, which is what drawing them independently loses. So `bound` is a budget in nats
-    for each call; 0 unmasks one position at a time, and positions without entropy with it. The distribution converges to the model's as
-    the bound goes to 0. The published sampler can rank by another proxy of the error; here the entropy is both proxy and bound.
+    This is an upper bound on their mutual information, which is what drawing them independently
+    loses. So `bound` is a budget in nats for each call; 0 unmasks one position at a time, and
+    positions without entropy with it. The distribution converges to the model's as the bound goes
+    to 0. The published sampler can rank by another proxy of the error; here the entropy is both
+    proxy and bound.
 
     Args:
         bound: nats, gamma in the paper.
-        temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own distributions.
+        temperature, top_k, nucleus: see `Sampler`; order and bound are those of the model's own
+            distributions.
 
     Examples:
         >>> EntropyBounded(bound=0.5).num_steps_for(length=512)

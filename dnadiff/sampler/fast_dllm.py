@@ -1,4 +1,5 @@
-"""Fast-dLLM (arXiv 2505.22618): block after block in a bidirectional transformer, with approximate key-value caches."""
+"""Fast-dLLM (arXiv 2505.22618): block after block in a bidirectional transformer, with approximate
+key-value caches."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from dnadiff.sampler.counted import CountedDenoiser
 
 
 class Cache(Configurable, ABC):
-    """Which tokens the network reads again in each call inside a block; the others are read once per block."""
+    """Which tokens the network reads again in each call inside a block; the others are read once
+    per block."""
 
     @abstractmethod
     def read(self, block: slice, length: int) -> slice:
-        """The positions that are read in each call, for a block of a sequence of `length` tokens; they include the block."""
+        """The positions that are read in each call, for a block of a sequence of `length` tokens;
+        they include the block."""
 
 
 class NoCache(Cache):
@@ -41,7 +44,8 @@ class PrefixCache(Cache):
 
 
 class DualCache(Cache):
-    """Keys and values of the tokens before and after the block are those at the beginning of the block: only the block is read again."""
+    """Keys and values of the tokens before and after the block are those at the beginning of the
+    block: only the block is read again."""
 
     @override
     def read(self, block: slice, length: int) -> slice:
@@ -49,14 +53,18 @@ class DualCache(Cache):
 
 
 class FastDLLM(Sampler):
-    """Another sampler in blocks from left to right, for a bidirectional transformer that was trained without blocks.
+    """Another sampler in blocks from left to right, for a bidirectional transformer that was
+    trained without blocks.
 
-    Every call sees the whole sequence, with masks after the block. At the beginning of a block the network reads the sequence, and keeps
-    the keys and values of the tokens that `cache` does not read again. They are approximate, because in the first layer alone they do not
-    depend on the tokens of the block. For models of `objective=block_mdlm`, whose cache is exact, use `sampler=block`.
+    Every call sees the whole sequence, with masks after the block. At the beginning of a block the
+    network reads the sequence, and keeps the keys and values of the tokens that `cache` does not
+    read again. They are approximate, because in the first layer alone they do not depend on the
+    tokens of the block. For models of `objective=block_mdlm`, whose cache is exact, use
+    `sampler=block`.
 
     Args:
-        sampler: fills the masks of a block; Fast-dLLM draws with `threshold`. Its settings are those of a block.
+        sampler: fills the masks of a block; Fast-dLLM draws with `threshold`. Its settings are
+            those of a block.
         block_size: tokens of a block; Fast-dLLM has 32.
         cache: `PrefixCache`, `DualCache` or `NoCache`.
 

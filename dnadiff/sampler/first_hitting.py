@@ -1,4 +1,5 @@
-"""The first-hitting sampler (arXiv 2409.02908, section 4.1): one token at a time, at the times the process would choose."""
+"""The first-hitting sampler (arXiv 2409.02908, section 4.1): one token at a time, at the times the
+process would choose."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from dnadiff.sampler.base import Plan, PlannedSampler
 
 
 class FirstHitting(PlannedSampler):
-    """One network call for each masked token, in uniformly random order: the model's distribution without step error.
+    """One network call for each masked token, in uniformly random order: the model's distribution
+    without step error.
 
-    Times matter only for denoisers that are conditioned on time. Each position's hitting time is that of the continuous process,
-    alpha(t) = 1 - u (1 - alpha(1)), and positions are unmasked in the order of these times. A template with the fraction m masked
-    starts at the time of that fraction, with m u in place of u.
+    Times matter only for denoisers that are conditioned on time. Each position's hitting time is
+    that of the continuous process, alpha(t) = 1 - u (1 - alpha(1)), and positions are unmasked in
+    the order of these times. A template with the fraction m masked starts at the time of that
+    fraction, with m u in place of u.
 
     Examples:
         >>> FirstHitting(temperature=0.9).num_steps_for(length=512)

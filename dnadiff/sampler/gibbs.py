@@ -1,4 +1,5 @@
-"""Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence, draw them again, and repeat."""
+"""Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence,
+draw them again, and repeat."""
 
 from __future__ import annotations
 
@@ -18,19 +19,24 @@ from dnadiff.sampler.grouped import Grouped
 
 @dataclass(eq=False)
 class Gibbs(Sampler):
-    """Refine sequences in sweeps; each sweep masks every position and draws it again once, in `num_groups` random groups.
+    """Refine sequences in sweeps; each sweep masks every position and draws it again once, in
+    `num_groups` random groups.
 
-    In a template with masks, `Grouped` fills the masked positions, and these are refined. In a sequence without masks, every token is
-    refined that is not frozen and that a sample may contain. Deviation from the paper: it picks a random position each time, which
-    visits some positions twice and others never.
+    In a template with masks, `Grouped` fills the masked positions, and these are refined. In a
+    sequence without masks, every token is refined that is not frozen and that a sample may contain.
+    Deviation from the paper: it picks a random position each time, which visits some positions
+    twice and others never.
 
-    Only one position at a time is exact: then each draw leaves the model's distribution unchanged, and sweeps bring any sequence closer to
-    it. Positions of one group are drawn independently of each other. Such a sweep changes the distribution, also that of sequences that
-    had it before, and more sweeps do not repair this. Samples therefore have importance weights only if `num_groups` is the length.
+    Only one position at a time is exact: then each draw leaves the model's distribution unchanged,
+    and sweeps bring any sequence closer to it. Positions of one group are drawn independently of
+    each other. Such a sweep changes the distribution, also that of sequences that had it before,
+    and more sweeps do not repair this. Samples therefore have importance weights only if
+    `num_groups` is the length.
 
     Args:
         num_sweeps: sweeps over all positions.
-        num_groups: K network calls per sweep; the length for one position at a time. None is 64, or the length if that is less.
+        num_groups: K network calls per sweep; the length for one position at a time. None is 64, or
+            the length if that is less.
 
     Examples:
         >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)
@@ -85,8 +91,9 @@ class Gibbs(Sampler):
         mask_id, length = process.vocab.mask_id, x.shape[1]
         num_groups = self._grouped.num_steps_for(length)
         x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
-        # One position at a time, a sweep leaves the constrained distribution unchanged, and a sample keeps the weight of its first filling.
-        # Otherwise there are no weights (`supports_weights`).
+        # One position at a time, a sweep leaves the constrained distribution unchanged, and a
+        # sample keeps the weight of its first filling. Otherwise there are no weights
+        # (`supports_weights`).
         calls.without_recording()
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)

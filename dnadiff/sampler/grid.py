@@ -11,7 +11,8 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.sampler.base import Sampler
 
-# What the last step does: whether it takes the most probable tokens, and whether it leaves the masks.
+# What the last step does: whether it takes the most probable tokens, and whether it leaves the
+# masks.
 NOISE_REMOVAL = {"sample": (False, False), "argmax": (True, False), "none": (False, True)}
 
 
@@ -19,13 +20,13 @@ NOISE_REMOVAL = {"sample": (False, False), "argmax": (True, False), "none": (Fal
 class GridSampler(Sampler):
     """A sampler on a uniform grid of times from 1 to 0. Its last step unmasks whatever is left.
 
-    If the fraction m of a template is masked, the network is conditioned on the times at which the fractions
-    m (1 - alpha(t))/(1 - alpha(1)) are.
+    If the fraction m of a template is masked, the network is conditioned on the times at which the
+    fractions m (1 - alpha(t))/(1 - alpha(1)) are.
 
     Args:
         num_steps: T.
-        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable token (as MDLM's code does after
-            its grid), `none` leaves the masks.
+        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable
+            token (as MDLM's code does after its grid), `none` leaves the masks.
     """
 
     num_steps: checks.PositiveInt = 128
@@ -37,7 +38,8 @@ class GridSampler(Sampler):
         super().__post_init__()
         if self.noise_removal not in tuple(NOISE_REMOVAL):
             raise ValueError(
-                f"sampler.noise_removal {self.noise_removal!r} is not known; choose {', '.join(NOISE_REMOVAL)}"
+                f"sampler.noise_removal {self.noise_removal!r} is not known; choose "
+                f"{', '.join(NOISE_REMOVAL)}"
             )
         self._argmax, self._leave = NOISE_REMOVAL[self.noise_removal]
 
@@ -60,7 +62,8 @@ class GridSampler(Sampler):
         return self._leave and step == self.num_steps - 1
 
     def takes_argmax(self, step: int) -> bool:
-        """Whether this step takes the most probable tokens: the last one with `noise_removal=argmax`."""
+        """Whether this step takes the most probable tokens: the last one with
+        `noise_removal=argmax`."""
         return self._argmax and step == self.num_steps - 1
 
     @override

@@ -1,4 +1,5 @@
-"""K random groups: every masked position is unmasked in one of K network calls, in uniformly random order."""
+"""K random groups: every masked position is unmasked in one of K network calls, in uniformly random
+order."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ _GROUPS = 64
 class Grouped(PlannedSampler):
     """Unmask random groups of positions in `num_groups` network calls.
 
-    The expected code length of its samples is sum_k s_k h(n_k), with s_k the size of group k, n_k the number of tokens visible
-    before it and h the cross-entropy curve (`dnadiff.likelihood`). With K = L it samples like `FirstHitting`.
+    The expected code length of its samples is sum_k s_k h(n_k), with s_k the size of group k, n_k
+    the number of tokens visible before it and h the cross-entropy curve (`dnadiff.likelihood`).
+    With K = L it samples like `FirstHitting`.
 
     Args:
-        num_groups: K; a sequence with fewer masked positions is filled one by one. None is 64, or the length if that is less.
+        num_groups: K; a sequence with fewer masked positions is filled one by one. None is 64, or
+            the length if that is less.
         sizes: sizes of the groups in order of unmasking, which add up to the length
-            (`dnadiff.likelihood.code_length.optimal_sizes`); a template starts at the group where as many tokens are visible. None is
-            (almost) equal sizes, whatever is masked.
+            (`dnadiff.likelihood.code_length.optimal_sizes`); a template starts at the group where
+            as many tokens are visible. None is (almost) equal sizes, whatever is masked.
 
     Examples:
         >>> Grouped().num_steps_for(length=512), Grouped(num_groups=32).num_steps_for(length=512)
@@ -57,11 +60,13 @@ class Grouped(PlannedSampler):
             or not all(checks.is_integer(size, 1) for size in self.sizes)
         ):
             raise ValueError(
-                f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for equal groups"
+                f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for "
+                "equal groups"
             )
         if self.num_groups not in (None, len(self.sizes)):
             raise ValueError(
-                f"sampler.num_groups {self.num_groups} is not the number of sizes, {len(self.sizes)}; leave one of them out"
+                f"sampler.num_groups {self.num_groups} is not the number of sizes, "
+                f"{len(self.sizes)}; leave one of them out"
             )
         self.num_groups, self.sizes = len(self.sizes), [int(size) for size in self.sizes]
 
@@ -69,11 +74,13 @@ class Grouped(PlannedSampler):
     def check_length(self, length: int) -> None:
         if self.sizes is not None and sum(self.sizes) != length:
             raise ValueError(
-                f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes for this length"
+                f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes "
+                "for this length"
             )
         if self.num_groups is not None and self.num_groups > length:
             raise ValueError(
-                f"num_groups {self.num_groups} is larger than the length {length}; set sampler.num_groups to at most {length}"
+                f"num_groups {self.num_groups} is larger than the length {length}; set "
+                f"sampler.num_groups to at most {length}"
             )
 
     @override

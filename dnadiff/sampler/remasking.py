@@ -1,8 +1,10 @@
-"""Samplers that may remask visible tokens (ReMDM, arXiv 2503.00307): one loop, and strategies for how much to remask.
+"""Samplers that may remask visible tokens (ReMDM, arXiv 2503.00307): one loop, and strategies for
+how much to remask.
 
-Between t and s a visible token is remasked with probability r, and masked ones are unmasked more often, so that the fraction of visible
-tokens stays alpha_s; r = 0 is `Ancestral`. Which tokens change does not depend on the network and is drawn first, and a sequence is
-evaluated only in steps that unmask something in it.
+Between t and s a visible token is remasked with probability r, and masked ones are unmasked more
+often, so that the fraction of visible tokens stays alpha_s; r = 0 is `Ancestral`. Which tokens
+change does not depend on the network and is drawn first, and a sequence is evaluated only in steps
+that unmask something in it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Remasking(Configurable, ABC):
     """The probability r that a visible token is masked again."""
 
     def alpha(self, noise: NoiseSchedule, time: Tensor) -> Tensor:
-        """Fraction of visible tokens at each time of the grid, (T + 1,); that of the process by default."""
+        """Fraction of visible tokens at each time of the grid, (T + 1,); that of the process by
+        default."""
         return noise.alpha(time)
 
     @abstractmethod
@@ -37,7 +40,8 @@ class Remasking(Configurable, ABC):
     def per_position(self, probability: Tensor, confidence: Tensor) -> Tensor:
         """r of each position, broadcasting to (B, L), from r () of the step.
 
-        `confidence (B, L)` is the probability of each token when it was drawn, inf where nothing can be remasked.
+        `confidence (B, L)` is the probability of each token when it was drawn, inf where nothing
+        can be remasked.
         """
         return probability
 
@@ -71,10 +75,11 @@ class Rescale(Remasking):
 
 
 class Confident(Remasking):
-    """The largest possible r, distributed by a softmax: less probable tokens are remasked more often (ReMDM-conf).
+    """The largest possible r, distributed by a softmax: less probable tokens are remasked more
+    often (ReMDM-conf).
 
-    As published, masked positions are unmasked at the ancestral rate. It depends on tokens, so not even a product distribution is
-    sampled exactly.
+    As published, masked positions are unmasked at the ancestral rate. It depends on tokens, so not
+    even a product distribution is sampled exactly.
     """
 
     @override
@@ -90,9 +95,11 @@ class Confident(Remasking):
 
 @dataclass(eq=False)
 class Loop(Remasking):
-    """Unmask the fraction `alpha_on` until `t_on`, remask `eta` per step at that level until `t_off`, unmask the rest (ReMDM-loop).
+    """Unmask the fraction `alpha_on` until `t_on`, remask `eta` per step at that level until
+    `t_off`, unmask the rest (ReMDM-loop).
 
-    Both ramps are linear in time, whatever the schedule. A step across `t_on` or `t_off` belongs to its ramp.
+    Both ramps are linear in time, whatever the schedule. A step across `t_on` or `t_off` belongs to
+    its ramp.
     """
 
     eta: float = 0.02
@@ -126,7 +133,8 @@ class Loop(Remasking):
 
 
 class Forward(Remasking):
-    """As often as the forward process masks, (alpha_s - alpha_t)/alpha_t: the forward-backward corrector."""
+    """As often as the forward process masks, (alpha_s - alpha_t)/alpha_t: the forward-backward
+    corrector."""
 
     @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
@@ -138,8 +146,8 @@ class Forward(Remasking):
 class RemaskingSampler(GridSampler):
     """The loop over the grid. Tokens of the template are never remasked.
 
-    Subclasses set `remasking`. Samples have no importance weights: a weight would have to account for tokens that were drawn and
-    remasked.
+    Subclasses set `remasking`. Samples have no importance weights: a weight would have to account
+    for tokens that were drawn and remasked.
     """
 
     remasking: Remasking

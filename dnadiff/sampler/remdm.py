@@ -1,4 +1,5 @@
-"""ReMDM (arXiv 2503.00307): visible tokens may be masked again, so that early mistakes can be corrected."""
+"""ReMDM (arXiv 2503.00307): visible tokens may be masked again, so that early mistakes can be
+corrected."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from dnadiff.sampler.remasking import Remasking, RemaskingSampler
 
 @dataclass(eq=False)
 class ReMDM(RemaskingSampler):
-    """The remasking sampler with a fixed strength per step: `sampler/remasking=cap`, `rescale`, `conf` or `loop`.
+    """The remasking sampler with a fixed strength per step: `sampler/remasking=cap`, `rescale`,
+    `conf` or `loop`.
 
-    The strength does not decrease with the step size, so tokens unmasked together keep an error of its order however many steps there
-    are: not exact. The published settings use nucleus 0.9.
+    The strength does not decrease with the step size, so tokens unmasked together keep an error of
+    its order however many steps there are: not exact. The published settings use nucleus 0.9.
 
     Args:
         remasking: how much is remasked.

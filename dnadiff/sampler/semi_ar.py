@@ -1,4 +1,5 @@
-"""Semi-autoregressive sampling (MDLM, arXiv 2406.07524): sequences of any length, window after window from left to right."""
+"""Semi-autoregressive sampling (MDLM, arXiv 2406.07524): sequences of any length, window after
+window from left to right."""
 
 from __future__ import annotations
 
@@ -16,17 +17,19 @@ from dnadiff.sampler.counted import CountedDenoiser
 
 
 class SemiAR(Sampler):
-    """Another sampler in windows that advance by `stride` tokens; each window sees the end of the previous one.
+    """Another sampler in windows that advance by `stride` tokens; each window sees the end of the
+    previous one.
 
-    The first window is sampled completely. Every later one fills its last `stride` positions given the others (the last window fewer,
-    so that it ends with the sequence). Visible tokens in a window are given, also for `Gibbs`. Exact only up to the window: tokens
-    further back are forgotten, and the distribution is no longer the same on both strands. A sequence that is not longer than the
-    window is left to the other sampler.
+    The first window is sampled completely. Every later one fills its last `stride` positions given
+    the others (the last window fewer, so that it ends with the sequence). Visible tokens in a
+    window are given, also for `Gibbs`. Exact only up to the window: tokens further back are
+    forgotten, and the distribution is no longer the same on both strands. A sequence that is not
+    longer than the window is left to the other sampler.
 
     Args:
         sampler: fills the masks of a window.
-        window: tokens that the network reads in one call; None is the network's `max_length` (the command `sample` takes the training
-            window).
+        window: tokens that the network reads in one call; None is the network's `max_length` (the
+            command `sample` takes the training window).
         stride: new tokens in each later window; None is half the window.
 
     Examples:
@@ -49,11 +52,13 @@ class SemiAR(Sampler):
         self.stride = checks.optional_integer("sampler.stride", stride)
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise ValueError(
-                f"stride {self.stride} is larger than the window {self.window}; set sampler.stride to at most {self.window}"
+                f"stride {self.stride} is larger than the window {self.window}; set sampler.stride "
+                f"to at most {self.window}"
             )
         if sampler.reads is not BidirectionalBackbone:
             raise ValueError(
-                f"semi_ar is for samplers that unmask in any order; {type(sampler).__name__} samples any length without windows"
+                f"semi_ar is for samplers that unmask in any order; {type(sampler).__name__} "
+                "samples any length without windows"
             )
 
     @override
@@ -66,7 +71,8 @@ class SemiAR(Sampler):
         max_length = denoiser.max_length
         if max_length is not None and self.window is not None and self.window > max_length:
             raise ValueError(
-                f"window {self.window} is more than the {max_length} tokens that this network takes; set sampler.window to that or less"
+                f"window {self.window} is more than the {max_length} tokens that this network "
+                "takes; set sampler.window to that or less"
             )
         return (
             self

@@ -1,4 +1,5 @@
-"""Threshold-parallel decoding (Fast-dLLM, arXiv 2505.22618): keep every drawn token whose probability reaches a threshold."""
+"""Threshold-parallel decoding (Fast-dLLM, arXiv 2505.22618): keep every drawn token whose
+probability reaches a threshold."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from dnadiff.sampler.adaptive import TokensFirstSampler
 
 @dataclass(eq=False)
 class Threshold(TokensFirstSampler):
-    """In each call a token is drawn at every masked position. The most probable one is kept, and all with at least this probability.
+    """In each call a token is drawn at every masked position. The most probable one is kept, and
+    all with at least this probability.
 
-    Where the network is confident, few calls are enough. Positions are chosen by tokens already drawn, so the distribution is not the
-    model's (see `LowConfidence`). `sampler=fast_dllm` adds Fast-dLLM's blocks and caches.
+    Where the network is confident, few calls are enough. Positions are chosen by tokens already
+    drawn, so the distribution is not the model's (see `LowConfidence`). `sampler=fast_dllm` adds
+    Fast-dLLM's blocks and caches.
 
     Args:
         threshold: a probability.

@@ -1,7 +1,9 @@
-"""Which part of its command's work this process does: all of it, one shard, or none because it merges shards.
+"""Which part of its command's work this process does: all of it, one shard, or none because it
+merges shards.
 
-A command makes its works and calls `compute`, which computes a shard. Otherwise it reads `results`, computed now or by shards, and
-writes its output from them: so merged shards give the bytes of a run without shards.
+A command makes its works and calls `compute`, which computes a shard. Otherwise it reads `results`,
+computed now or by shards, and writes its output from them: so merged shards give the bytes of a run
+without shards.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ class Assignment:
     """All of the work of a command; subclasses do less.
 
     Attributes:
-        interval: seconds between two times at which an output is made safe against interruptions (`ResumableOutput`).
+        interval: seconds between two times at which an output is made safe against interruptions
+            (`ResumableOutput`).
     """
 
     interval: ClassVar[float] = 0.0
 
     def compute(self, output: Path, tasks: Mapping[str, Task]) -> Path | None:
-        """Compute a shard of each task; the folder of the shards. None if this process does not compute one, and writes the output."""
+        """Compute a shard of each task; the folder of the shards. None if this process does not
+        compute one, and writes the output."""
         return None
 
     def settings(self, stream: str, found: Mapping[str, Json]) -> Json:
@@ -64,14 +68,16 @@ class Merging(Assignment):
 
     @override
     def settings(self, stream: str, found: Mapping[str, Json]) -> Json:
-        """Those of the shards; a ValueError if the weights or inputs have changed since. The device may be another one."""
+        """Those of the shards; a ValueError if the weights or inputs have changed since. The device
+        may be another one."""
         was = self.manifest.streams[stream].settings
         if (
             differs := first_difference(without_device(was), without_device(plain(found)))
         ) is not None:
             key, before, now = differs
             raise ValueError(
-                f"{self.folder.path} holds shards with {key}={before}, and it is {now} now; merge with the files of the shards"
+                f"{self.folder.path} holds shards with {key}={before}, and it is {now} now; merge "
+                "with the files of the shards"
             )
         return was
 
@@ -110,7 +116,8 @@ class OneShard(Assignment):
             }
             folder.complete(self.shard, manifest.fingerprint, streams)
             print(
-                f"shard {self.shard}: {streams[next(iter(streams))].done:,} items are in {folder.path}"
+                f"shard {self.shard}: {streams[next(iter(streams))].done:,} items are in "
+                f"{folder.path}"
             )
         else:
             print(f"shard {self.shard} is complete already in {folder.path}")

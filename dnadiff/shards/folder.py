@@ -1,4 +1,5 @@
-"""The folder `OUTPUT.shards`: the manifest, and for each shard its parts and, written last, an entry that says that it is complete."""
+"""The folder `OUTPUT.shards`: the manifest, and for each shard its parts and, written last, an
+entry that says that it is complete."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class ShardFolder:
         """The manifest, written now if this is the first shard.
 
         Raises:
-            ValueError: if there is one of another configuration, or there are more shards than units of work.
+            ValueError: if there is one of another configuration, or there are more shards than
+                units of work.
         """
         settings = {name: plain(task.settings) for name, task in tasks.items()}
         if not self.manifest_path.exists():
@@ -52,7 +54,8 @@ class ShardFolder:
         """The manifest; a FileNotFoundError if there are no shards."""
         if not self.manifest_path.exists():
             raise FileNotFoundError(
-                f"{self.path} does not exist or has no shards; compute them first: shard=1/N, ..., shard=N/N"
+                f"{self.path} does not exist or has no shards; compute them first: shard=1/N, ..., "
+                "shard=N/N"
             )
         return Manifest.read(self.manifest_path)
 
@@ -106,7 +109,8 @@ class ShardFolder:
                 ", ..." if len(missing) > _LISTED else ""
             )
             raise ValueError(
-                f"{self.path} lacks {len(missing):,} of {manifest.count:,} shards: {shown}; compute them, then merge again"
+                f"{self.path} lacks {len(missing):,} of {manifest.count:,} shards: {shown}; "
+                "compute them, then merge again"
             )
         return manifest
 

@@ -1,4 +1,5 @@
-"""What the shards of one output have in common: `manifest.json` in their folder. A shard of another configuration is refused."""
+"""What the shards of one output have in common: `manifest.json` in their folder. A shard of another
+configuration is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _KEYS = ("format", "command", "count", "overrides", "streams", "check")
 
 
 class Task(NamedTuple):
-    """A work, with everything that its results depend on: configuration, a fingerprint of the weights, hashes of the inputs."""
+    """A work, with everything that its results depend on: configuration, a fingerprint of the
+    weights, hashes of the inputs."""
 
     work: Work
     settings: Mapping[str, Json]
@@ -53,8 +55,8 @@ class Manifest:
     Attributes:
         command: its name.
         count: number of shards.
-        overrides: arguments of the command, for merging. They may contain a signed address, which merging reads: only the owner of the file
-            may read it then.
+        overrides: arguments of the command, for merging. They may contain a signed address, which
+            merging reads: only the owner of the file may read it then.
         streams: by name.
     """
 
@@ -67,7 +69,8 @@ class Manifest:
     def of(
         cls, command: str, shard: Shard, overrides: Sequence[str], tasks: Mapping[str, Task]
     ) -> Self:
-        """The manifest of shards of some tasks; the first task decides how many shards there can be.
+        """The manifest of shards of some tasks; the first task decides how many shards there can
+        be.
 
         Raises:
             ValueError: if it has fewer units than there are shards.
@@ -81,7 +84,8 @@ class Manifest:
                         f"shard {shard}: there is no work to divide; the input is empty"
                     )
                 raise ValueError(
-                    f"shard {shard}: more shards than units of work, {most:,} ({work.unit}); use at most {most:,}"
+                    f"shard {shard}: more shards than units of work, {most:,} ({work.unit}); use "
+                    f"at most {most:,}"
                 )
             places = [starts[unit] for unit in bounds(len(starts) - 1, shard.count)]
             streams[name] = Stream(
@@ -95,7 +99,8 @@ class Manifest:
         content = read_json(path, _KEYS, "remove its folder and start over")
         if content["format"] != FORMAT:
             raise ValueError(
-                f"{path} has format {content['format']!r}, and this version reads {FORMAT}; use the version that wrote it"
+                f"{path} has format {content['format']!r}, and this version reads {FORMAT}; use "
+                "the version that wrote it"
             )
         if content.pop("check") != _check_of(content):
             raise ValueError(
@@ -148,7 +153,8 @@ class Manifest:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
     def check(self, folder: Path, command: str, count: int, settings: Mapping[str, Json]) -> None:
-        """Raise ValueError, naming what differs, if a shard is of another command, number of shards or configuration."""
+        """Raise ValueError, naming what differs, if a shard is of another command, number of shards
+        or configuration."""
         now = {"command": command, "number of shards": count, **_flat(settings)}
         was = {
             "command": self.command,
@@ -158,7 +164,8 @@ class Manifest:
         if (found := first_difference(was, now)) is not None:
             key, before, after = found
             raise ValueError(
-                f"shard: {folder} holds shards with {key}={before}, not {after}; shards of one output have the same configuration, "
+                f"shard: {folder} holds shards with {key}={before}, not {after}; shards of one "
+                "output have the same configuration, "
                 "weights and inputs: give the same, or remove that folder to start over"
             )
 

@@ -1,4 +1,5 @@
-"""The mark of a merge that has begun: a file next to its output. It tells the output of this merge from a file that was there before."""
+"""The mark of a merge that has begun: a file next to its output. It tells the output of this merge
+from a file that was there before."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class MergeMark:
 
     @property
     def has_output(self) -> bool:
-        """Whether a merge that has begun has written its output; what is written after it may be missing."""
+        """Whether a merge that has begun has written its output; what is written after it may be
+        missing."""
         return (
             self.path.exists()
             and self.output.exists()

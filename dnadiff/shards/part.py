@@ -1,4 +1,5 @@
-"""The file of one shard: results one after the other, each with its number of items and what it says about them."""
+"""The file of one shard: results one after the other, each with its number of items and what it
+says about them."""
 
 from __future__ import annotations
 

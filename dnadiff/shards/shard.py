@@ -30,7 +30,8 @@ class Shard:
         shard = cls(int(found[1]), int(found[2]))
         if not 1 <= shard.number <= shard.count:
             raise ValueError(
-                f"shard {text}: the first number must be from 1 to the second one, which says how many shards there are"
+                f"shard {text}: the first number must be from 1 to the second one, which says how "
+                "many shards there are"
             )
         return shard
 

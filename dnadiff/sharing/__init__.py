@@ -1,1 +1,2 @@
-"""Models for others: what is known about one, its model card, and the folder that holds both next to its weights."""
+"""Models for others: what is known about one, its model card, and the folder that holds both next
+to its weights."""

@@ -1,4 +1,5 @@
-"""The model card: `README.md` in the format of the Hugging Face Hub, written from what is recorded of a model."""
+"""The model card: `README.md` in the format of the Hugging Face Hub, written from what is recorded
+of a model."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def model_card(name: str, about: Config) -> str:
 
     Args:
         name: of the model, its title.
-        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and `dtype` of the
-            weights in the file.
+        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and
+            `dtype` of the weights in the file.
     """
     sections = {
         "What it is": what(about),
@@ -100,7 +101,10 @@ def what(about: Config) -> str:
         "weights in the file": weights_in_file(about),
         "SHA-256 of the weights": about["fingerprint"],
     }
-    text = f"A language model of {about['alphabet']} that predicts masked tokens, trained with dnadiff.\n\n{rows(table)}"
+    text = (
+        f"A language model of {about['alphabet']} that predicts masked tokens, trained with "
+        f"dnadiff.\n\n{rows(table)}"
+    )
     return "\n\n".join(filter(None, (text, about["remark"], about["note"])))
 
 
@@ -119,7 +123,10 @@ def data(about: Config) -> str:
     """What it was trained on."""
     if not about["data"]:
         return "The training data are not recorded."
-    changed = " Its files changed since training: the numbers and names of records that they hold now are left out."
+    changed = (
+        " Its files changed since training: the numbers and names of records that they hold "
+        "now are left out."
+    )
     return f"Trained on {_cell(about['data'])}." + (changed if about["data_changed"] else "")
 
 
@@ -146,7 +153,11 @@ def named(records: Sequence[str]) -> str:
 def likelihood(found: Config | None, curve: Config | None = None) -> str:
     """Held-out likelihood next to its baselines, and h(n)."""
     if not found:
-        return "Not measured. `python -m dnadiff.evaluate` measures it and compares it with Markov models of the same training part."
+        return (
+            "Not measured. `python -m dnadiff.evaluate` measures it and compares it with "
+            "Markov "
+            "models of the same training part."
+        )
     header = ["tokens counted", "bits per token", "95 % interval", "number"]
     table = [
         [
@@ -158,7 +169,8 @@ def likelihood(found: Config | None, curve: Config | None = None) -> str:
         for name, g in found["groups"].items()
     ]
     text = [
-        f"Upper bounds on -log2 p of the {found['part']} part of {_cell(found['data'])}, windows of {found['window']:,} tokens. "
+        f"Upper bounds on -log2 p of the {found['part']} part of {_cell(found['data'])}, windows "
+        f"of {found['window']:,} tokens. "
         f"Protocol: {_cell(found['protocol'])}.",
         _markdown(header, table),
     ]
@@ -174,7 +186,8 @@ def likelihood(found: Config | None, curve: Config | None = None) -> str:
             for name, g in row["groups"].items()
         ]
         text += [
-            "Back-off Markov models fitted on the training part of the same data; a negative difference means that this model is better.",
+            "Back-off Markov models fitted on the training part of the same data; a negative "
+            "difference means that this model is better.",
             _markdown(
                 ["baseline", "bits per token", "this model minus it", "95 % interval"], baselines
             ),
@@ -207,14 +220,20 @@ def intended(about: Config) -> str:
     """What it can be used for, and what not."""
     text = f"For research: {about['purpose']}."
     if is_dna(about):
-        text += " Not for clinical, diagnostic or therapeutic use. Likelihoods are no evidence of function without a validation of their own."
+        text += (
+            " Not for clinical, diagnostic or therapeutic use. Likelihoods are no evidence of "
+            "function without a validation of their own."
+        )
     return text
 
 
 def responsible(about: Config) -> str:
     """The guide of the package for models of DNA, one level deeper."""
     if not is_dna(about):
-        return "Samples are statistical: unverified text in the style of the training data, including its errors and biases."
+        return (
+            "Samples are statistical: unverified text in the style of the training data, "
+            "including its errors and biases."
+        )
     lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()
     return "\n".join(_deeper(lines[1:])).strip()
 
@@ -224,23 +243,35 @@ def _deeper(lines: Sequence[str]) -> Iterator[str]:
 
 
 def loading(about: Config) -> str:
-    """Python and the command line, for a copy of the folder and for the Hub: the name of the folder is chosen by whoever copies it."""
+    """Python and the command line, for a copy of the folder and for the Hub: the name of the folder
+    is chosen by whoever copies it."""
     sequences = '["ACGTTGACCTGA"]' if is_dna(about) else '["some text"]'
     published = ""
     if about["network"].startswith("Caduceus"):
-        layout = "\n\n`config.json` and `model.safetensors` have the layout of the published Caduceus code"
-        once = f"{layout}, except that tied projections are stored once. For that code, export them again with `duplicate_tied=true`."
+        layout = (
+            "\n\n`config.json` and `model.safetensors` have the layout of the published "
+            "Caduceus code"
+        )
+        once = (
+            f"{layout}, except that tied projections are stored once. For that code, export "
+            "them again with `duplicate_tied=true`."
+        )
         published = (
             f"{layout}, which loads them too." if about.get("duplicate_tied", True) else once
         )
         if about["labels"]:
-            published += " There the model is the one without a label; the tensors of labels are reported as unused."
+            published += (
+                " There the model is the one without a label; the tensors of labels are "
+                "reported as unused."
+            )
     return (
         "In a copy of this folder (elsewhere write its path instead of the dot):\n\n"
-        f'```python\nimport dnadiff\n\nmodel = dnadiff.load(".")\nmodel.nll({sequences})  # nats per token, an upper bound\n'
+        f'```python\nimport dnadiff\n\nmodel = dnadiff.load(".")\nmodel.nll({sequences})  # nats '
+        "per token, an upper bound\n"
         f"model.embed({sequences})\n```\n\n```\n{_INFO} checkpoint=.\n```\n\n"
         "From the Hugging Face Hub, with the name and a commit of this repository:\n\n"
-        f'```python\nmodel = dnadiff.load("hf:ORG/NAME@COMMIT")\n```\n\n```\n{_INFO} checkpoint=hf:ORG/NAME@COMMIT\n```{published}'
+        f'```python\nmodel = dnadiff.load("hf:ORG/NAME@COMMIT")\n```\n\n```\n{_INFO} '
+        f"checkpoint=hf:ORG/NAME@COMMIT\n```{published}"
     )
 
 

@@ -1,6 +1,8 @@
-"""New folders that appear under their name only when they are complete, and replace an existing folder atomically.
+"""New folders that appear under their name only when they are complete, and replace an existing
+folder atomically.
 
-Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a complete folder that was being replaced.
+Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a
+complete folder that was being replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
-    """Refuse an output folder before the work that fills it begins; a folder is replaced only if it holds nothing but files of these names.
+    """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
+    holds nothing but files of these names.
 
     A folder that a killed process was replacing is restored first.
 
@@ -35,7 +38,8 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     target = expand_user(path)
     if not target.name or target.name == "..":
         raise ValueError(
-            f"output {str(path)!r} is not the name of a new folder; give one, such as output=my_model"
+            f"output {str(path)!r} is not the name of a new folder; give one, such as "
+            "output=my_model"
         )
     if target.parent.is_dir():
         _restore(target)
@@ -48,7 +52,8 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
             entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}
         ):  # of macOS
             raise ValueError(
-                f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; choose another folder"
+                f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; "
+                "choose another folder"
             )
     elif target.exists() or target.is_symlink():
         raise ValueError(f"output {path} is a file or a link; name a folder")
@@ -58,10 +63,12 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder next to `target`, which gets its name, and replaces a folder of that name, when the block ends without an error.
+    """A temporary folder next to `target`, which gets its name, and replaces a folder of that name,
+    when the block ends without an error.
 
-    If the process is killed, `target` is the old folder or the new one, or, where the file system cannot exchange two folders, the next
-    call restores the old one. What killed processes left next to it is removed.
+    If the process is killed, `target` is the old folder or the new one, or, where the file system
+    cannot exchange two folders, the next call restores the old one. What killed processes left next
+    to it is removed.
     """
     with names_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +90,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _exchange(part: Path, target: Path) -> bool:
-    """Exchange the names of two folders in one step; False where the system or the file system cannot."""
+    """Exchange the names of two folders in one step; False where the system or the file system
+    cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):  # of Linux alone
@@ -94,7 +102,8 @@ def _exchange(part: Path, target: Path) -> bool:
 
 
 def _replace(part: Path, target: Path) -> None:
-    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step after a kill."""
+    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step
+    after a kill."""
     aside = _unfinished(target).with_suffix(".old")
     lock = _locked(target)  # no other process restores it meanwhile
     try:
@@ -112,7 +121,8 @@ def _replace(part: Path, target: Path) -> None:
 
 
 def _restore(target: Path) -> None:
-    """Give the folder that a killed process had renamed away its name again, unless the new one has it already."""
+    """Give the folder that a killed process had renamed away its name again, unless the new one has
+    it already."""
     for left, lock in _left(target, "old"):
         try:
             left.rename(_unfinished(target) if target.exists() else target)
@@ -125,7 +135,8 @@ def _unfinished(target: Path) -> Path:
 
 
 def _create_locked(target: Path) -> tuple[Path, int]:
-    """A new folder, locked while its descriptor is open, so that no other process takes it for one of a killed process."""
+    """A new folder, locked while its descriptor is open, so that no other process takes it for one
+    of a killed process."""
     while True:
         part = _unfinished(target)
         part.mkdir()
@@ -152,7 +163,8 @@ def _remove_unfinished(target: Path) -> None:
 
 
 def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
-    """The folders of one kind that killed processes left, each locked; the caller closes the descriptors."""
+    """The folders of one kind that killed processes left, each locked; the caller closes the
+    descriptors."""
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
     found: list[Path] = []
     with suppress(OSError):  # a folder that may be written and not listed

@@ -1,4 +1,5 @@
-"""What is known about a model: from its source, from the `evaluate.json` next to it, and from the data that it was trained on."""
+"""What is known about a model: from its source, from the `evaluate.json` next to it, and from the
+data that it was trained on."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ log = logging.getLogger("dnadiff")
 
 
 def stored_evaluation(loaded: Loaded) -> Config | None:
-    """The `evaluate.json` next to a model; None, with a log message, if it is damaged, of other weights, of other data
-    or of the training part."""
+    """The `evaluate.json` next to a model; None, with a log message, if it is damaged, of other
+    weights, of other data or of the training part."""
     path = StoredCurve(loaded.path, loaded.denoiser).file
     if not path.is_file():
         return None
@@ -54,7 +55,8 @@ def stored_evaluation(loaded: Loaded) -> Config | None:
 
 
 def likelihood_of(evaluation: Config) -> Config:
-    """The held-out likelihood and its Markov baselines in an `evaluate.json`, as a `HeldOutLikelihood`."""
+    """The held-out likelihood and its Markov baselines in an `evaluate.json`, as a
+    `HeldOutLikelihood`."""
     data = evaluation["data"]
     of_data = {
         "data": data["name"],
@@ -70,7 +72,8 @@ def curve_of(evaluation: Config) -> Config | None:
 
 
 def training_seconds(loaded: Loaded) -> float | None:
-    """The duration of the training, from the `metrics.json` of the run; None if the run is not finished or has none."""
+    """The duration of the training, from the `metrics.json` of the run; None if the run is not
+    finished or has none."""
     path = loaded.path.parent.parent / "metrics.json"
     if not path.is_file():
         return None
@@ -84,7 +87,8 @@ def training_seconds(loaded: Loaded) -> float | None:
 def origin_of(
     loaded: Loaded, evaluation: Config | None, trust: Sequence[str] = (), reads_data: bool = False
 ) -> Origin:
-    """What the source records, completed by an evaluation next to the model and, with `reads_data`, by the training data themselves."""
+    """What the source records, completed by an evaluation next to the model and, with `reads_data`,
+    by the training data themselves."""
     origin = loaded.origin
     if evaluation is not None:
         origin = replace(origin, likelihood=likelihood_of(evaluation), curve=curve_of(evaluation))
@@ -103,7 +107,8 @@ _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno
 
 
 def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
-    """The origin with a description of the training data, read again; a log message if they are not here, or changed.
+    """The origin with a description of the training data, read again; a log message if they are not
+    here, or changed.
 
     An error of the disk is raised: the same model would get another card the next time.
     """
@@ -116,13 +121,15 @@ def described(loaded: Loaded, origin: Origin, trust: Sequence[str]) -> Origin:
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
         log.info(
-            f"the training data are described by their configuration alone, because they cannot be read here: {error}"
+            "the training data are described by their configuration alone, because they cannot be "
+            f"read here: {error}"
         )
         return origin
 
 
 def configured_split(data: Config) -> str | None:
-    """How a configuration of data splits them, in words; None if it names no split that can be built."""
+    """How a configuration of data splits them, in words; None if it names no split that can be
+    built."""
     try:
         split = build(data["split"], trust=(PACKAGE,))
     except _DAMAGED:
@@ -204,13 +211,17 @@ def purpose(loaded: Loaded) -> str:
 
 
 def remark(loaded: Loaded) -> str | None:
-    """What training by masked language modeling means for likelihoods and samples; None for other objectives."""
+    """What training by masked language modeling means for likelihoods and samples; None for other
+    objectives."""
     if loaded.objective.trains_bound:
         return None
     return (
-        "Trained by masked language modeling, which masks a fixed small part of each window. Likelihoods are valid upper bounds, but of a "
-        "network that never saw most noise levels: they are loose, and worse than those of the same network trained by diffusion. Samples "
-        "start from windows that are almost completely masked, which training never showed: expect unrealistic composition."
+        "Trained by masked language modeling, which masks a fixed small part of each window. "
+        "Likelihoods are valid upper bounds, but of a "
+        "network that never saw most noise levels: they are loose, and worse than those of the "
+        "same network trained by diffusion. Samples "
+        "start from windows that are almost completely masked, which training never showed: expect "
+        "unrealistic composition."
     )
 
 
@@ -220,6 +231,7 @@ def bits_text(value: float | None, form: str = ".4f") -> str:
 
 
 def shared_evaluation(evaluation: Config, name: str) -> Config:
-    """An `evaluate.json` without paths of this machine; the checkpoint gets the name of the model."""
+    """An `evaluate.json` without paths of this machine; the checkpoint gets the name of the
+    model."""
     data, model = without_paths(evaluation["data"]), evaluation["model"] | {"checkpoint": name}
     return portable(evaluation | {"data": data, "model": model})

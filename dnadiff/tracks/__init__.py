@@ -1,1 +1,2 @@
-"""Files of values of each base along a genome; `dnadiff.likelihood.information` computes the values."""
+"""Files of values of each base along a genome; `dnadiff.likelihood.information` computes the
+values."""

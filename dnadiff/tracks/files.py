@@ -1,4 +1,5 @@
-"""Track files: bedGraph, as text, and bigWig, by pyBigWig (extra `tracks`). Both are written in pieces and can be resumed."""
+"""Track files: bedGraph, as text, and bigWig, by pyBigWig (extra `tracks`). Both are written in
+pieces and can be resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _LONGEST_RUN = 1 << 18  # values written together
 
 
 class TrackFormat(ABC):
-    """How the values of consecutive bases are stored. `records` are the names and lengths of all sequences."""
+    """How the values of consecutive bases are stored. `records` are the names and lengths of all
+    sequences."""
 
     def __init__(self, records: Sequence[tuple[str, int]]) -> None:
         self.records = list(records)
@@ -40,7 +42,8 @@ class TrackFormat(ABC):
         """The file of a `ResumableOutput` that collects the bytes of `encode`."""
 
     def finish(self, stream: ResumableOutput, output: Path) -> None:
-        """Complete the file `output`, write the JSON file next to it, and remove what resuming it would need."""
+        """Complete the file `output`, write the JSON file next to it, and remove what resuming it
+        would need."""
         stream.finish()
         write_settings(output, stream.settings)
         discard(stream.output)
@@ -55,7 +58,8 @@ class TrackFormat(ABC):
 
 
 class BedGraph(TrackFormat):
-    """A line for each base: name, start, end (0-based, half-open) and the value with four decimals."""
+    """A line for each base: name, start, end (0-based, half-open) and the value with four
+    decimals."""
 
     @override
     def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
@@ -71,14 +75,16 @@ class BedGraph(TrackFormat):
 
 
 class BigWig(TrackFormat):
-    """A bigWig file of float32 values, with zoom levels. Until it is complete, the values are in a file of 4 bytes per base next to it."""
+    """A bigWig file of float32 values, with zoom levels. Until it is complete, the values are in a
+    file of 4 bytes per base next to it."""
 
     def __init__(self, records: Sequence[tuple[str, int]]) -> None:
         super().__init__(records)
         self.library = library()
         if wrong := next((name for name, _ in records if len(name.encode()) > 255), None):
             raise ValueError(
-                f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit bigWig; write a .bedgraph"
+                f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit "
+                "bigWig; write a .bedgraph"
             )
 
     @override
@@ -127,7 +133,8 @@ class BigWig(TrackFormat):
 
 
 def _runs(file: BinaryIO) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-    """The runs of a file, with those that continue each other joined: pyBigWig writes a block for each."""
+    """The runs of a file, with those that continue each other joined: pyBigWig writes a block for
+    each."""
     parts: list[NDArray[np.float32]] = []
     record = start = end = 0
     while head := file.read(_HEAD.size):
@@ -149,7 +156,8 @@ def library() -> ModuleType:
         return importlib.import_module("pyBigWig")
     except ImportError as error:
         raise ValueError(
-            "per_base: bigWig needs the package pyBigWig: pip install -e '.[tracks]' in the checkout; or write a .bedgraph"
+            "per_base: bigWig needs the package pyBigWig: pip install -e '.[tracks]' in the "
+            "checkout; or write a .bedgraph"
         ) from error
 
 

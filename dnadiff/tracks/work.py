@@ -1,4 +1,5 @@
-"""The information content of bases as bytes of a track, in units that do not depend on each other."""
+"""The information content of bases as bytes of a track, in units that do not depend on each
+other."""
 
 from __future__ import annotations
 

@@ -30,11 +30,13 @@ _OF_A_STEP = ("train/loss", "train/nll", "lr")
 
 
 class EMA(WeightAveraging):
-    """Exponential moving average of the parameters with a warm-up: after n updates the decay is min(decay, (1+n)/(10+n)).
+    """Exponential moving average of the parameters with a warm-up: after n updates the decay is
+    min(decay, (1+n)/(10+n)).
 
-    Lightning's own average has no warm-up, so a short run would be evaluated with its first weights. Buffers are copied, not
-    averaged. Validation uses the average, and the live weights too (`valid/nll_live`). Checkpoints hold the average as
-    `state_dict` and the live weights as `current_model_state`.
+    Lightning's own average has no warm-up, so a short run would be evaluated with its first
+    weights. Buffers are copied, not averaged. Validation uses the average, and the live weights too
+    (`valid/nll_live`). Checkpoints hold the average as `state_dict` and the live weights as
+    `current_model_state`.
     """
 
     def __init__(self, decay: float = 0.9999) -> None:
@@ -84,16 +86,20 @@ class EMA(WeightAveraging):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the live weights in place: later steps read the checkpoint, and a resumed run needs both."""
+        """Keep the live weights in place: later steps read the checkpoint, and a resumed run needs
+        both."""
 
 
 class Checkpoints(Callback):
-    """Saves `last.ckpt` at regular intervals, before each validation and at the end, and `best.ckpt` at the lowest validation loss.
+    """Saves `last.ckpt` at regular intervals, before each validation and at the end, and
+    `best.ckpt` at the lowest validation loss.
 
-    Training that ends before `trainer.max_steps`, by `max_epochs`, `max_time` or another callback, is validated at its last step. A run
-    that was killed during a validation repeats it when it is resumed. If the number of validation windows has changed, the lowest loss is
-    forgotten. At the first signal of `stopping.SIGNALS` the current step is finished and saved, and `Stopped` is raised. A second signal
-    stops at once and keeps the last saved file. The command line sets `folder`.
+    Training that ends before `trainer.max_steps`, by `max_epochs`, `max_time` or another callback,
+    is validated at its last step. A run that was killed during a validation repeats it when it is
+    resumed. If the number of validation windows has changed, the lowest loss is forgotten. At the
+    first signal of `stopping.SIGNALS` the current step is finished and saved, and `Stopped` is
+    raised. A second signal stops at once and keeps the last saved file. The command line sets
+    `folder`.
     """
 
     def __init__(
@@ -166,7 +172,8 @@ class Checkpoints(Callback):
         number = len(loader.dataset)
         if self.valid_windows not in (None, number):
             log.info(
-                f"the validation has {number:,} windows, {self.valid_windows:,} before: its loss is not compared with the lowest one so far"
+                f"the validation has {number:,} windows, {self.valid_windows:,} before: its loss "
+                "is not compared with the lowest one so far"
             )
             self.best = float("inf")
         self.valid_windows = number
@@ -195,7 +202,8 @@ class Checkpoints(Callback):
     ) -> None:
         if self._stopped is not None:  # only now are the metrics of the last step written
             raise self._stopped
-        # The step under which Lightning logs. A checkpoint saved after a validation restores a number that is too small by 1.
+        # The step under which Lightning logs. A checkpoint saved after a validation restores a
+        # number that is too small by 1.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     @override
@@ -225,7 +233,8 @@ class Checkpoints(Callback):
             or step == trainer.max_steps
         )
         if due and step > self._saved_step:
-            # Lightning logs a step after this hook. A run killed in between would resume after the step and never log it.
+            # Lightning logs a step after this hook. A run killed in between would resume after the
+            # step and never log it.
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the logger connector
             if (
                 isinstance(trainer.logger, MetricsFile)
@@ -258,7 +267,8 @@ class Checkpoints(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._stopped is not None:
             raise self._stopped
-        # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of an accumulation.
+        # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of
+        # an accumulation.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
         if (
             0 <= self._saved_step < trainer.global_step
@@ -289,7 +299,8 @@ class Checkpoints(Callback):
             self.best = float(nll)
             trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
         if self._saved_step == trainer.global_step:
-            # last.ckpt of this step was written before the validation: a run resumed from it must know this best value.
+            # last.ckpt of this step was written before the validation: a run resumed from it must
+            # know this best value.
             self._save(trainer)
 
     @override

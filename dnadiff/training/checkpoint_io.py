@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
-    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the new one. Damaged files are refused."""
+    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the
+    new one. Damaged files are refused."""
 
     @override
     def save_checkpoint(

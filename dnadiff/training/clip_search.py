@@ -1,4 +1,5 @@
-"""The interval of mask rates with the least variance of the loss, chosen again at every validation (BD3-LM, arXiv 2503.09573v3)."""
+"""The interval of mask rates with the least variance of the loss, chosen again at every validation
+(BD3-LM, arXiv 2503.09573v3)."""
 
 from __future__ import annotations
 
@@ -32,15 +33,19 @@ log = logging.getLogger("dnadiff")
 
 
 class ClipSearch(Callback):
-    """Sets `low` and `high` of the objective's `Clipped` masking to the candidate interval with the least variance of the loss.
+    """Sets `low` and `high` of the objective's `Clipped` masking to the candidate interval with the
+    least variance of the loss.
 
-    The variance is that of a block's loss per token, over blocks, rates and masks (arXiv 2503.09573v3, section 5.3: a proxy for the
-    variance of the gradient). Each validation computes it with its own weights, the averaged ones if training averages them. One more pass
-    over validation batches serves all candidates: exact counts give the mean cost and squared cost of a block with k masks for every k, and
-    `Clipped.moments` the variance under each interval. Published code draws masks for each candidate instead.
+    The variance is that of a block's loss per token, over blocks, rates and masks (arXiv
+    2503.09573v3, section 5.3: a proxy for the variance of the gradient). Each validation computes
+    it with its own weights, the averaged ones if training averages them. One more pass over
+    validation batches serves all candidates: exact counts give the mean cost and squared cost of a
+    block with k masks for every k, and `Clipped.moments` the variance under each interval.
+    Published code draws masks for each candidate instead.
 
-    Blocks that are not counted as a whole (padding, N, the end of a sequence) are left out. Under `objective=mdlm` a block is the window.
-    Training then depends on the validations: a resumed run is the same as an undisturbed one unless it validates at other steps.
+    Blocks that are not counted as a whole (padding, N, the end of a sequence) are left out. Under
+    `objective=mdlm` a block is the window. Training then depends on the validations: a resumed run
+    is the same as an undisturbed one unless it validates at other steps.
 
     Args:
         widths: of the intervals; 1 is the complete one.
@@ -68,23 +73,27 @@ class ClipSearch(Callback):
         """The masking whose interval is chosen.
 
         Raises:
-            ValueError: if the masking is not `Clipped`, blocks have one token, or the loss is not an estimate of the bound.
+            ValueError: if the masking is not `Clipped`, blocks have one token, or the loss is not
+                an estimate of the bound.
         """
         masking = objective.masking if isinstance(objective, MaskedObjective) else None
         if not isinstance(masking, Clipped):
             which = "no masking" if masking is None else f"the masking {type(masking).__name__}"
             raise ValueError(
-                f"callbacks.clip_search chooses the mask rates of objective/masking=clipped, and objective {type(objective).__name__} has "
+                "callbacks.clip_search chooses the mask rates of objective/masking=clipped, and "
+                f"objective {type(objective).__name__} has "
                 f"{which}; set objective/masking=clipped, or leave out callbacks=clip_search"
             )
         if isinstance(objective, BlockMDLM) and objective.block_size == 1:
             raise ValueError(
-                "objective.block_size 1: callbacks.clip_search has no mask rates to choose in blocks of one token; set objective/masking=count, "
+                "objective.block_size 1: callbacks.clip_search has no mask rates to choose in "
+                "blocks of one token; set objective/masking=count, "
                 "which masks all of them, and leave out callbacks=clip_search"
             )
         if isinstance(objective, MDLM) and not objective.bound:
             raise ValueError(
-                "objective.weighting=cross_entropy: callbacks.clip_search minimizes the variance of the bound's estimate, which is not "
+                "objective.weighting=cross_entropy: callbacks.clip_search minimizes the variance "
+                "of the bound's estimate, which is not "
                 "trained on; set objective.weighting=nelbo, or leave out callbacks=clip_search"
             )
         return masking
@@ -149,7 +158,8 @@ class ClipSearch(Callback):
         best = least_variance(sums, self.candidates)
         if best is None:
             log.warning(
-                f"callbacks.clip_search: no block to measure; the mask rates stay between {masking.low:g} and {masking.high:g}"
+                "callbacks.clip_search: no block to measure; the mask rates stay between "
+                f"{masking.low:g} and {masking.high:g}"
             )
         else:
             masking.low, masking.high = self.interval = (best.low, best.high)
@@ -157,14 +167,16 @@ class ClipSearch(Callback):
 
 
 def check_search(callbacks: Config, objective: Objective) -> None:
-    """Raise a ValueError if the configuration of callbacks has a search that does not fit the objective."""
+    """Raise a ValueError if the configuration of callbacks has a search that does not fit the
+    objective."""
     for settings in callbacks.values():
         if settings and locate(settings["_target_"], trust=None) is ClipSearch:
             build(settings, trust=None).masking_of(objective)
 
 
 def candidates(widths: Sequence[float], step: float) -> list[Clipped]:
-    """The intervals of each width that begin at a multiple of `step`, the wide ones first: of equal variance the least biased is chosen."""
+    """The intervals of each width that begin at a multiple of `step`, the wide ones first: of equal
+    variance the least biased is chosen."""
     found = [
         (i * step, i * step + width)
         for width in sorted(widths, reverse=True)
@@ -176,7 +188,8 @@ def candidates(widths: Sequence[float], step: float) -> list[Clipped]:
 def sums_by_count(
     objective: MaskedObjective, denoiser: BaseDenoiser, batch: Batch, draws: Draws
 ) -> Tensor:
-    """Sums over the blocks of a batch that have k masks, and are counted as a whole: (3, b) float64 on the CPU, k = 1..b.
+    """Sums over the blocks of a batch that have k masks, and are counted as a whole: (3, b) float64
+    on the CPU, k = 1..b.
 
     Their number, and the sums of the cost of their masks, nats, and of its square.
     """
@@ -203,10 +216,11 @@ def sums_by_count(
 
 
 def least_variance(sums: Tensor, intervals: Sequence[Clipped]) -> Clipped | None:
-    """The first of the intervals with the least variance of a block's loss, given the sums (3, b) of `sums_by_count`.
+    """The first of the intervals with the least variance of a block's loss, given the sums (3, b)
+    of `sums_by_count`.
 
-    Costs per token of counts that no block has are interpolated. None if no variance can be computed: without blocks, or if all costs are
-    infinite.
+    Costs per token of counts that no block has are interpolated. None if no variance can be
+    computed: without blocks, or if all costs are infinite.
     """
     blocks, cost, square = sums.numpy()
     seen = blocks > 0

@@ -1,4 +1,5 @@
-"""The data of a training run for Lightning's Trainer. Data modules are independent of Lightning, whose import takes seconds."""
+"""The data of a training run for Lightning's Trainer. Data modules are independent of Lightning,
+whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class TrainingData(lightning.LightningDataModule):
 
     Args:
         data: where they come from.
-        processes_per_window: processes that hold a piece each of the same windows (context parallelism).
+        processes_per_window: processes that hold a piece each of the same windows (context
+            parallelism).
     """
 
     def __init__(self, data: SequenceDataModule, processes_per_window: int = 1) -> None:
@@ -55,7 +57,8 @@ class TrainingData(lightning.LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, LoaderState]:
-        # Lightning saves the loader's state too, but does not restore it for a run that was saved at the end of an epoch.
+        # Lightning saves the loader's state too, but does not restore it for a run that was saved
+        # at the end of an epoch.
         return self.data.state_dict()
 
     @override
@@ -64,7 +67,8 @@ class TrainingData(lightning.LightningDataModule):
 
 
 def with_current_state(checkpoint: Config) -> Config:
-    """The contents of a checkpoint with the state of `TrainingData`, which older versions saved under the name of the data's class."""
+    """The contents of a checkpoint with the state of `TrainingData`, which older versions saved
+    under the name of the data's class."""
     found = next(
         (
             value
@@ -77,7 +81,8 @@ def with_current_state(checkpoint: Config) -> Config:
 
 
 def saved_position(checkpoint: Config) -> LoaderState | None:
-    """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has no state of `TrainingData`."""
+    """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has
+    no state of `TrainingData`."""
     state: dict[str, LoaderState] = with_current_state(checkpoint).get(
         TrainingData.__qualname__, {}
     )

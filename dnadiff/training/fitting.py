@@ -36,12 +36,19 @@ def fit(
     except (RuntimeError, ConnectionError, EOFError) as error:
         step, remedy = (
             trainer.global_step,
-            f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last checkpoint",
+            f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last "
+            "checkpoint",
         )
         if (reason := worker_loss(error, data.data.num_workers)) is not None:
-            text = f"a process that loads data ended at step {step}: {reason}; often memory was short: set data.num_workers lower and {remedy}"
+            text = (
+                f"a process that loads data ended at step {step}: {reason}; often memory was "
+                f"short: set data.num_workers lower and {remedy}"
+            )
         elif (reason := lost_process(error, trainer)) is not None:
-            text = f"another process of this run ended at step {step} ({reason}); its own message says why; {remedy}"
+            text = (
+                f"another process of this run ended at step {step} ({reason}); its own message "
+                f"says why; {remedy}"
+            )
         else:
             raise
         raise ValueError(text) from error

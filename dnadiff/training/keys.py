@@ -1,4 +1,5 @@
-"""The types of the keys of `python -m dnadiff.train`; those of the config groups come from the classes that they name."""
+"""The types of the keys of `python -m dnadiff.train`; those of the config groups come from the
+classes that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loggers of a training run: `metrics.csv`, and any of Lightning's loggers that the configuration adds."""
+"""The loggers of a training run: `metrics.csv`, and any of Lightning's loggers that the
+configuration adds."""
 
 from __future__ import annotations
 
@@ -17,11 +18,14 @@ from dnadiff.training.module import DiffusionModule
 def build_loggers(
     config: Mapping[str, Json], run_dir: Path, resumed: bool, writes: bool = True
 ) -> list[Logger]:
-    """The loggers of a run, `MetricsFile` first: resuming and the final table read it, so that every run has it.
+    """The loggers of a run, `MetricsFile` first: resuming and the final table read it, so that
+    every run has it.
 
     Args:
-        config: names and configurations, as `logger=[csv,tensorboard]` composes them; None leaves one out.
-        resumed: whether the run continues one that was logged before. The classes of this module continue its record.
+        config: names and configurations, as `logger=[csv,tensorboard]` composes them; None leaves
+            one out.
+        resumed: whether the run continues one that was logged before. The classes of this module
+            continue its record.
         writes: whether this process writes logs; of several, one does.
 
     Raises:
@@ -39,7 +43,8 @@ def build_loggers(
         )
         if not isinstance(logger, Logger):
             raise ValueError(
-                f"logger.{name} is a {type(logger).__name__}; name a class of lightning.pytorch.loggers or one of your own"
+                f"logger.{name} is a {type(logger).__name__}; name a class of "
+                "lightning.pytorch.loggers or one of your own"
             )
         found.append(logger)
     return found
@@ -62,12 +67,14 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
 def _missing(name: str, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())
     return ValueError(
-        f"logger={name} needs a package that is not installed ({reason}): pip install -e '.[{name}]' in the checkout"
+        f"logger={name} needs a package that is not installed ({reason}): pip install -e "
+        f"'.[{name}]' in the checkout"
     )
 
 
 class TensorBoard(loggers.TensorBoardLogger):
-    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows all runs. A resumed run adds a file."""
+    """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows all runs.
+    A resumed run adds a file."""
 
     def __init__(self, folder: str | Path = ".", resumed: bool = False) -> None:
         try:
@@ -77,7 +84,8 @@ class TensorBoard(loggers.TensorBoardLogger):
 
 
 class WandB(loggers.WandbLogger):
-    """A run of Weights & Biases, with its local files in `wandb/` of the run folder. A resumed run has the same id.
+    """A run of Weights & Biases, with its local files in `wandb/` of the run folder. A resumed run
+    has the same id.
 
     Args:
         project, entity, group, tags: as in `wandb.init`.
@@ -105,7 +113,8 @@ class WandB(loggers.WandbLogger):
 
             if not local and not wandb.login(prompt=False):  # compares a key with the server
                 raise ValueError(
-                    "logger=wandb found no API key: run `wandb login`, set WANDB_API_KEY, or keep the run here with logger.wandb.offline=true"
+                    "logger=wandb found no API key: run `wandb login`, set WANDB_API_KEY, or keep "
+                    "the run here with logger.wandb.offline=true"
                 )
             super().__init__(
                 name=name or Path(folder).absolute().name,
@@ -124,7 +133,8 @@ class WandB(loggers.WandbLogger):
 
     @staticmethod
     def run_id(folder: Path) -> str | None:
-        """The id of the last run that was logged in a folder; W&B writes it at the end of the name of its files."""
+        """The id of the last run that was logged in a folder; W&B writes it at the end of the name
+        of its files."""
         files = sorted(
             (folder / "wandb").glob("*run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime
         )
@@ -136,7 +146,8 @@ class MLflow(loggers.MLFlowLogger):
 
     Args:
         experiment_name: of MLflow.
-        tracking_uri: of the server; by default the environment variable MLFLOW_TRACKING_URI, or else a database in the run folder.
+        tracking_uri: of the server; by default the environment variable MLFLOW_TRACKING_URI, or
+            else a database in the run folder.
         run_name: by default the name of the run folder.
 
     Raises:
@@ -171,7 +182,8 @@ class MLflow(loggers.MLFlowLogger):
 
     @staticmethod
     def tag_of(folder: Path) -> str:
-        """The name of a folder in a tag. MLflow's filters have no escape for quotes and backslashes."""
+        """The name of a folder in a tag. MLflow's filters have no escape for quotes and
+        backslashes."""
         return str(folder).translate({ord(letter): f"%{ord(letter):02X}" for letter in "'\"\\"})
 
     def previous(self, folder: str) -> str | None:

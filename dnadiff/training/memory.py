@@ -10,7 +10,8 @@ STATUS = Path("/proc/self/status")
 def peak_memory() -> int:
     """The largest resident memory of this process so far, in bytes.
 
-    On Linux `ru_maxrss` of a new program begins with that of the process that started it; the kernel's own VmHWM does not.
+    On Linux `ru_maxrss` of a new program begins with that of the process that started it; the
+    kernel's own VmHWM does not.
     """
     if STATUS.is_file():
         kilobytes = [

@@ -31,12 +31,14 @@ COLUMNS = (
 
 
 class MetricsFile(Logger):
-    """`metrics.csv` in `folder`, with one row per logged step, appended to on resume (Lightning's CSV logger deletes it).
+    """`metrics.csv` in `folder`, with one row per logged step, appended to on resume (Lightning's
+    CSV logger deletes it).
 
     A training step that was logged is not logged again.
 
-    Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll, lr, valid_nll (averaged weights),
-    valid_nll_live, clip_low and clip_high (`ClipSearch`). Losses are in nats per token; cells are empty where nothing was measured.
+    Columns: step (optimizer steps done), tokens seen, seconds of training, train_loss, train_nll,
+        lr, valid_nll (averaged weights), valid_nll_live, clip_low and clip_high (`ClipSearch`).
+        Losses are in nats per token; cells are empty where nothing was measured.
     """
 
     def __init__(self, folder: str | os.PathLike[str] = ".") -> None:

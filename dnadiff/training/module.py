@@ -1,4 +1,5 @@
-"""The LightningModule of training: steps, logging, optimizer. The mathematics is in `dnadiff.objective`."""
+"""The LightningModule of training: steps, logging, optimizer. The mathematics is in
+`dnadiff.objective`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Batch = dict[
     str, Tensor
 ]  # ids (B, L) and weight (B, L) as bytes; optionally cond (B, C) and valid (B, L)
 
-# Lightning asks which of both was meant when only the module has the hook. The module: it counts tokens, and data modules need no hook.
+# Lightning asks which of both was meant when only the module has the hook. The module: it counts
+# tokens, and data modules need no hook.
 warnings.filterwarnings(
     "ignore", message="You have overridden `on_before_batch_transfer` in `LightningModule`"
 )
@@ -36,15 +38,17 @@ warnings.filterwarnings(
 class DiffusionModule(lightning.LightningModule):
     """One denoiser trained with one objective.
 
-    The loss of a micro-batch is its mean over the tokens of all devices, and Lightning averages these equally over accumulation steps. If
-    micro-batches hold different numbers of tokens (N, padding), a token of a shorter one weighs more. The mean over all tokens of the
-    step would need their number before the first backward pass. Validation weights batches by their tokens.
+    The loss of a micro-batch is its mean over the tokens of all devices, and Lightning averages
+    these equally over accumulation steps. If micro-batches hold different numbers of tokens (N,
+    padding), a token of a shorter one weighs more. The mean over all tokens of the step would need
+    their number before the first backward pass. Validation weights batches by their tokens.
 
     Args:
         lr_scheduler: called with (optimizer, number of steps); stepped after every optimizer step.
         weight_decay: for matrices, see `parameter_groups`.
         context_parallel: processes that hold a piece each of the same windows.
-        seed: masks and times depend only on (seed, step, position in the global batch), dropout on (seed, step).
+        seed: masks and times depend only on (seed, step, position in the global batch), dropout on
+            (seed, step).
         hyper_parameters: plain dicts for the checkpoint: `config` and `tokenizer`.
     """
 
@@ -86,7 +90,8 @@ class DiffusionModule(lightning.LightningModule):
     ) -> Draws:
         """The noise of one micro-batch.
 
-        Its rows are spread evenly over the global batch, so that every device and every accumulation step sees all strata of time.
+        Its rows are spread evenly over the global batch, so that every device and every
+        accumulation step sees all strata of time.
         """
         world, rank = (
             self.trainer.world_size // self.context_parallel,
@@ -124,7 +129,8 @@ class DiffusionModule(lightning.LightningModule):
         )
         if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
             raise ValueError(
-                f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; lower optimizer.lr, or set trainer.gradient_clip_val"
+                f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; "
+                "lower optimizer.lr, or set trainer.gradient_clip_val"
             )
         rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         share = self.share(result)
@@ -135,7 +141,8 @@ class DiffusionModule(lightning.LightningModule):
             "train/loss": share * result.loss.detach(),
             "train/nll": share_of_nll * result.nll,
         }
-        # Their means over all processes. The size would be a weight in the means of epochs, which are not logged.
+        # Their means over all processes. The size would be a weight in the means of epochs, which
+        # are not logged.
         self.log_dict(losses, batch_size=len(batch["ids"]), on_step=True, sync_dist=True)
         self.log("lr", rate, on_step=True)
         return result.loss * (
@@ -143,7 +150,8 @@ class DiffusionModule(lightning.LightningModule):
         )  # strategies average over all processes, and gradients of pieces add up
 
     def share(self, result: Loss) -> float:
-        """The factor for this process's mean loss that makes the average over processes the mean over all tokens."""
+        """The factor for this process's mean loss that makes the average over processes the mean
+        over all tokens."""
         if self.trainer.world_size == self.context_parallel:
             return 1.0
         tokens = result.num_tokens if result.num_averaged is None else result.num_averaged
@@ -152,7 +160,8 @@ class DiffusionModule(lightning.LightningModule):
 
     @property
     def for_windows(self) -> BaseDenoiser:
-        """The denoiser of complete windows; under context parallelism `denoiser` reads the piece of this process alone."""
+        """The denoiser of complete windows; under context parallelism `denoiser` reads the piece of
+        this process alone."""
         return self.denoiser if self.peers is None else PiecewiseDenoiser(self.denoiser, self.peers)
 
     def loss(self, batch: Batch, objective: Objective, draws: Draws) -> Loss:
@@ -189,7 +198,8 @@ class DiffusionModule(lightning.LightningModule):
 
     @override
     def configure_optimizers(self, num_steps: int | None = None) -> OptimizerLRSchedulerConfig:
-        """The configured optimizer and its schedule over `num_steps`, by default those of the Trainer."""
+        """The configured optimizer and its schedule over `num_steps`, by default those of the
+        Trainer."""
         optimizer = self.make_optimizer(parameter_groups(self.denoiser, self.weight_decay))
         steps = int(self.trainer.estimated_stepping_batches) if num_steps is None else num_steps
         return {
@@ -213,8 +223,9 @@ class DiffusionModule(lightning.LightningModule):
         position = saved_position(checkpoint)
         if position is None:
             return
-        # Lightning counts an epoch when its loop has ended: after a checkpoint of its last step, and also if training stops in the middle.
-        # The loader's position is exact. Older versions counted fewer batches, and saved in the middle of an optimizer step.
+        # Lightning counts an epoch when its loop has ended: after a checkpoint of its last step,
+        # and also if training stops in the middle. The loader's position is exact. Older versions
+        # counted fewer batches, and saved in the middle of an optimizer step.
         accumulated = self.trainer.accumulate_grad_batches
         epoch, batch = position["epoch"], position["batch"] // accumulated * accumulated
         begun = epoch + (batch > 0)

@@ -28,9 +28,11 @@ def parameter_groups(
 
 
 def without_weight_decay(module: nn.Module) -> set[int]:
-    """The identities of the parameters that are not decayed: those of one dimension, and those that a submodule names `no_weight_decay`.
+    """The identities of the parameters that are not decayed: those of one dimension, and those that
+    a submodule names `no_weight_decay`.
 
-    The names belong to the class of the submodule: an attribute of a parameter would be lost in a copy of the module.
+    The names belong to the class of the submodule: an attribute of a parameter would be lost in a
+    copy of the module.
     """
     named = (
         part.get_parameter(name)
@@ -43,7 +45,8 @@ def without_weight_decay(module: nn.Module) -> set[int]:
 def warmup_cosine(
     optimizer: Optimizer, num_steps: int, warmup: Fraction = 0.05, final: Fraction = 0.0
 ) -> LambdaLR:
-    """Linear warm-up over the first `warmup` fraction of `num_steps`, then half a cosine down to `final` times the peak rate."""
+    """Linear warm-up over the first `warmup` fraction of `num_steps`, then half a cosine down to
+    `final` times the peak rate."""
     first = max(1, round(warmup * num_steps))
 
     def factor(step: int) -> float:
@@ -56,5 +59,6 @@ def warmup_cosine(
 
 
 def warmup_constant(optimizer: Optimizer, num_steps: int, warmup_steps: Natural = 2500) -> LambdaLR:
-    """Linear warm-up over `warmup_steps`, then the constant peak rate (the text recipe of arXiv 2406.07524, appendix C)."""
+    """Linear warm-up over `warmup_steps`, then the constant peak rate (the text recipe of arXiv
+    2406.07524, appendix C)."""
     return LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, warmup_steps)))

@@ -1,4 +1,5 @@
-"""The processes of a training run: which strategy connects them, and which of them share a window (context parallelism)."""
+"""The processes of a training run: which strategy connects them, and which of them share a window
+(context parallelism)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 
 # Words of Lightning that are refused, with the reason.
 _REFUSED = {
-    "fsdp": "FSDP1 does not run on a CPU, and it gathers weights for `forward` alone; set trainer.strategy=fsdp2, which shards the same",
-    "deepspeed": "it replaces the optimizer and the checkpoints of this package; set trainer.strategy=fsdp2, or ddp",
+    "fsdp": (
+        "FSDP1 does not run on a CPU, and it gathers weights for `forward` alone; set "
+        "trainer.strategy=fsdp2, which shards the same"
+    ),
+    "deepspeed": (
+        "it replaces the optimizer and the checkpoints of this package; set "
+        "trainer.strategy=fsdp2, or ddp"
+    ),
     "ddp_spawn": "it starts processes that do not read the command line; set trainer.strategy=ddp",
     "ddp_fork": "it starts processes that do not read the command line; set trainer.strategy=ddp",
     "ddp_notebook": "it is for notebooks; set trainer.strategy=ddp",
@@ -50,7 +57,8 @@ def check_strategy(word: Json) -> None:
 
 
 def strategies(word: Json) -> dict[str, Strategy]:
-    """The argument of the Trainer for a strategy of this package; empty for one that Lightning knows by its name."""
+    """The argument of the Trainer for a strategy of this package; empty for one that Lightning
+    knows by its name."""
     if word != "fsdp2":
         return {}
     from dnadiff.training.sharded import ShardedStrategy
@@ -59,7 +67,8 @@ def strategies(word: Json) -> dict[str, Strategy]:
 
 
 def cluster() -> list[SLURMEnvironment]:
-    """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its signal, and the job is requeued by its script."""
+    """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its
+    signal, and the job is requeued by its script."""
     from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     started_by_srun = (
@@ -69,7 +78,8 @@ def cluster() -> list[SLURMEnvironment]:
 
 
 def check_processes(trainer: Trainer, per_window: int) -> None:
-    """Raise ValueError if the processes of a run cannot be divided into groups of `per_window`, or nothing starts those of other machines."""
+    """Raise ValueError if the processes of a run cannot be divided into groups of `per_window`, or
+    nothing starts those of other machines."""
     from lightning.pytorch.strategies import ParallelStrategy
 
     strategy = trainer.strategy
@@ -81,18 +91,21 @@ def check_processes(trainer: Trainer, per_window: int) -> None:
         and not strategy.cluster_environment.creates_processes_externally
     ):
         raise ValueError(
-            f"trainer.num_nodes {trainer.num_nodes}, but this process was not started by torchrun or srun, which start those of the other "
+            f"trainer.num_nodes {trainer.num_nodes}, but this process was not started by torchrun "
+            "or srun, which start those of the other "
             "machines; see docs/scaling.md, or set trainer.num_nodes=1"
         )
     if trainer.world_size % per_window:
         raise ValueError(
-            f"context_parallel {per_window} does not divide the {trainer.world_size} processes of this run (trainer.devices times "
+            f"context_parallel {per_window} does not divide the {trainer.world_size} processes of "
+            "this run (trainer.devices times "
             "trainer.num_nodes); set one to a multiple of the other"
         )
 
 
 def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
-    """Let consecutive processes read pieces of the same windows; called once in all processes. Returns those of this process."""
+    """Let consecutive processes read pieces of the same windows; called once in all processes.
+    Returns those of this process."""
     groups = [
         list(range(first, first + per_window))
         for first in range(0, dist.get_world_size(), per_window)

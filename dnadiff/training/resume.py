@@ -21,7 +21,8 @@ from dnadiff.training.trainer_settings import INSTEAD
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
 
-# Keys about how a command is started and where it reports; they may differ between a run and its resumption.
+# Keys about how a command is started and where it reports; they may differ between a run and its
+# resumption.
 START = ("resume", "overwrite", "trust", "logger")
 # Keys of a backbone about how it is computed, not which network it is.
 COMPUTED = ("scan", "activation_checkpointing", "compile")
@@ -58,14 +59,16 @@ def holds_run(run_dir: Path) -> bool:
 def check_new(run_dir: Path) -> None:
     """Refuse a folder with files that a new run would remove or replace.
 
-    A run that was killed before it saved a checkpoint can be started again. Its `config.yaml` is that of a training run.
+    A run that was killed before it saved a checkpoint can be started again. Its `config.yaml` is
+    that of a training run.
 
     Raises:
         FileExistsError: naming the files.
     """
     if holds_run(run_dir):
         raise FileExistsError(
-            f"{run_dir} already holds a run: resume it with resume=true, replace it with overwrite=true, or set another hydra.run.dir"
+            f"{run_dir} already holds a run: resume it with resume=true, replace it with "
+            "overwrite=true, or set another hydra.run.dir"
         )
     found = [name for name in REPLACED if (run_dir / name).exists()]
     if not found:
@@ -74,16 +77,19 @@ def check_new(run_dir: Path) -> None:
         read_yaml(run_dir / "config.yaml", ("backbone", "objective", "trainer"))
     except (OSError, ValueError):
         raise FileExistsError(
-            f"{run_dir} is not the folder of a training run, and has {', '.join(found)}, which a run replaces; set another hydra.run.dir, or "
+            f"{run_dir} is not the folder of a training run, and has {', '.join(found)}, which a "
+            "run replaces; set another hydra.run.dir, or "
             "overwrite=true to replace them"
         ) from None
 
 
 @contextmanager
 def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[None]:
-    """Lock the run folder, which is created, for one training process, until the block ends or the process does.
+    """Lock the run folder, which is created, for one training process, until the block ends or the
+    process does.
 
-    The workers of a data loader inherit the lock, and outlive a killed process by some seconds, for which this waits.
+    The workers of a data loader inherit the lock, and outlive a killed process by some seconds, for
+    which this waits.
 
     Args:
         before: `saved_files` at the time when this process decided what to do with the folder.
@@ -97,13 +103,15 @@ def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[Non
         with locked(path, wait=False) as held:
             if held is None:
                 log.warning(
-                    f"{run_dir} is on a file system without locks; do not start two processes that train there"
+                    f"{run_dir} is on a file system without locks; do not start two processes that "
+                    "train there"
                 )
             if held is not False:
                 try:
                     if saved_files(run_dir) != before:
                         raise ValueError(
-                            f"another process has trained in {run_dir} since this command started; start it again"
+                            f"another process has trained in {run_dir} since this command started; "
+                            "start it again"
                         )
                     yield
                 finally:
@@ -111,7 +119,8 @@ def locked_run(run_dir: Path, before: Sequence[tuple[str, int]]) -> Iterator[Non
                 return
         if time.monotonic() > end:
             raise ValueError(
-                f"another process is training in {run_dir}; wait until it ends, or set another hydra.run.dir"
+                f"another process is training in {run_dir}; wait until it ends, or set another "
+                "hydra.run.dir"
             )
         time.sleep(0.2)
 
@@ -123,7 +132,8 @@ def saved_files(run_dir: Path) -> list[tuple[str, int]]:
 
 
 def names_run_dir(arguments: Sequence[str]) -> bool:
-    """Whether the user named a run folder. Lightning names that of the first process to those that it starts, with a name of the job."""
+    """Whether the user named a run folder. Lightning names that of the first process to those that
+    it starts, with a name of the job."""
     pairs = zip(arguments, [*arguments[1:], ""])
     return any(
         a.startswith("hydra.run.dir=") and not after.startswith("hydra.job.name=train_ddp_process_")
@@ -132,13 +142,15 @@ def names_run_dir(arguments: Sequence[str]) -> bool:
 
 
 def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None:
-    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished run of the same configuration next to it.
+    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished
+    run of the same configuration next to it.
 
     Args:
         search: False for a folder that the user named: other runs are not considered.
 
     Raises:
-        ValueError: if the `config.yaml` of an unfinished run is damaged: whether to resume that run cannot be known.
+        ValueError: if the `config.yaml` of an unfinished run is damaged: whether to resume that run
+            cannot be known.
     """
     own = run_dir / "checkpoints" / "last.ckpt"
     if own.is_file():
@@ -166,9 +178,11 @@ def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None
 
 
 def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[str]:
-    """Dotted keys whose values differ, except those in `ignored` and below them, and those without effect. Renamed classes count as equal.
+    """Dotted keys whose values differ, except those in `ignored` and below them, and those without
+    effect. Renamed classes count as equal.
 
-    So do addresses with another query: a signature expires, and the digest of the data shows whether the file is the same.
+    So do addresses with another query: a signature expires, and the digest of the data shows
+    whether the file is the same.
     """
     ours, theirs = (dict(leaves(shown_addresses(with_current_names(c)))) for c in (config, other))
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
@@ -183,7 +197,8 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
     """The step of the checkpoint to resume in processes of which `groups` have different windows.
 
     Raises:
-        ValueError: if it has another network, data, number of windows in a batch or training configuration, or the run is complete.
+        ValueError: if it has another network, data, number of windows in a batch or training
+            configuration, or the run is complete.
     """
     from dnadiff.checkpoint import read
 
@@ -191,25 +206,30 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
     saved = with_current_names(content["hyper_parameters"])
     if changed := differences(config, saved["config"], (*START, *MAY_CHANGE)):
         raise ValueError(
-            f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a resumed run keeps them: leave them out, "
+            f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a "
+            "resumed run keeps them: leave them out, "
             "or start a new run with init_from="
         )
     check_batch(start_from, content, config, groups)
     if saved["tokenizer"] != data.tokenizer.config():
         raise ValueError(
-            f"{start_from} was trained with a different alphabet from that of {data.name} now; has the file changed?"
+            f"{start_from} was trained with a different alphabet from that of {data.name} now; has "
+            "the file changed?"
         )
     if saved.get("split_hash") != data.describe()["split_hash"]:
         raise ValueError(
-            f"{start_from} was trained on different records or a different split from those of {data.name} now; has a file changed?"
+            f"{start_from} was trained on different records or a different split from those of "
+            f"{data.name} now; has a file changed?"
         )
     if "digest" not in saved:
         log.warning(
-            f"{start_from} does not record which sequence it was trained on (an older version wrote it); assumed to be that of {data.name}"
+            f"{start_from} does not record which sequence it was trained on (an older version "
+            f"wrote it); assumed to be that of {data.name}"
         )
     elif saved["digest"] != data.digest:
         raise ValueError(
-            f"{start_from} was trained on different sequences from those of {data.name} now; restore the file, or start a new run"
+            f"{start_from} was trained on different sequences from those of {data.name} now; "
+            "restore the file, or start a new run"
         )
     step, steps = int(content["global_step"]), config["trainer"]["max_steps"]
     if step > steps or (step == steps and is_complete(start_from.parent.parent, step)):
@@ -221,7 +241,8 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
 
 
 def check_epochs(start_from: Path, content: Config, limit: int | None) -> None:
-    """Raise ValueError if a run has more epochs than `trainer.max_epochs`, or is complete with as many."""
+    """Raise ValueError if a run has more epochs than `trainer.max_epochs`, or is complete with as
+    many."""
     from dnadiff.training.data_module import saved_position
 
     position = saved_position(content)
@@ -234,12 +255,14 @@ def check_epochs(start_from: Path, content: Config, limit: int | None) -> None:
     if epoch > limit or is_last:
         more = f" and {batch} batches of the next one" if batch else ""
         raise ValueError(
-            f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above {epoch} to continue"
+            f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above "
+            f"{epoch} to continue"
         )
 
 
 def check_batch(start_from: Path, content: Config, config: Config, groups: int) -> None:
-    """Raise ValueError if a batch of all processes has another number of windows than in the run that is resumed."""
+    """Raise ValueError if a batch of all processes has another number of windows than in the run
+    that is resumed."""
     saved = content["hyper_parameters"]["config"]
     devices = saved["trainer"].get("devices", 1)
     before = content.get(
@@ -253,13 +276,15 @@ def check_batch(start_from: Path, content: Config, config: Config, groups: int) 
             else "start another number of processes"
         )
         raise ValueError(
-            f"data.batch_size {config['data']['batch_size']} in {groups} processes with different windows makes batches of {ours} windows, and "
+            f"data.batch_size {config['data']['batch_size']} in {groups} processes with different "
+            f"windows makes batches of {ours} windows, and "
             f"{start_from} was trained with {theirs}; {remedy}, so that the data keep their order"
         )
 
 
 def is_complete(run_dir: Path, step: int) -> bool:
-    """Whether a run ended at this step; one that was killed at its last step lacks its last validation or `metrics.json`."""
+    """Whether a run ended at this step; one that was killed at its last step lacks its last
+    validation or `metrics.json`."""
     try:
         return bool(
             json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))["step"] == step
@@ -269,7 +294,8 @@ def is_complete(run_dir: Path, step: int) -> bool:
 
 
 def clear(run_dir: Path) -> None:
-    """Remove what a previous run, and evaluations of it, left in this folder and later commands would read as the new run's.
+    """Remove what a previous run, and evaluations of it, left in this folder and later commands
+    would read as the new run's.
 
     Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
     """
@@ -284,10 +310,12 @@ def clear(run_dir: Path) -> None:
 
 
 def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:
-    """The configuration with the network of `init_from`, computed as the command line says (scan, activation checkpointing).
+    """The configuration with the network of `init_from`, computed as the command line says (scan,
+    activation checkpointing).
 
     Raises:
-        ValueError: if the command line asks for another network, or its objective cannot train a time-conditioned network.
+        ValueError: if the command line asks for another network, or its objective cannot train a
+            time-conditioned network.
     """
     named = [(o, o.lstrip("+").partition("=")[0]) for o in overrides]
     computed = {f"backbone.{key}": key for key in COMPUTED}
@@ -303,7 +331,8 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
         )
     ):
         raise ValueError(
-            f"init_from uses the network of the checkpoint ({different}); leave out {' '.join(asked)}"
+            f"init_from uses the network of the checkpoint ({different}); leave out "
+            f"{' '.join(asked)}"
         )
     check_time(config, initial)
     backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
@@ -319,7 +348,8 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
 
 
 def check_time(config: Config, initial: Config) -> None:
-    """Raise ValueError if the network of `init_from` is conditioned on time and the objective cannot train such a network."""
+    """Raise ValueError if the network of `init_from` is conditioned on time and the objective
+    cannot train such a network."""
     from dnadiff.objective.base import Objective
 
     objective = locate(config["objective"]["_target_"], None)
@@ -336,13 +366,15 @@ def check_time(config: Config, initial: Config) -> None:
     ):
         raise ValueError(
             f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
-            f"and objective {objective.__name__} does not use one time per sequence; name a run that was trained with false, "
+            f"and objective {objective.__name__} does not use one time per sequence; name a run "
+            "that was trained with false, "
             "or leave out init_from"
         )
 
 
 def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> str:
-    """How two networks differ, in words, among the keys that both have or that were asked for; empty if they do not."""
+    """How two networks differ, in words, among the keys that both have or that were asked for;
+    empty if they do not."""
     ours, theirs = (
         with_current_names({**c["backbone"], "time_conditioning": c["time_conditioning"]})
         for c in (config, other)

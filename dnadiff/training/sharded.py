@@ -1,4 +1,5 @@
-"""Training with weights, gradients and optimizer states cut into shards, one in each process (FSDP2, arXiv 2304.11277)."""
+"""Training with weights, gradients and optimizer states cut into shards, one in each process
+(FSDP2, arXiv 2304.11277)."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """`trainer.strategy=fsdp2`: every layer is gathered when it runs, and the optimizer updates one shard of it in each process.
+    """`trainer.strategy=fsdp2`: every layer is gathered when it runs, and the optimizer updates one
+    shard of it in each process.
 
-    A network is built as a whole in every process, filled from a checkpoint if a run is resumed, and then cut. Checkpoints have one file
-    for each process (`dnadiff.checkpoint.shards`).
+    A network is built as a whole in every process, filled from a checkpoint if a run is resumed,
+    and then cut. Checkpoints have one file for each process (`dnadiff.checkpoint.shards`).
     """
 
     mesh: DeviceMesh
@@ -99,8 +101,8 @@ class ShardedStrategy(ModelParallelStrategy):
 def shard(denoiser: BaseDenoiser, mesh: DeviceMesh) -> None:
     """Cut the parameters of a network into shards, in place.
 
-    Layers are gathered one by one. The layers of a network that reads blocks run in another way than by their `forward`, and are gathered
-    together.
+    Layers are gathered one by one. The layers of a network that reads blocks run in another way
+    than by their `forward`, and are gathered together.
     """
     network = denoiser.backbone
     for layer in network.trunk or () if denoiser.reads is not BlockBackbone else ():
@@ -112,14 +114,16 @@ def shard(denoiser: BaseDenoiser, mesh: DeviceMesh) -> None:
 
 
 def reshard(module: nn.Module) -> None:
-    """Drop the weights that were gathered for a pass without a backward pass, which would drop them."""
+    """Drop the weights that were gathered for a pass without a backward pass, which would drop
+    them."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def with_shards(content: Config, optimizer: Optimizer) -> Config:
-    """The state of an optimizer, in which whole tensors of the shape of a parameter are cut as the parameter is."""
+    """The state of an optimizer, in which whole tensors of the shape of a parameter are cut as the
+    parameter is."""
     numbers = [number for group in content["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
@@ -143,7 +147,8 @@ def cut(value: Json, parameter: Tensor) -> Json:
     mesh, rank = parameter.device_mesh, parameter.device_mesh.get_local_rank()
     if parameter.placements != (Shard(0),):
         raise ValueError(
-            f"a parameter is distributed as {parameter.placements}, expected shards along its first axis"
+            f"a parameter is distributed as {parameter.placements}, expected shards along its "
+            "first axis"
         )
     chunks = value.chunk(mesh.size())
     local = (chunks[rank] if rank < len(chunks) else value[:0]).to(parameter.device, copy=True)

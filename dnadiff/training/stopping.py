@@ -1,4 +1,5 @@
-"""Stopping a training run by a signal: Ctrl-C, or the signal that a scheduler sends before its time limit."""
+"""Stopping a training run by a signal: Ctrl-C, or the signal that a scheduler sends before its time
+limit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class Stopped(Exception):
     """Training was stopped by a signal; `last.ckpt` holds its state.
 
     Attributes:
-        status: exit status of the process, 128 + the number of the signal, as a shell reports it: 130 for Ctrl-C, 143 for SIGTERM.
+        status: exit status of the process, 128 + the number of the signal, as a shell reports it:
+            130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, number: int) -> None:

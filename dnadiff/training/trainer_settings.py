@@ -1,4 +1,5 @@
-"""The settings of Lightning's Trainer: which of them a run may choose, their integers, and when it validates."""
+"""The settings of Lightning's Trainer: which of them a run may choose, their integers, and when it
+validates."""
 
 from __future__ import annotations
 
@@ -22,21 +23,29 @@ INSTEAD = {
     "logger": "choose loggers by logger=, as in logger=[csv,tensorboard]",
     "plugins": "set trainer.precision or trainer.strategy",
     "default_root_dir": "set hydra.run.dir",
-    "enable_checkpointing": "set callbacks.checkpoints.every_n_steps, or callbacks.checkpoints=null",
+    "enable_checkpointing": (
+        "set callbacks.checkpoints.every_n_steps, or callbacks.checkpoints=null"
+    ),
     "enable_progress_bar": "set callbacks.progress=null for no progress bar",
     "enable_model_summary": "add lightning.pytorch.callbacks.ModelSummary to trainer.callbacks",
-    "num_sanity_val_steps": "leave it out, because the network is checked on one sequence before training",
+    "num_sanity_val_steps": (
+        "leave it out, because the network is checked on one sequence before training"
+    ),
     "check_val_every_n_epoch": "set trainer.val_check_interval, in optimizer steps",
-    "use_distributed_sampler": "leave it out, because the windows of each process are different already",
+    "use_distributed_sampler": (
+        "leave it out, because the windows of each process are different already"
+    ),
 }
 INTEGERS = ("max_steps", "val_check_interval", "accumulate_grad_batches")
 
 
 def checked(config: Config) -> Config:
-    """The configuration of a run with the integers of the Trainer as `int`: they may be written as 1e4.
+    """The configuration of a run with the integers of the Trainer as `int`: they may be written as
+    1e4.
 
     Raises:
-        ValueError: for a key that would have no effect, naming the one to set instead, or a number that cannot be used.
+        ValueError: for a key that would have no effect, naming the one to set instead, or a number
+            that cannot be used.
     """
     trainer = dict(config["trainer"])
     for key, remedy in INSTEAD.items():
@@ -46,7 +55,8 @@ def checked(config: Config) -> Config:
             )
     if "weight_decay" in config["optimizer"]:
         raise ValueError(
-            "optimizer.weight_decay would have no effect, because only matrices are decayed; set weight_decay"
+            "optimizer.weight_decay would have no effect, because only matrices are decayed; set "
+            "weight_decay"
         )
     for key in INTEGERS:
         trainer[key] = checks.integer(f"trainer.{key}", trainer[key], 1)
@@ -60,16 +70,19 @@ def checked(config: Config) -> Config:
             and not (checks.is_integer(limit, 0) and limit % accumulated == 0)
         ):
             raise ValueError(
-                f"trainer.{key} {limit} would end an epoch in the middle of an optimizer step of {accumulated} batches; set a multiple of "
+                f"trainer.{key} {limit} would end an epoch in the middle of an optimizer step of "
+                f"{accumulated} batches; set a multiple of "
                 "trainer.accumulate_grad_batches"
             )
     return config | {"trainer": trainer}
 
 
 def validation_interval(trainer: Mapping[str, Json]) -> int:
-    """Batches between validations, such that they are evenly spaced about `val_check_interval` steps apart and the last is at the end.
+    """Batches between validations, such that they are evenly spaced about `val_check_interval`
+    steps apart and the last is at the end.
 
-    The interval is rounded down to integer steps: 7 steps with 2 validations have them after 3 and 6.
+    The interval is rounded down to integer steps: 7 steps with 2 validations have them after 3 and
+    6.
     """
     steps = trainer["max_steps"]
     times = max(1, round(steps / trainer["val_check_interval"]))

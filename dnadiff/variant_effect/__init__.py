@@ -1,1 +1,2 @@
-"""Effects of variants: what a model makes of an alternative allele, compared with that of the reference genome."""
+"""Effects of variants: what a model makes of an alternative allele, compared with that of the
+reference genome."""

@@ -18,7 +18,8 @@ AUDITED = (
 
 @dataclass
 class Audit:
-    """The error of several sites per window against one: the root of the mean squared difference of log-probability ratios, in nats.
+    """The error of several sites per window against one: the root of the mean squared difference of
+    log-probability ratios, in nats.
 
     Attributes:
         squared, count: sum of the squared differences, and their number.
@@ -45,7 +46,8 @@ class Audit:
         return [self.squared, self.count, self.shared]
 
     def include(self, other: Audit) -> None:
-        """Add what another part of the rows found: all sites that share a window, and comparisons until there are `AUDITED`."""
+        """Add what another part of the rows found: all sites that share a window, and comparisons
+        until there are `AUDITED`."""
         self.shared += other.shared
         if self.sites < AUDITED:
             self.squared, self.count = self.squared + other.squared, self.count + other.count

@@ -20,7 +20,8 @@ class VariantMethod(ABC):
     """Base class of all methods.
 
     Attributes:
-        for_left_to_right: whether it is for models that go from left to right (autoregressive or block diffusion) or for all others.
+        for_left_to_right: whether it is for models that go from left to right (autoregressive or
+            block diffusion) or for all others.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
@@ -30,7 +31,8 @@ class VariantMethod(ABC):
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
-        """log p(alt) - log p(ref) in nats of n variants on each of the K strands, and the variance of these estimates: (K, n) both.
+        """log p(alt) - log p(ref) in nats of n variants on each of the K strands, and the variance
+        of these estimates: (K, n) both.
 
         The variance is NaN for a method without a Monte Carlo error, and 0 for an exact result.
 
@@ -39,7 +41,8 @@ class VariantMethod(ABC):
         """
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
-        """The method for a model; raises ValueError if there is none, or a setting that the model needs is not valid."""
+        """The method for a model; raises ValueError if there is none, or a setting that the model
+        needs is not valid."""
         if self.for_left_to_right != denoiser.left_to_right:
             model, other = (
                 ("a left-to-right", "log_prob")
@@ -47,7 +50,8 @@ class VariantMethod(ABC):
                 else ("a masked diffusion", "masked, block or window")
             )
             raise ValueError(
-                f"variant_method {self.name} cannot use {model} model; set variant_method to {other}, or leave it out"
+                f"variant_method {self.name} cannot use {model} model; set variant_method to "
+                f"{other}, or leave it out"
             )
         return self
 
@@ -89,6 +93,7 @@ def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
     """`for_model` of a method; raises ValueError if it is not a method."""
     if not isinstance(method, VariantMethod):
         raise ValueError(
-            f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, block, window or log_prob"
+            f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, "
+            "block, window or log_prob"
         )
     return method.for_model(denoiser)

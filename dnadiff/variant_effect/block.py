@@ -1,4 +1,5 @@
-"""A block of bases around the variant, unmasked one by one in random orders, with everything else visible."""
+"""A block of bases around the variant, unmasked one by one in random orders, with everything else
+visible."""
 
 from __future__ import annotations
 
@@ -19,17 +20,20 @@ _AROUND_SUBSTITUTIONS, _AROUND_INDELS = 4, 16  # bases
 
 
 class Block(PairMethod):
-    """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain rule.
+    """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain
+    rule.
 
-    The bases of the block are in the context of the variant, or the variant in theirs, depending on the order. For alleles of equal length
-    the estimate differs from that of `window` only in that bases outside the block are always visible. For others both blocks hold
-    equally many bases (`Pair.aligned`); what remains is the assumption that the rest of both windows is equally likely. The error is that of
-    the mean over the orders.
+    The bases of the block are in the context of the variant, or the variant in theirs, depending on
+    the order. For alleles of equal length the estimate differs from that of `window` only in that
+    bases outside the block are always visible. For others both blocks hold equally many bases
+    (`Pair.aligned`); what remains is the assumption that the rest of both windows is equally
+    likely. The error is that of the mean over the orders.
 
     Args:
-        block: bases around the alleles, half on each side. None is 4 around alleles of equal length, because more of them only add variance,
-            and 16 around others.
-        num_orders: orders per variant and strand; about `block` network calls each for a single base, twice as many for an indel.
+        block: bases around the alleles, half on each side. None is 4 around alleles of equal
+            length, because more of them only add variance, and 16 around others.
+        num_orders: orders per variant and strand; about `block` network calls each for a single
+            base, twice as many for an indel.
     """
 
     def __init__(

@@ -21,7 +21,8 @@ class ByKind(VariantMethod):
         snv: for single bases.
         mnv: for other replacements of equal length.
         indel: for insertions, deletions and replacements of another length.
-        left_to_right: for all variants under a model that goes from left to right: autoregressive or block diffusion.
+        left_to_right: for all variants under a model that goes from left to right: autoregressive
+            or block diffusion.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class ByKind(VariantMethod):
         for key, method in vars(self).items():
             if not isinstance(method, VariantMethod):
                 raise ValueError(
-                    f"variant_method.{key} is {method!r}, not a method; choose masked, block, window or log_prob"
+                    f"variant_method.{key} is {method!r}, not a method; choose masked, block, "
+                    "window or log_prob"
                 )
 
     def _of(self, edit: Edit) -> VariantMethod:

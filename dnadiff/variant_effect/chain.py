@@ -1,4 +1,5 @@
-"""The chain rule over a few places of a window, with everything else visible: log p(alt) - log p(ref) in given orders."""
+"""The chain rule over a few places of a window, with everything else visible: log p(alt) - log
+p(ref) in given orders."""
 
 from __future__ import annotations
 
@@ -32,11 +33,12 @@ class _Steps(NamedTuple):
 def log_ratio(
     network: Network, pair: Pair, places: tuple[Places, Places], orders: Orders
 ) -> Floats:
-    """Sum over the steps of log p(alt base | visible) - log p(ref base | visible), for each order: (R,).
+    """Sum over the steps of log p(alt base | visible) - log p(ref base | visible), for each order:
+    (R,).
 
-    At step s of an order the places order[0..s-1] are visible and order[s] is predicted. All other bases of the window are visible. For
-    alleles of equal length the steps before the first place at which they differ cost the same and are left out, and there one network
-    call serves both.
+    At step s of an order the places order[0..s-1] are visible and order[s] is predicted. All other
+    bases of the window are visible. For alleles of equal length the steps before the first place at
+    which they differ cost the same and are left out, and there one network call serves both.
 
     Args:
         places: n places of each window that belong together, `Pair.aligned`.

@@ -10,7 +10,8 @@ from dnadiff.variant_effect.training_part import TrainingPart
 def closing_rows(
     summary: InputSummary, training: TrainingPart, scorer: RowScorer, seconds: float
 ) -> list[tuple[str, ...]]:
-    """The rows of the table: counts of alleles, the error of several sites per window, and the speed."""
+    """The rows of the table: counts of alleles, the error of several sites per window, and the
+    speed."""
     rows: list[tuple[str, ...]] = [
         (kind, f"{count:,}") for kind, count in summary.kinds.items() if count
     ]
@@ -32,7 +33,8 @@ def closing_rows(
         rows.append(
             (
                 "error of several sites per window",
-                f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share one)",
+                f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share "
+                "one)",
             )
         )
     elif scorer.network.sites_per_window > 1:

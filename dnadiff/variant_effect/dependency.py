@@ -18,7 +18,8 @@ class Dependency(NamedTuple):
     Attributes:
         positions: (n,) 0-based.
         bases: (n,) letters of the genome.
-        change: (n, 4) log p(base | ALT) - log p(base | REF) of A, C, G, T at each position, masked alone; nats, the mean of the strands read.
+        change: (n, 4) log p(base | ALT) - log p(base | REF) of A, C, G, T at each position, masked
+            alone; nats, the mean of the strands read.
     """
 
     positions: list[int]
@@ -27,9 +28,11 @@ class Dependency(NamedTuple):
 
 
 def dependency(network: Network, edit: Edit, span: int) -> Dependency:
-    """The dependency matrix of the `span` bases on each side of a variant, as far as they are in its windows; N is left out.
+    """The dependency matrix of the `span` bases on each side of a variant, as far as they are in
+    its windows; N is left out.
 
-    After the nucleotide dependency maps of Tomaz da Silva et al. (2024), here for one variant with all four bases.
+    After the nucleotide dependency maps of Tomaz da Silva et al. (2024), here for one variant with
+    all four bases.
     """
     strands = [_of_strand(network, edit, span, reverse) for reverse in network.strands]
     positions = sorted(set.intersection(*(set(found) for found in strands)))
@@ -61,7 +64,8 @@ def _of_strand(network: Network, edit: Edit, span: int, reverse: bool) -> dict[i
     change = found[1] - found[0]
     if not reverse:
         return dict(zip((edit.start + both[0] - pair.ref_start).tolist(), change))
-    # Reading right to left, the last base of REF comes first; A, C, G, T in reverse order are their complements.
+    # Reading right to left, the last base of REF comes first; A, C, G, T in reverse order are their
+    # complements.
     return dict(zip((edit.end - 1 - (both[0] - pair.ref_start)).tolist(), change[:, ::-1]))
 
 

@@ -1,4 +1,5 @@
-"""The effects of variants: log-likelihood ratio with its error, entropy at the site, distance of embeddings."""
+"""The effects of variants: log-likelihood ratio with its error, entropy at the site, distance of
+embeddings."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.site_windows import Site, SitePredictions
 from dnadiff.variant_effect.variant import Alleles, Edit, Reference, Row, Skipped
 
-CHUNK = 1024  # alleles that are scored together; results may depend on it in the last bits, never on batch_size alone
+# alleles that are scored together; results may depend on it in the last bits, never on batch_size
+# alone
+CHUNK = 1024
 LOOK_AHEAD, LARGEST_LOOK_AHEAD = (
     16,
     1 << 18,
 )  # alleles among which sites that share a window are searched: this many per base of a window, with a maximum
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
-NO_VALUE = "N at the end of a window"  # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
+# of a scored allele without a log-likelihood ratio, see `Pair.aligned`
+NO_VALUE = "N at the end of a window"
 NAN = math.nan
 
 
@@ -34,7 +38,8 @@ class Effect(NamedTuple):
         LLR: log p(alt) - log p(ref) in nats, the mean of both strands unless `stranded`.
         SE: Monte Carlo standard error of LLR in nats; NaN for a method without one.
         LLR_forward, LLR_reverse: of each strand.
-        entropy: of the base at the site given the rest, in nats; the distribution is the mean of both strands'.
+        entropy: of the base at the site given the rest, in nats; the distribution is the mean of
+            both strands'.
         information: 2 minus the entropy in bits.
         L2: Euclidean distance of the mean embeddings of both windows, averaged over the strands.
         differs: REF is not what the genome has.
@@ -97,7 +102,8 @@ class RowScorer(ABC):
         method_name: how effects are computed.
         audit: of `sites_per_window`, since the counts were taken.
         num_scored: alleles scored.
-        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were taken.
+        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were
+            taken.
         audited: sites that were compared before.
     """
 
@@ -155,8 +161,9 @@ class Scorer(RowScorer):
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
         """See `RowScorer.chunks`.
 
-        With several sites per window, sites of many chunks share windows. Which ones depends on all rows from the first on, so that a
-        resumed run makes the network calls of one that was not stopped.
+        With several sites per window, sites of many chunks share windows. Which ones depends on all
+        rows from the first on, so that a resumed run makes the network calls of one that was not
+        stopped.
         """
         for block in divided(rows, self.alleles_together):
             if done < len(block):
@@ -257,7 +264,8 @@ class Scorer(RowScorer):
 
 
 def site_of(edit: Edit) -> Site:
-    """The record and position whose entropy is reported: the first base of the variant, or the base before an insertion."""
+    """The record and position whose entropy is reported: the first base of the variant, or the base
+    before an insertion."""
     return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
 
 
@@ -277,7 +285,8 @@ def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
 
 
 def first_rows(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[int]:
-    """The number of the first row of each part of `divided`, and the number of all rows; `sizes` are alleles and characters of each row."""
+    """The number of the first row of each part of `divided`, and the number of all rows; `sizes`
+    are alleles and characters of each row."""
     start = number = 0
     for number, is_last in enumerate(_ends(sizes, alleles), 1):
         if is_last:
@@ -300,7 +309,8 @@ def _ends(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[bool]:
 
 
 def entropies(at_sites: Floats) -> Floats:
-    """Entropy in nats of the mean of the strands' distributions (K, n, 4): (n,); NaN where there is none."""
+    """Entropy in nats of the mean of the strands' distributions (K, n, 4): (n,); NaN where there is
+    none."""
     probs = np.exp(at_sites).mean(0)
     logs = np.log(np.where(probs > 0, probs, 1.0))
     return -(probs * logs).sum(-1)

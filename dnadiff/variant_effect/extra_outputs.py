@@ -1,4 +1,5 @@
-"""What is written next to the scores: the dependency matrix of a single variant, and the page with heat maps of saturated regions."""
+"""What is written next to the scores: the dependency matrix of a single variant, and the page with
+heat maps of saturated regions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def picture_of(page: Path, number: int) -> Path:
 
 
 def pictures_of(page: Path) -> list[Path]:
-    """The existing files that are named as pictures of a page. How many it will have is known when the scores are."""
+    """The existing files that are named as pictures of a page. How many it will have is known when
+    the scores are."""
     name = re.compile(rf"{re.escape(page.stem)}_heat_map_\d+\.png")
     return sorted(path for path in page.parent.glob("*.png") if name.fullmatch(path.name))
 
@@ -41,7 +43,8 @@ class ExtraOutputs:
     page: Path | None
 
     def check(self, output: Path, overwrite: bool) -> None:
-        """Refuse, before anything is scored, what cannot be written; raises ValueError or OSError naming the key."""
+        """Refuse, before anything is scored, what cannot be written; raises ValueError or OSError
+        naming the key."""
         if self.page is not None:
             for file in (self.page, *pictures_of(self.page)):
                 check_output(file, overwrite)
@@ -49,11 +52,13 @@ class ExtraOutputs:
             return
         if self.summary.alleles != 1:
             raise ValueError(
-                f"dependency writes the matrix of a single variant, and there are {self.summary.alleles:,} alleles; give one variant"
+                "dependency writes the matrix of a single variant, and there are "
+                f"{self.summary.alleles:,} alleles; give one variant"
             )
         if self.network.denoiser.left_to_right:
             raise ValueError(
-                "dependency masks bases around the variant, which a model from left to right cannot do; leave dependency out"
+                "dependency masks bases around the variant, which a model from left to right "
+                "cannot do; leave dependency out"
             )
         if self.matrix.resolve() == output.resolve():
             raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")

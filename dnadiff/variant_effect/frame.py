@@ -44,18 +44,21 @@ def source_of(variants: AnyVariants) -> VariantSource:
         return open_source(variants)
     if not isinstance(variants, Iterable):
         raise ValueError(
-            f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows (chrom, pos, ref, alt)"
+            f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows "
+            "(chrom, pos, ref, alt)"
         )
     return Rows(variants.to_dict("records") if isinstance(variants, pandas.DataFrame) else variants)
 
 
 def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> Reference:
-    """A genome from a file, from letters in memory, or open already; raises ValueError for anything else."""
+    """A genome from a file, from letters in memory, or open already; raises ValueError for anything
+    else."""
     if isinstance(genome, Mapping):
         return Sequences(dict(genome))
     if not isinstance(genome, (str, Path, Fasta, Genome, Sequences)):
         raise ValueError(
-            f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, or an open Genome"
+            f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, "
+            "or an open Genome"
         )
     return genome if isinstance(genome, (Genome, Sequences)) else Genome.open(genome)
 
@@ -63,7 +66,8 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
 def frame(
     network: Network, method: object, source: VariantSource, on_mismatch: str, embeddings: bool
 ) -> pandas.DataFrame:
-    """The effects of all alleles in their order, one row each; `reason` is why an allele has no value, and empty for others."""
+    """The effects of all alleles in their order, one row each; `reason` is why an allele has no
+    value, and empty for others."""
     import pandas
 
     if on_mismatch not in ON_MISMATCH:

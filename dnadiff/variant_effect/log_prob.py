@@ -1,4 +1,5 @@
-"""log p of the window with each allele under a model that goes from left to right: autoregressive or block diffusion."""
+"""log p of the window with each allele under a model that goes from left to right: autoregressive
+or block diffusion."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ from dnadiff.variant_effect.variant import TOKENIZER, Edit
 class LogProb(VariantMethod):
     """log p(window with ALT) - log p(window with REF).
 
-    Exact, by the chain rule, for an autoregressive model and for block diffusion in blocks of one token: the error is 0. For other block
-    diffusion models it is the difference of the NELBOs, with the same masks for both alleles. For an indel the windows have equal length.
-    There is no value if one of them has more N, because its sum would have fewer terms.
+    Exact, by the chain rule, for an autoregressive model and for block diffusion in blocks of one
+    token: the error is 0. For other block diffusion models it is the difference of the NELBOs, with
+        the same masks for both alleles. For an indel the windows have equal length. There is no
+        value if one of them has more N, because its sum would have fewer terms.
 
     Args:
         num_draws: masks per window under a block diffusion model, even; an exact result needs none.

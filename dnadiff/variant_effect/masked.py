@@ -1,4 +1,5 @@
-"""The variant masked, everything else visible: one network call for all alternatives of a site, without a Monte Carlo error."""
+"""The variant masked, everything else visible: one network call for all alternatives of a site,
+without a Monte Carlo error."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from dnadiff.variant_effect.variant import TOKENIZER, Edit, ids_of_allele
 class Masked(VariantMethod):
     """log p(alt base | rest) - log p(ref base | rest), the network's prediction at the masked site.
 
-    For several bases (MNV) the chain rule over the bases that differ, from left to right on the strand that is read; bases between them stay
-    visible. It has no random numbers, so no error; how consistent the network's conditionals are is not visible in it.
+    For several bases (MNV) the chain rule over the bases that differ, from left to right on the
+    strand that is read; bases between them stay visible. It has no random numbers, so no error; how
+    consistent the network's conditionals are is not visible in it.
     """
 
     @override
@@ -48,6 +50,7 @@ class Masked(VariantMethod):
     def check(self, edit: Edit) -> None:
         if edit.is_indel:
             raise ValueError(
-                f"variant_method masked compares alleles of equal length, and those of {edit.name} differ in length; "
+                f"variant_method masked compares alleles of equal length, and those of {edit.name} "
+                "differ in length; "
                 "set variant_method to by_kind, block or window, or remove insertions and deletions"
             )

@@ -40,8 +40,10 @@ class Network:
         window: bases that the network reads; at the ends of short records fewer.
         batch_size: windows in a network call.
         stranded: read the given strand alone.
-        sites_per_window: most sites that are masked together where single sites are predicted; 1 is exact.
-        seed: of the random numbers, which depend on it and on each variant, not on the other variants.
+        sites_per_window: most sites that are masked together where single sites are predicted; 1 is
+            exact.
+        seed: of the random numbers, which depend on it and on each variant, not on the other
+            variants.
     """
 
     denoiser: BaseDenoiser
@@ -66,18 +68,21 @@ class Network:
         sites_per_window: int,
         seed: int,
     ) -> Network:
-        """A network with settings from users; raises ValueError naming the one that is not valid."""
+        """A network with settings from users; raises ValueError naming the one that is not
+        valid."""
         window, sites_per_window = (
             integer("window", window),
             integer("sites_per_window", sites_per_window),
         )
         if denoiser.max_length is not None and window > denoiser.max_length:
             raise ValueError(
-                f"window {window} is more than the {denoiser.max_length} tokens that this network takes; set window to that or less"
+                f"window {window} is more than the {denoiser.max_length} tokens that this network "
+                "takes; set window to that or less"
             )
         if sites_per_window > max(window // _SMALLEST_SPACING, 1):
             raise ValueError(
-                f"sites_per_window {sites_per_window} leaves fewer than {_SMALLEST_SPACING} bases between the sites of a window of {window}; "
+                f"sites_per_window {sites_per_window} leaves fewer than {_SMALLEST_SPACING} bases "
+                f"between the sites of a window of {window}; "
                 "set less"
             )
         batch_size, stranded = integer("batch_size", batch_size), boolean("stranded", stranded)
@@ -122,7 +127,8 @@ class Network:
     def site_predictions(
         self, sites: Iterable[Site], sites_per_window: int | None = None
     ) -> SitePredictions:
-        """Predictions at single sites given the bases around them, of the base on the given strand, computed when they are asked for.
+        """Predictions at single sites given the bases around them, of the base on the given strand,
+        computed when they are asked for.
 
         Args:
             sites: record and 0-based position of each, possibly repeated.
@@ -134,7 +140,8 @@ class Network:
         return SitePredictions(windows, self.batch_size, len(self.strands), self._predict)
 
     def at_sites(self, sites: Sequence[Site], sites_per_window: int | None = None) -> Floats:
-        """Log-probabilities of A, C, G and T at single sites, (K, S, 4) for the K strands that are read; arguments as in `site_predictions`."""
+        """Log-probabilities of A, C, G and T at single sites, (K, S, 4) for the K strands that are
+        read; arguments as in `site_predictions`."""
         return self.site_predictions(sites, sites_per_window).at(sites)
 
     @torch.no_grad()
@@ -178,7 +185,8 @@ class Network:
     def log_probs(
         self, ids: Sequence[NDArray[np.uint8]], allele: Sequence[int], masked: Iterable[Bools]
     ) -> Floats:
-        """Sum of the log-probabilities of the true bases at all masked places of each row: (Q,); arguments as in `at_places`."""
+        """Sum of the log-probabilities of the true bases at all masked places of each row: (Q,);
+        arguments as in `at_places`."""
         sums = []
         for x, asked, found in self._calls(ids, allele, ((each, each) for each in masked)):
             values = found.gather(-1, x[asked][:, None])[:, 0]
@@ -195,7 +203,8 @@ class Network:
         allele: Sequence[int],
         masks: Iterable[tuple[Bools, Bools]],
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Tokens (B, L), where predictions were asked (B, L), and the predictions (M, V) float64 of each network call, on the CPU.
+        """Tokens (B, L), where predictions were asked (B, L), and the predictions (M, V) float64 of
+        each network call, on the CPU.
 
         Args:
             masks: of each row, what is masked and where predictions are asked: (L,) both.
@@ -220,7 +229,8 @@ class Network:
     def window_log_probs(
         self, windows: Sequence[NDArray[np.uint8]], keys: Sequence[int], num_draws: int
     ) -> Floats:
-        """log p of each window under a model from left to right, (S, draws): exact in one draw, or bounds in count form.
+        """log p of each window under a model from left to right, (S, draws): exact in one draw, or
+        bounds in count form.
 
         Windows with one of the `keys (S,)` get the same random numbers.
         """
@@ -248,7 +258,8 @@ class Network:
         windows: Sequence[NDArray[np.uint8]],
         function: Callable[[Tensor, Sequence[int]], Tensor],
     ) -> Floats:
-        """A function of batches of windows of equal length and their numbers, in the order of the windows."""
+        """A function of batches of windows of equal length and their numbers, in the order of the
+        windows."""
         order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
         parts = []
         for _, same in itertools.groupby(order, key=lambda i: len(windows[i])):

@@ -17,7 +17,8 @@ def check(config: Config) -> None:
     """Check their combination; raises ValueError naming the key."""
     if (config["vcf"] is None) == (config["saturate"] is None):
         raise ValueError(
-            "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose variants are all scored)"
+            "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose "
+            "variants are all scored)"
         )
     if config["saturate"] is None:
         for key in ("deletions", "feature", "report"):
@@ -32,7 +33,8 @@ def check(config: Config) -> None:
             )
     if config["num_orders"] < 2:
         raise ValueError(
-            f"num_orders {config['num_orders']} must be an integer of at least 2: the spread between orders gives the error"
+            f"num_orders {config['num_orders']} must be an integer of at least 2: the spread "
+            "between orders gives the error"
         )
     if config["resume"] and config["output"] is None:
         raise ValueError("resume=true needs output=, the file to resume")
@@ -43,7 +45,8 @@ def check_fine_tuned(config: Config) -> None:
     for key, verb, default in _OF_PRETRAINED:
         if config[key] != default:
             raise ValueError(
-                f"{key} {verb} a pretrained model, and {config['checkpoint']} is a fine-tuned run; leave {key} out"
+                f"{key} {verb} a pretrained model, and {config['checkpoint']} is a fine-tuned run; "
+                f"leave {key} out"
             )
 
 

@@ -1,4 +1,5 @@
-"""The windows that a network reads: both alleles of a variant in windows of equal length, on either strand."""
+"""The windows that a network reads: both alleles of a variant in windows of equal length, on either
+strand."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ Places = NDArray[np.int64]
 class Pair(NamedTuple):
     """Both alleles of a variant, each in its window of L bases, on the strand that is read.
 
-    For alleles of equal length the windows differ at the variant alone. For an insertion or deletion the window of the shorter allele has
-    further bases of the genome at one end, as many as the alleles differ in length.
+    For alleles of equal length the windows differ at the variant alone. For an insertion or
+    deletion the window of the shorter allele has further bases of the genome at one end, as many as
+    the alleles differ in length.
 
     Attributes:
         ref, alt: (L,) token ids.
@@ -54,11 +56,13 @@ class Pair(NamedTuple):
         )
 
     def aligned(self, flank: int | None) -> tuple[Places, Places] | None:
-        """Places in both windows that belong together, (n,) each: up to `flank` bases on each side of the alleles, and the alleles.
+        """Places in both windows that belong together, (n,) each: up to `flank` bases on each side
+        of the alleles, and the alleles.
 
-        The surplus bases of the longer allele are paired with the end bases that only the window of the shorter one has, so that both lists
-        hold equally many bases. Bases that are not known (N) on both sides are left out. None if such an end base is not known: then there
-        is nothing to compare the surplus bases with.
+        The surplus bases of the longer allele are paired with the end bases that only the window of
+        the shorter one has, so that both lists hold equally many bases. Bases that are not known
+        (N) on both sides are left out. None if such an end base is not known: then there is nothing
+        to compare the surplus bases with.
 
         Args:
             flank: None is as many as there are.
@@ -81,7 +85,8 @@ class Pair(NamedTuple):
         return places[0][known[0]], places[1][known[1]]
 
     def flanks(self, flank: int | None) -> list[tuple[Places, Places]]:
-        """Places on the left and on the right of the allele in each window, at most `flank` of them, the same bases in both."""
+        """Places on the left and on the right of the allele in each window, at most `flank` of
+        them, the same bases in both."""
         left = min(self.ref_start, self.alt_start)
         right = len(self.ref) - max(self.ref_start + self.ref_len, self.alt_start + self.alt_len)
         if flank is not None:
@@ -100,9 +105,11 @@ def _known(ids: Ids) -> NDArray[np.bool_]:
 
 
 def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -> Pair:
-    """Both alleles of a variant with the context that fits into a window, shorter where the record is.
+    """Both alleles of a variant with the context that fits into a window, shorter where the record
+    is.
 
-    Further bases of the shorter allele's window are at its end in the direction of reading, or at its beginning near the end of the record.
+    Further bases of the shorter allele's window are at its end in the direction of reading, or at
+    its beginning near the end of the record.
 
     Args:
         reverse: read the reverse complement.
@@ -113,7 +120,8 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     length = reference.lengths[edit.record]
     if not edit.has_windows(length):
         raise ValueError(
-            f"{edit.name}: {edit.record} is too short for windows of equal length around this variant; remove it"
+            f"{edit.name}: {edit.record} is too short for windows of equal length around this "
+            "variant; remove it"
         )
     has_right, has_left = edit.surplus <= length - edit.end, edit.surplus <= edit.start
     ends_right = not has_left if reverse else has_right
@@ -136,7 +144,8 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
 
 
 def _interval(length: int, edit: Edit, window: int, ends_right: bool) -> tuple[int, int]:
-    """The interval of the genome in the window of the longer allele, with room for the further bases of the other on one side."""
+    """The interval of the genome in the window of the longer allele, with room for the further
+    bases of the other on one side."""
     start, size = edit.start if ends_right else length - edit.end, len(edit.ref)
     bases = edit.window_length(length, window) + size - edit.longest  # of the genome
     # Alleles of equal length are read in the same window on both strands.

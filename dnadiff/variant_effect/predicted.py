@@ -1,4 +1,5 @@
-"""The effect of variants on what a fine-tuned network predicts: the prediction with ALT minus that with REF, in windows of equal length."""
+"""The effect of variants on what a fine-tuned network predicts: the prediction with ALT minus that
+with REF, in windows of equal length."""
 
 from __future__ import annotations
 

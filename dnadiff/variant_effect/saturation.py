@@ -16,10 +16,11 @@ _PIECE = 1 << 16  # bases that are read together
 
 
 class Saturation(VariantSource):
-    """Every SNV of some regions, and every deletion of one base if requested; positions with N are left out.
+    """Every SNV of some regions, and every deletion of one base if requested; positions with N are
+    left out.
 
-    A deletion is written with the base before it, as in VCF, or at the first position with the base after it. Overlapping regions give
-    their variants repeatedly.
+    A deletion is written with the base before it, as in VCF, or at the first position with the base
+    after it. Overlapping regions give their variants repeatedly.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Single sites in windows: which sites share a window, where they are masked together, and the predictions at them."""
+"""Single sites in windows: which sites share a window, where they are masked together, and the
+predictions at them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Site: TypeAlias = tuple[str, int]  # record and 0-based position
 
 
 class MaskedWindow(NamedTuple):
-    """The window `[start, end)` of a record, and the sites in it that are masked together, in ascending order."""
+    """The window `[start, end)` of a record, and the sites in it that are masked together, in
+    ascending order."""
 
     record: str
     start: int
@@ -28,9 +30,9 @@ def site_windows(
 ) -> list[MaskedWindow]:
     """Windows that have each site once.
 
-    A site alone is in the middle of its window, except at the ends of a record. Sites that share a window are at least
-    window // sites_per_window bases apart, also on records that are shorter than a window, and half of that from the ends of the window
-    that are not ends of the record.
+    A site alone is in the middle of its window, except at the ends of a record. Sites that share a
+    window are at least window // sites_per_window bases apart, also on records that are shorter
+    than a window, and half of that from the ends of the window that are not ends of the record.
 
     Args:
         lengths: record name to length.
@@ -52,7 +54,8 @@ def site_windows(
 
 
 def _groups(positions: Sequence[int], length: int, window: int, most: int) -> Iterator[list[int]]:
-    """The positions (ascending, different) in groups that fit into a window, each with the first remaining position.
+    """The positions (ascending, different) in groups that fit into a window, each with the first
+    remaining position.
 
     In a run of consecutive positions every window is full but for those at the end of the run.
     """
@@ -81,7 +84,8 @@ def _groups(positions: Sequence[int], length: int, window: int, most: int) -> It
 
 
 class SitePredictions:
-    """Predictions at many sites. A batch of windows is read when one of its sites is first asked for, and always as a whole.
+    """Predictions at many sites. A batch of windows is read when one of its sites is first asked
+    for, and always as a whole.
 
     So the predictions do not depend on which of the sites are asked for, or in which order.
 
@@ -131,7 +135,8 @@ class SitePredictions:
         ]
 
     def at(self, sites: Sequence[Site]) -> Floats:
-        """Log-probabilities of A, C, G and T at sites of the windows: (K, S, 4); NaN where the genome has N."""
+        """Log-probabilities of A, C, G and T at sites of the windows: (K, S, 4); NaN where the
+        genome has N."""
         rows = np.array([self.row[site] for site in sites], np.int64)
         for batch in np.unique(self.batch_of[rows]):
             if not self.read[batch]:

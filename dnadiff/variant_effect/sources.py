@@ -1,7 +1,8 @@
-"""Where variants come from: VCF and BCF files, tables, rows in memory; `saturation` has all variants of regions.
+"""Where variants come from: VCF and BCF files, tables, rows in memory; `saturation` has all
+variants of regions.
 
-Each source is read as a stream, as often as needed, and checks its rows by itself; `variant` compares them with a genome. VCF files are read
-without another package; BCF needs pysam.
+Each source is read as a stream, as often as needed, and checks its rows by itself; `variant`
+compares them with a genome. VCF files are read without another package; BCF needs pysam.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class VariantSource(ABC):
 
     Attributes:
         name: for messages.
-        header: the lines of a VCF header without that of the columns, and that line; empty for other sources.
+        header: the lines of a VCF header without that of the columns, and that line; empty for
+            other sources.
     """
 
     name: str
@@ -74,7 +76,8 @@ class VcfSource(VariantSource):
         }
         if not self.contigs:
             raise ValueError(
-                f"{path} has no ##contig lines, so its assembly cannot be checked; add them with bcftools reheader --fai genome.fa.fai"
+                f"{path} has no ##contig lines, so its assembly cannot be checked; add them with "
+                "bcftools reheader --fai genome.fa.fai"
             )
 
     def _lines(self) -> Generator[str]:
@@ -92,7 +95,8 @@ class VcfSource(VariantSource):
             if not line.startswith("##"):
                 if tuple(line.split("\t")[:8]) != _FIXED:
                     raise ValueError(
-                        f"{self.name}: the header ends without the line {' '.join(_FIXED)}, separated by tabs; complete the file"
+                        f"{self.name}: the header ends without the line {' '.join(_FIXED)}, "
+                        "separated by tabs; complete the file"
                     )
                 yield line
                 return
@@ -141,12 +145,14 @@ class VcfSource(VariantSource):
         cells = line.split("\t")
         if len(cells) != columns:
             raise ValueError(
-                f"{where} has {len(cells)} columns, the header has {columns}; correct the line or remove it"
+                f"{where} has {len(cells)} columns, the header has {columns}; correct the line or "
+                "remove it"
             )
         chrom, pos, name, ref, alt = cells[:5]
         if chrom not in self.contigs:
             raise ValueError(
-                f"{where}: the header has no ##contig line of {chrom}; add it, as with bcftools reheader --fai genome.fa.fai"
+                f"{where}: the header has no ##contig line of {chrom}; add it, as with bcftools "
+                "reheader --fai genome.fa.fai"
             )
         return Row(where, chrom, position_of(pos, where), name, ref, tuple(alt.split(",")), line)
 
@@ -160,7 +166,8 @@ class BcfSource(VcfSource):
             import pysam
         except ImportError:
             raise ValueError(
-                f"{self.name} is BCF, which is read by pysam; install it: pip install -e '.[vcf]' in the checkout, or convert to VCF"
+                f"{self.name} is BCF, which is read by pysam; install it: pip install -e '.[vcf]' "
+                "in the checkout, or convert to VCF"
             ) from None
         path = resolve(self.name)
         with path.open("rb") as raw:
@@ -179,7 +186,8 @@ class BcfSource(VcfSource):
 
 
 class TableSource(VariantSource):
-    """A table with tabs whose header has chrom, pos, ref and alt (in either case), and possibly id; alt may list several alleles with commas."""
+    """A table with tabs whose header has chrom, pos, ref and alt (in either case), and possibly id;
+    alt may list several alleles with commas."""
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
@@ -190,7 +198,8 @@ class TableSource(VariantSource):
             ]
         if missing := [name for name in _COLUMNS if name not in names]:
             raise ValueError(
-                f"{path} has no column {', '.join(missing)}; give a VCF or BCF file, or a table with tabs and the columns {', '.join(_COLUMNS)}"
+                f"{path} has no column {', '.join(missing)}; give a VCF or BCF file, or a table "
+                f"with tabs and the columns {', '.join(_COLUMNS)}"
             )
         self.width, self.place = (
             len(names),
@@ -207,7 +216,8 @@ class TableSource(VariantSource):
                 )
                 if len(cells) != self.width:
                     raise ValueError(
-                        f"{where} has {len(cells)} columns, the header has {self.width}; correct the line or remove it"
+                        f"{where} has {len(cells)} columns, the header has {self.width}; correct "
+                        "the line or remove it"
                     )
                 values = {name: cells[place] for name, place in self.place.items()}
                 alts = tuple(values["alt"].split(","))
@@ -242,7 +252,8 @@ class SomeRows(VariantSource):
 
 
 class Rows(VariantSource):
-    """Variants in memory: (chrom, pos, ref, alt), or mappings with these keys and possibly id, with pos counted from 1."""
+    """Variants in memory: (chrom, pos, ref, alt), or mappings with these keys and possibly id, with
+    pos counted from 1."""
 
     def __init__(self, variants: Iterable[Sequence[object] | Mapping[str, object]]) -> None:
         self.name = "variants"
@@ -288,7 +299,8 @@ def open_source(path: str | Path) -> VariantSource:
     """The variants of a file, whose format is detected from its content.
 
     Raises:
-        FileNotFoundError, ValueError: if there is no such file, or it is neither VCF, BCF nor a table.
+        FileNotFoundError, ValueError: if there is no such file, or it is neither VCF, BCF nor a
+            table.
     """
     with closing(_first_bytes(path)) as pieces:
         first = next(pieces)
@@ -322,14 +334,17 @@ def _filled(name: str, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
         num_blank += 1
         if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
             raise ValueError(
-                f"{name} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them"
+                f"{name} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove "
+                "them"
             )
 
 
 def position_of(text: str, where: str) -> int:
-    """A position counted from 1, or 0, which `Alleles.edits` refuses where VCF does; ValueError naming the line for anything else."""
+    """A position counted from 1, or 0, which `Alleles.edits` refuses where VCF does; ValueError
+    naming the line for anything else."""
     if not _POSITION.fullmatch(text):
         raise ValueError(
-            f"{where}: the position {text!r} is not an integer of at least 1; correct the line or remove it"
+            f"{where}: the position {text!r} is not an integer of at least 1; correct the line or "
+            "remove it"
         )
     return int(text)

@@ -1,4 +1,5 @@
-"""A first pass over the variants: what is there, what is skipped, and what must be refused before anything is written."""
+"""A first pass over the variants: what is there, what is skipped, and what must be refused before
+anything is written."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class InputSummary:
         return sum(self.kinds.values())
 
     def contigs(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """The `lengths` of the records of the genome, under the names that the rows use where they use another."""
+        """The `lengths` of the records of the genome, under the names that the rows use where they
+        use another."""
         names: dict[str, list[str]] = {}
         for name, record in self.records.items():
             names.setdefault(record, []).append(name)
@@ -102,8 +104,8 @@ def summarize(
         mismatch_is_error: raise an error if REF differs from the genome in any row.
 
     Raises:
-        ValueError: naming the file and line of the first row that is not valid or on a contig of another length, or the first rows whose
-            REF differs.
+        ValueError: naming the file and line of the first row that is not valid or on a contig of
+            another length, or the first rows whose REF differs.
     """
     summary, order = InputSummary(), _Order()
     others = source.other_lengths(alleles.lengths)
@@ -127,8 +129,10 @@ def summarize(
                 method.check(edit)
     if mismatch_is_error and summary.mismatches:
         raise ValueError(
-            f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: {'; '.join(summary.messages)}; is the genome the "
-            "assembly of the variants? on_mismatch=skip leaves such rows out, on_mismatch=flag marks them"
+            f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: "
+            f"{'; '.join(summary.messages)}; is the genome the "
+            "assembly of the variants? on_mismatch=skip leaves such rows out, on_mismatch=flag "
+            "marks them"
         )
     if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")
@@ -140,7 +144,8 @@ def summarize(
             ]
         )
         log.warning(
-            f"{source.name} has contigs whose length differs from the genome, on which no variant was read: {shown}"
+            f"{source.name} has contigs whose length differs from the genome, on which no variant "
+            f"was read: {shown}"
         )
     return summary
 
@@ -150,6 +155,7 @@ def _check_length(row: Row, others: Mapping[str, tuple[int, int]]) -> None:
     if row.chrom in others:
         length, here = others[row.chrom]
         raise ValueError(
-            f"{row.where}: the header says that {row.chrom} has {length:,} bases, and the genome has {here:,}: a different assembly; "
+            f"{row.where}: the header says that {row.chrom} has {length:,} bases, and the genome "
+            f"has {here:,}: a different assembly; "
             "give the genome that the variants were called with"
         )

@@ -1,4 +1,5 @@
-"""Whether a genome is the one that a model was trained on, and which variants are in the training part."""
+"""Whether a genome is the one that a model was trained on, and which variants are in the training
+part."""
 
 from __future__ import annotations
 
@@ -45,9 +46,11 @@ class TrainingPart(NamedTuple):
 
 
 def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = ()) -> TrainingPart:
-    """The training part of a model on a genome, with a warning if both have records of equal names that are not the same.
+    """The training part of a model on a genome, with a warning if both have records of equal names
+    that are not the same.
 
-    Nothing is downloaded. Without the data of the run, or with another genome, no interval is known.
+    Nothing is downloaded. Without the data of the run, or with another genome, no interval is
+    known.
     """
     try:
         data = run_data(loaded.config.get("data"), loaded.tokenizer, trust)
@@ -60,7 +63,8 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
     same, other = _compared(own, reference)
     if other:
         log.warning(
-            f"{', '.join(sorted(other)[:4])}: the genome has different bases from the model's training data ({data.name}): a different assembly? "
+            f"{', '.join(sorted(other)[:4])}: the genome has different bases from the model's "
+            f"training data ({data.name}): a different assembly? "
             "Variants in the training part cannot be counted there"
         )
     starts: dict[str, list[int]] = {name: [] for name in same.values()}
@@ -79,7 +83,8 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
 
 
 def _compared(own: Genome, reference: Reference) -> tuple[dict[str, str], set[str]]:
-    """Records of the training data that the genome has too, with their names there; and those that differ."""
+    """Records of the training data that the genome has too, with their names there; and those that
+    differ."""
     same: dict[str, str] = {}
     other: set[str] = set()
     lengths = reference.lengths

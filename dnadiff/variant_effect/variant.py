@@ -1,4 +1,5 @@
-"""Rows of variants as a file has them, and each allele as an edit of the genome, with its REF checked."""
+"""Rows of variants as a file has them, and each allele as an edit of the genome, with its REF
+checked."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Row(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """An allele: the bases `[start, start + len(ref))` of a record become `alt`. Common ends are left out, so that one of both may be empty.
+    """An allele: the bases `[start, start + len(ref))` of a record become `alt`. Common ends are
+    left out, so that one of both may be empty.
 
     Attributes:
         start: 0-based.
@@ -95,14 +97,16 @@ class Edit(NamedTuple):
         return abs(len(self.ref) - len(self.alt))
 
     def has_windows(self, length: int) -> bool:
-        """Whether a record of this length has windows of equal length for both alleles: the shorter one needs `surplus` more of its bases.
+        """Whether a record of this length has windows of equal length for both alleles: the shorter
+        one needs `surplus` more of its bases.
 
         They are on one side of the variant.
         """
         return self.surplus <= max(self.start, length - self.end)
 
     def window_length(self, length: int, window: int) -> int:
-        """Bases in the windows of both alleles on a record of this length: fewer than `window` if one of the alleles has fewer."""
+        """Bases in the windows of both alleles on a record of this length: fewer than `window` if
+        one of the alleles has fewer."""
         return min(window, length - max(0, len(self.ref) - len(self.alt)))
 
     @property
@@ -137,8 +141,10 @@ class Alleles:
     Args:
         reference: the genome.
         window: bases that the network reads.
-        skip_mismatches: leave out rows whose REF differs from the genome, instead of marking their edits.
-        fixed_length: leave out alleles whose windows have fewer than `window` bases, which the network does not accept.
+        skip_mismatches: leave out rows whose REF differs from the genome, instead of marking their
+            edits.
+        fixed_length: leave out alleles whose windows have fewer than `window` bases, which the
+            network does not accept.
     """
 
     def __init__(
@@ -158,7 +164,8 @@ class Alleles:
         self._record: dict[str, str] = {}
 
     def record(self, chrom: str, where: str) -> str:
-        """The record of that name, with `chr` added or removed if needed; ValueError if the genome has none."""
+        """The record of that name, with `chr` added or removed if needed; ValueError if the genome
+        has none."""
         if chrom not in self._record:
             found = record_of(chrom, self.lengths)
             if found is None:
@@ -171,7 +178,8 @@ class Alleles:
         """Each alternative allele of a row, and whether its REF differs from the genome.
 
         Raises:
-            ValueError: naming file and line, for an unknown contig, a position outside of it, or an allele that is not one of nucleotides.
+            ValueError: naming file and line, for an unknown contig, a position outside of it, or an
+                allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
         start, ref, length = row.pos - 1, row.ref.upper(), self.lengths[record]
@@ -184,7 +192,8 @@ class Alleles:
                 return list(map(Skipped, reasons)), None
             hint = "is it a different assembly?" if row.pos else "positions are counted from 1"
             raise ValueError(
-                f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} (1-{length}); {hint}"
+                f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} "
+                f"(1-{length}); {hint}"
             )
         here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
         mismatch = None
@@ -234,7 +243,8 @@ class Alleles:
                 else ""
             )
             raise ValueError(
-                f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, G, T){hint}"
+                f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, "
+                f"G, T){hint}"
             )
 
 
@@ -263,7 +273,8 @@ def record_of(chrom: str, records: Container[str]) -> str | None:
 
 
 def trimmed(edit: Edit) -> Edit:
-    """The same edit without the bases that both alleles share at their ends: first those on the right, then those on the left."""
+    """The same edit without the bases that both alleles share at their ends: first those on the
+    right, then those on the left."""
     ref, alt, start = edit.ref, edit.alt, edit.start
     while ref and alt and ref[-1] == alt[-1]:
         ref, alt = ref[:-1], alt[:-1]
@@ -274,7 +285,8 @@ def trimmed(edit: Edit) -> Edit:
 
 
 class Sequences:
-    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter is not a nucleotide."""
+    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter
+    is not a nucleotide."""
 
     def __init__(self, records: dict[str, str]) -> None:
         self.ids = {}

@@ -1,4 +1,5 @@
-"""The NELBO of both windows with common masks: the check of the other methods, with a large error."""
+"""The NELBO of both windows with common masks: the check of the other methods, with a large
+error."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from dnadiff.variant_effect.variant import Edit
 
 
 class PairedWindow(PairMethod):
-    """NELBO of the window with REF minus that of the window with ALT, in count form with common masks.
+    """NELBO of the window with REF minus that of the window with ALT, in count form with common
+    masks.
 
-    Each draw masks k of the n bases of both windows, the same ones (those that belong together, `Pair.aligned`), and costs two network calls;
-    n / k times the difference of the masked bases' log-probabilities has the difference of the NELBOs as its mean. Counts are stratified,
-    two draws per stratum, so that the estimate of the error is unbiased (`dnadiff.likelihood.monte_carlo`).
+    Each draw masks k of the n bases of both windows, the same ones (those that belong together,
+    `Pair.aligned`), and costs two network calls; n / k times the difference of the masked bases'
+    log-probabilities has the difference of the NELBOs as its mean. Counts are stratified, two draws
+    per stratum, so that the estimate of the error is unbiased (`dnadiff.likelihood.monte_carlo`).
 
     Args:
         num_draws: per variant and strand, even.
@@ -47,7 +50,8 @@ class PairedWindow(PairMethod):
         return self.mean(weight * (alt - ref))
 
     def masks(self, count: int, draws: Draws) -> tuple[Bools, NDArray[np.float64]]:
-        """Which of `count` places each draw masks, (D, count), and the weights of the draws, (D,)."""
+        """Which of `count` places each draw masks, (D, count), and the weights of the draws,
+        (D,)."""
         strata = self.num_draws // 2
         u = (draws.uniform("count").numpy() + np.arange(self.num_draws) // 2) / strata
         number = np.minimum((u * count).astype(np.int64) + 1, count)

@@ -1,4 +1,5 @@
-"""Rows of variants with their effects as bytes of an output, in units that do not depend on each other."""
+"""Rows of variants with their effects as bytes of an output, in units that do not depend on each
+other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Output of variant effects as VCF, table or Parquet, by the name of the file; each is written in pieces that can be resumed."""
+"""Output of variant effects as VCF, table or Parquet, by the name of the file; each is written in
+pieces that can be resumed."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Writer(ABC):
         flag_mismatches: whether alleles whose REF differs from the genome are marked.
 
     Attributes:
-        predicted: what a fine-tuned network predicts, such as "log-odds of class enhancer", for descriptions of its columns.
+        predicted: what a fine-tuned network predicts, such as "log-odds of class enhancer", for
+            descriptions of its columns.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -77,14 +79,16 @@ class Writer(ABC):
         """The alleles of a finished file that have an effect."""
 
     def convert(self, part: Path, output: Path) -> bool:
-        """Make the output of the finished rows if its format cannot be appended to; False if they are the output."""
+        """Make the output of the finished rows if its format cannot be appended to; False if they
+        are the output."""
         return False
 
     def check_order(self, source: VariantSource, is_sorted: bool, output: Path) -> None:
         """Log that the output cannot be indexed because the input is not sorted."""
         if self.has_index and not is_sorted:
             log.warning(
-                f"{source.name} is not sorted by position, so {output.name} is not either and cannot be indexed; bcftools sort sorts it"
+                f"{source.name} is not sorted by position, so {output.name} is not either and "
+                "cannot be indexed; bcftools sort sorts it"
             )
 
     def _values(self, effect: AlleleEffect) -> list[str]:
@@ -174,7 +178,8 @@ class ParquetTable(Table):
 
 
 class Vcf(Writer):
-    """VCF with the effects in INFO: the rows and header lines of a VCF input are kept, with a missing value for an allele that is skipped."""
+    """VCF with the effects in INFO: the rows and header lines of a VCF input are kept, with a
+    missing value for an allele that is skipped."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
     bgzip: ClassVar[bool] = True
@@ -188,7 +193,8 @@ class Vcf(Writer):
         ]
         if self.flag_mismatches:
             own.append(
-                f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the genome">'
+                f'##INFO=<ID={MISMATCH},Number=0,Type=Flag,Description="REF differs from the '
+                'genome">'
             )
         if source.header:
             *lines, columns = source.header
@@ -203,7 +209,8 @@ class Vcf(Writer):
             name for start, name in starts.items() if any(line.startswith(start) for line in lines)
         ]:
             log.warning(
-                f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, because dnadiff writes fields of these "
+                f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, "
+                "because dnadiff writes fields of these "
                 "names; rename them in the input to keep them"
             )
         return "".join(
@@ -275,7 +282,8 @@ FORMATS: tuple[type[Writer], ...] = (Table, ParquetTable, Vcf)
 
 
 def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Writer:
-    """The writer of the columns of effects for a file of this name; raises ValueError if there is none."""
+    """The writer of the columns of effects for a file of this name; raises ValueError if there is
+    none."""
     for kind in FORMATS:
         if output.name.lower().endswith(kind.suffixes):
             return kind(columns, flag_mismatches)

@@ -1,6 +1,8 @@
-"""Adaptive code lengths of back-off Markov models: each base is added to the counts once it has been scored.
+"""Adaptive code lengths of back-off Markov models: each base is added to the counts once it has
+been scored.
 
-A decoder knows exactly the bases before a position, so -log2 of these probabilities is an achievable code length.
+A decoder knows exactly the bases before a position, so -log2 of these probabilities is an
+achievable code length.
 """
 
 from collections.abc import Callable
@@ -22,10 +24,12 @@ def untrained(order: int, strength: float) -> BackoffMarkov:
 def adaptive_log_probs(
     model: BackoffMarkov, bases: np.ndarray, both_strands: bool = True
 ) -> np.ndarray:
-    """log q(x_l | bases before l) with the counts of training plus those of the sequence before l: (L,), NaN at unknown bases.
+    """log q(x_l | bases before l) with the counts of training plus those of the sequence before l:
+    (L,), NaN at unknown bases.
 
-    With `both_strands` each window also counts as its reverse complement. Orders up to 12 use tables, block after block: 0.4 GB for all of
-    them in addition to 16 bytes per base. Higher orders sort the whole sequence twice each, in 100 bytes per base.
+    With `both_strands` each window also counts as its reverse complement. Orders up to 12 use
+    tables, block after block: 0.4 GB for all of them in addition to 16 bytes per base. Higher
+    orders sort the whole sequence twice each, in 100 bytes per base.
     """
     check_bases(bases)
     q = np.full(len(bases), 0.25)
@@ -48,14 +52,16 @@ def adaptive_log_probs(
 
 
 class RunningCounts:
-    """n(c, x) of one order for a sequence read block by block: a table for the blocks before, ranks within a block."""
+    """n(c, x) of one order for a sequence read block by block: a table for the blocks before, ranks
+    within a block."""
 
     def __init__(self, order: int, both_strands: bool) -> None:
         self.order, self.both_strands = order, both_strands
         self._table = np.zeros(4 ** (order + 1), np.int32)
 
     def add(self, padded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """n(c, x) and n(c), both (L,) int64, at each of the L bases of a block, given after its `order` preceding bases. Counts the block."""
+        """n(c, x) and n(c), both (L,) int64, at each of the L bases of a block, given after its
+        `order` preceding bases. Counts the block."""
         kmers, valid = codes(padded, self.order + 1)
         where = np.flatnonzero(valid)
         events, strands = _events(kmers[where], self.order + 1, self.both_strands)
@@ -72,7 +78,8 @@ class RunningCounts:
 def counts_so_far(
     bases: np.ndarray, order: int, both_strands: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """n(c, x) and n(c) at each position, counted over the windows that end before it: both (L,) int64."""
+    """n(c, x) and n(c) at each position, counted over the windows that end before it: both (L,)
+    int64."""
     kmers, valid = codes(bases, order + 1)
     start = np.flatnonzero(valid)
     events, strands = _events(kmers[start], order + 1, both_strands)
@@ -83,8 +90,8 @@ def counts_so_far(
 
 
 def _events(kmers: np.ndarray, k: int, both_strands: bool) -> tuple[np.ndarray, int]:
-    """The k-mers in the order in which they become known, and how many at once: with both strands the forward one comes first, so that
-    its own reverse complement is not yet counted."""
+    """The k-mers in the order in which they become known, and how many at once: with both strands
+    the forward one comes first, so that its own reverse complement is not yet counted."""
     strands = [kmers, reverse_complement_codes(kmers, k)] if both_strands else [kmers]
     return np.stack(strands, axis=1).ravel(), len(strands)
 
@@ -94,9 +101,11 @@ def _equal_before(
     earlier: Callable[[np.ndarray], np.ndarray] | None = None,
     count: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> np.ndarray:
-    """For each event the number of equal events before it, plus `earlier(values)`; `count(values, times)` receives the totals.
+    """For each event the number of equal events before it, plus `earlier(values)`;
+    `count(values, times)` receives the totals.
 
-    Sorts (value, index) as one unique integer if both fit into 64 bits, which is several times faster than a stable argsort.
+    Sorts (value, index) as one unique integer if both fit into 64 bits, which is several times
+    faster than a stable argsort.
     """
     shift = np.uint64(max(len(events) - 1, 1).bit_length())
     if len(events) and int(events.max()).bit_length() + int(shift) > 64:

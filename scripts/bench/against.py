@@ -1,10 +1,13 @@
 """Training steps of two versions of this package, in alternation.
 
-    python scripts/bench/against.py OTHER_CHECKOUT [--sizes 64x4 128x4] [--threads 1 2] [--seconds 10] [--json FILE]
+    python scripts/bench/against.py OTHER_CHECKOUT [--sizes 64x4 128x4] [--threads 1 2] [--seconds
+    10] [--json FILE]
 
-Each version runs in a process of its own, which does one step when asked, so that what else happens on the machine affects both equally. A
-step is forward, cross-entropy at half of the positions (all of them for the autoregressive network `ar`), backward and AdamW. Printed are
-tokens per second from the fastest step, by the clock and by the processor time of the process, which other programs disturb less.
+Each version runs in a process of its own, which does one step when asked, so that what else happens
+on the machine affects both equally. A step is forward, cross-entropy at half of the positions (all
+of them for the autoregressive network `ar`), backward and AdamW. Printed are tokens per second from
+the fastest step, by the clock and by the processor time of the process, which other programs
+disturb less.
 """
 
 import argparse
@@ -50,7 +53,8 @@ def training_step(
 
 
 def serve(width: int, layers: int, batch: int, length: int, causal: bool) -> None:
-    """Run a step for each line of standard input, and print its seconds by the clock and of the processor."""
+    """Run a step for each line of standard input, and print its seconds by the clock and of the
+    processor."""
     from dnadiff.commands import keep_freed_memory
 
     keep_freed_memory()
@@ -143,7 +147,8 @@ def main() -> None:
     folders = [ROOT, options.other.resolve()]
     rows = []
     print(
-        f"{'size':>8} {'threads':>7} {'tokens/s':>12} {'the other':>12} {'ratio':>6} {'of processor time':>18}"
+        f"{'size':>8} {'threads':>7} {'tokens/s':>12} {'the other':>12} {'ratio':>6} "
+        f"{'of processor time':>18}"
     )
     for size in options.sizes:
         width, layers = map(int, size.split("x"))
@@ -159,7 +164,8 @@ def main() -> None:
                 int(options.ar),
             )
             tokens = options.batch * options.length
-            print(f"{size:>8} {threads:>7} {tokens / ours[0]:>12,.0f} {tokens / other[0]:>12,.0f} {other[0] / ours[0]:>6.2f} {other[1] / ours[1]:>18.2f}", flush=True)  # fmt: skip
+            print((f"{size:>8} {threads:>7} {tokens / ours[0]:>12,.0f} {tokens / other[0]:>12,.0f} "
+                f"{other[0] / ours[0]:>6.2f} {other[1] / ours[1]:>18.2f}"), flush=True)  # fmt: skip
             name = f"{size}, {threads} threads"
             rows.append(
                 {

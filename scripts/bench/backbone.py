@@ -1,15 +1,18 @@
-"""Training steps of Caduceus-Ph: the published wiring compared with ours with the same scan, and ours compared with matrix products alone.
+"""Training steps of Caduceus-Ph: the published wiring compared with ours with the same scan, and
+ours compared with matrix products alone.
 
     python scripts/bench/backbone.py [--quick] [--json FILE]
 
-A step is forward, cross-entropy at half of the positions, backward and AdamW. The published wiring runs a complete Mamba mixer on the
-sequence and another on its reversal: two input projections, two output projections, two gates, two flips. It runs twice: with the same
-kernels for everything (the cost of the wiring), and with PyTorch's operators around the same scan.
+A step is forward, cross-entropy at half of the positions, backward and AdamW. The published wiring
+runs a complete Mamba mixer on the sequence and another on its reversal: two input projections, two
+output projections, two gates, two flips. It runs twice: with the same kernels for everything (the
+cost of the wiring), and with PyTorch's operators around the same scan.
 
-The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both directions, out_proj, head; once forward,
-twice backward) and divides by the rate of a large float32 product in the same run, by PyTorch's library or by the kernels', whichever is
-faster; everything else is assumed to be free.
-Times are the fastest of several repeats, alternating between the wirings, because other programs only add to them.
+The limit counts the multiply-adds of the matrix products (in_proj, x_proj and dt_proj of both
+directions, out_proj, head; once forward, twice backward) and divides by the rate of a large float32
+product in the same run, by PyTorch's library or by the kernels', whichever is faster; everything
+else is assumed to be free. Times are the fastest of several repeats, alternating between the
+wirings, because other programs only add to them.
 """
 
 import argparse
@@ -71,7 +74,8 @@ class PublishedWiring(nn.Module):
 
 
 def networks(d_model: int) -> dict[str, nn.Module]:
-    """Our network, and the same weights in the published wiring: with our kernels, and with PyTorch's operators around the same scan."""
+    """Our network, and the same weights in the published wiring: with our kernels, and with
+    PyTorch's operators around the same scan."""
     made = {
         name: Caduceus(DNA, d_model, LAYERS)
         for name in ("ours", "published wiring", "published, PyTorch around the scan")
@@ -152,7 +156,8 @@ def main() -> None:
         f"{torch.get_num_threads()} threads, scan {scan}, matrix products {rate / 1e9:.0f} GFLOP/s"
     )
     print(
-        f"{'size':>8} {'L':>6} {'B':>3} {'tokens/s':>9} {'of limit':>9} {'x wiring':>9} {'x PyTorch around the scan':>26} {'bf16 products':>14}"
+        f"{'size':>8} {'L':>6} {'B':>3} {'tokens/s':>9} {'of limit':>9} {'x wiring':>9} "
+        f"{'x PyTorch around the scan':>26} {'bf16 products':>14}"
     )
     rows, fastest = [], {}
     for width in WIDTHS[::2] if options.quick else WIDTHS:
@@ -173,7 +178,8 @@ def main() -> None:
             fraction = matrix_flops(width, tokens) / rate / ours
             wiring, around = (seconds / ours for seconds in best.values())
             print(
-                f"{width:>5}x{LAYERS:<2} {length:>6} {batch:>3} {tokens / ours:>9,.0f} {fraction:>8.0%} {wiring:>9.2f} {around:>26.2f}"
+                f"{width:>5}x{LAYERS:<2} {length:>6} {batch:>3} {tokens / ours:>9,.0f} "
+                f"{fraction:>8.0%} {wiring:>9.2f} {around:>26.2f}"
                 f" {ours / medium:>13.2f}x",
                 flush=True,
             )

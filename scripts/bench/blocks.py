@@ -1,21 +1,26 @@
-"""Time scans, convolutions and training steps of block diffusion relative to those of whole sequences, in the same run.
+"""Time scans, convolutions and training steps of block diffusion relative to those of whole
+sequences, in the same run.
 
     python scripts/bench/blocks.py [--quick] [--steps] [--device cuda] [--scan NAME] [--json FILE]
 
-Block diffusion with a carried state needs three scans of L positions in each layer and direction pair; each is compared with the plain scan
-of the same size:
+Block diffusion with a carried state needs three scans of L positions in each layer and direction
+pair; each is compared with the plain scan of the same size:
 
-- clean: `scan_with_states`, which returns the states before the blocks; backward with gradients of these states;
+- clean: `scan_with_states`, which returns the states before the blocks; backward with gradients of
+  these states;
 - noised: `scan_blocks` from given states; backward with their gradients;
 - reverse: `scan_blocks` in reverse, from zero.
 
-The throughput is that of the plain scan divided by the time of the block scan over that of the plain one. Calls alternate, and the ratio is
-the median of ratios of neighboring calls, because the speed of a busy machine changes slowly. The limit of a block scan is written with it: the
-plain scan's time plus the bytes of the states, each moved once, at the rate of a copy.
+The throughput is that of the plain scan divided by the time of the block scan over that of the
+plain one. Calls alternate, and the ratio is the median of ratios of neighboring calls, because the
+speed of a busy machine changes slowly. The limit of a block scan is written with it: the plain
+scan's time plus the bytes of the states, each moved once, at the rate of a copy.
 
-A training step of two streams, the loss with its gradients, is compared with that of the same network without blocks. Calls take turns and the
-ratio is that of the fastest ones; with one thread, in processor time, which other processes disturb least. The number beside it counts multiplications and additions of products, convolutions and scans:
-the clean stream has one direction where the noised one has two, and in the last layer it ends at its states.
+A training step of two streams, the loss with its gradients, is compared with that of the same
+network without blocks. Calls take turns and the ratio is that of the fastest ones; with one thread,
+in processor time, which other processes disturb least. The number beside it counts multiplications
+and additions of products, convolutions and scans: the clean stream has one direction where the
+noised one has two, and in the last layer it ends at its states.
 """
 
 import argparse
@@ -57,7 +62,8 @@ Call = Callable[[], object]
 def compared(
     machine: Machine, plain: Call, other: Call, seconds: float
 ) -> tuple[float, float, float]:
-    """Fastest seconds of `plain` and of `other`, and the median of their ratios in neighboring calls."""
+    """Fastest seconds of `plain` and of `other`, and the median of their ratios in neighboring
+    calls."""
     for f in (plain, other, plain, other):
         f()
     times: list[tuple[float, float]] = []
@@ -90,7 +96,8 @@ def parts(f: Callable[[], tuple[torch.Tensor, ...]], leaves: list[torch.Tensor])
 
 
 def operations_ratio(width: int, layers: int, states: int) -> float:
-    """Operations of a training step of two streams over those of a plain one, for each position and layer."""
+    """Operations of a training step of two streams over those of a plain one, for each position and
+    layer."""
     E, R = 2 * width, math.ceil(width / 16)
     product = (
         3 * width * E
@@ -109,7 +116,8 @@ def operations_ratio(width: int, layers: int, states: int) -> float:
 def training_steps(
     network: tuple[int, int, int, int], states: int, blocks: tuple[int, ...], scan: str, device: str
 ) -> dict[int, Call]:
-    """The loss and its gradients at half of the positions: of the plain network (0), and in blocks of each size."""
+    """The loss and its gradients at half of the positions: of the plain network (0), and in blocks
+    of each size."""
     width, layers, L, Bt = network
     torch.manual_seed(0)
     vocab = DNATokenizer().vocab
@@ -163,7 +171,8 @@ def compare_steps(machine: Machine, scan: str) -> list[dict]:
                     }
                 )
                 print(
-                    f"{name:64} {took * 1e3:8.1f} ms {took / base:6.2f} x the time of {to}, operations {counted:.2f} x",
+                    f"{name:64} {took * 1e3:8.1f} ms {took / base:6.2f} x the time of {to}, "
+                    f"operations {counted:.2f} x",
                     flush=True,
                 )
     return rows
@@ -195,7 +204,8 @@ def main() -> None:
     copy = 2 * x.nbytes / machine.median(lambda: y.copy_(x))
     scan = chosen_scan(args.scan, args.device, torch.float32)
     print(
-        f"{machine.name()}, {torch.get_num_threads()} threads, {copy * 1e-9:.1f} GB/s in a copy, {scan}: {SCANS[scan].description()}"
+        f"{machine.name()}, {torch.get_num_threads()} threads, {copy * 1e-9:.1f} GB/s in a copy, "
+        f"{scan}: {SCANS[scan].description()}"
     )
 
     def report(label: str, plain: Call, other: Call, to: str, moved: float) -> None:
@@ -212,7 +222,8 @@ def main() -> None:
             }
         )
         print(
-            f"{label:64} {took * 1e3:8.2f} ms {ratio:6.2f} x the throughput of {to} ({base * 1e3:.2f} ms), limit {limit:.2f}",
+            f"{label:64} {took * 1e3:8.2f} ms {ratio:6.2f} x the throughput of {to} "
+            f"({base * 1e3:.2f} ms), limit {limit:.2f}",
             flush=True,
         )
 

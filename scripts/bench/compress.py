@@ -1,10 +1,14 @@
-"""Compressed size of a held-out piece of a model's own genome: the model in K calls, Markov models, 2 bits per base and xz.
+"""Compressed size of a held-out piece of a model's own genome: the model in K calls, Markov models,
+2 bits per base and xz.
 
-    python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--threads 1] [--quick] [--json FILE] [--markdown FILE]
+    python scripts/bench/compress.py RUN [--bases 50000] [--groups 8 32 128] [--threads 1] [--quick]
+    [--json FILE] [--markdown FILE]
 
-Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate estimate on the same windows, with its standard
-error (over windows). Markov models are ideal code lengths: order 12 with adaptive counts, starting without counts or from those of the
-training part (strengths from the validation part), because encoder and decoder of the network's code know the training part too.
+Every file is decompressed again and compared. "predicted" is sum s_k h(n_k) from a separate
+estimate on the same windows, with its standard error (over windows). Markov models are ideal code
+lengths: order 12 with adaptive counts, starting without counts or from those of the training part
+    (strengths from the validation part), because encoder and decoder of the network's code know the
+    training part too.
 """
 
 import argparse

@@ -2,9 +2,11 @@
 
     python scripts/bench/context.py [--quick] [--width D] [--layers N]
 
-A step (loss and gradients) of a network that reads one piece, which is the whole sequence, over a step of the same network without pieces:
-processor time of one thread, the fastest of interleaved rounds. The extra time is the first scan of each direction, the separate operators
-where the plain network has one kernel for a mixer, and the copies of what would be sent. Bytes are counted, per sequence and layer.
+A step (loss and gradients) of a network that reads one piece, which is the whole sequence, over a
+step of the same network without pieces: processor time of one thread, the fastest of interleaved
+rounds. The extra time is the first scan of each direction, the separate operators where the plain
+network has one kernel for a mixer, and the copies of what would be sent. Bytes are counted, per
+sequence and layer.
 """
 
 import argparse
@@ -81,7 +83,8 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     print(
-        "| network | L | plain, tokens/s | in pieces, tokens/s | ratio | bytes per layer |\n|---|---|---|---|---|---|"
+        "| network | L | plain, tokens/s | in pieces, tokens/s | ratio | bytes per layer "
+        "|\n|---|---|---|---|---|---|"
     )
     for length in (64,) if args.quick else (1024, 8192, 32768):
         plain, pieces, sent = measure(args.width, args.layers, length, 1 if args.quick else 9)

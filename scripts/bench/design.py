@@ -1,11 +1,14 @@
-"""Time and memory of generating many sequences: streamed to disk by the command line, compared with a loop that keeps them all in memory.
+"""Time and memory of generating many sequences: streamed to disk by the command line, compared with
+a loop that keeps them all in memory.
 
-    python scripts/bench/design.py --checkpoint RUN [--num 10000] [--length 1024] [--batch 32] [--calls 16] [--json FILE] [KEY=VALUE ...]
+    python scripts/bench/design.py --checkpoint RUN [--num 10000] [--length 1024] [--batch 32]
+    [--calls 16] [--json FILE] [KEY=VALUE ...]
 
-Each side is a separate process with `calls` network calls per batch: `python -m dnadiff.sample` for NUM sequences and for a tenth of them,
-and the same draws in a Python process that keeps the sequences in a list. Memory is the maximum resident set size of the process. The
-script checks that the FASTA files have the same sequences. KEY=VALUE are further keys of `sample`, such as `reward=gc method=smc`; then
-only the command is measured.
+Each side is a separate process with `calls` network calls per batch: `python -m dnadiff.sample` for
+NUM sequences and for a tenth of them, and the same draws in a Python process that keeps the
+sequences in a list. Memory is the maximum resident set size of the process. The script checks that
+the FASTA files have the same sequences. KEY=VALUE are further keys of `sample`, such as
+`reward=gc method=smc`; then only the command is measured.
 """
 
 from __future__ import annotations

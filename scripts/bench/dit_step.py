@@ -1,15 +1,20 @@
-"""Forward and backward pass of a DiT with a large vocabulary: the paper's wiring compared with ours, at equal loss and gradients.
+"""Forward and backward pass of a DiT with a large vocabulary: the paper's wiring compared with
+ours, at equal loss and gradients.
 
-    python scripts/bench/dit_step.py [--size small] [--batch 2] [--length 1024] [--vocab 50258] [--repeats 3] [--device cpu] [--json FILE]
+    python scripts/bench/dit_step.py [--size small] [--batch 2] [--length 1024] [--vocab 50258]
+    [--repeats 3] [--device cpu] [--json FILE]
 
-The paper's wiring: logits at all positions in float32, the substitution by boolean indexing, a time embedding for each sequence although
-the network is not conditioned on time, and its scales, shifts and gates applied to each token. Ours: the head only at masked positions, the
-cross-entropy without logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours" is the paper's
-wiring with this package's choice of library for matrix products (CPU only). Each runs in a separate process with the same weights and
-masks; loss and gradients are compared. tokens/s: of the fastest repeat (CUDA: of the median, with the range in the JSON file); *processor*:
-from the CPU time, which other processes do not increase. Memory: what forward and backward add to weights and gradients at their peak, and
-the peak including these. On CUDA in bfloat16 autocast, with model FLOPs utilization: the matrix products that the result needs, relative to
-the peak of the device.
+The paper's wiring: logits at all positions in float32, the substitution by boolean indexing, a time
+embedding for each sequence although the network is not conditioned on time, and its scales, shifts
+and gates applied to each token. Ours: the head only at masked positions, the cross-entropy without
+logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours"
+is the paper's wiring with this package's choice of library for matrix products (CPU only). Each
+runs in a separate process with the same weights and masks; loss and gradients are compared.
+tokens/s: of the fastest repeat (CUDA: of the median, with the range in the JSON file); *processor*:
+from the CPU time, which other processes do not increase. Memory: what forward and backward add to
+weights and gradients at their peak, and the peak including these. On CUDA in bfloat16 autocast,
+with model FLOPs utilization: the matrix products that the result needs, relative to the peak of the
+device.
 """
 
 import argparse
@@ -107,7 +112,8 @@ class Ours:
 
 
 def build(args: argparse.Namespace) -> DiT:
-    """The network with random numbers instead of zeros: gates of 0 would block the gradients of the blocks."""
+    """The network with random numbers instead of zeros: gates of 0 would block the gradients of the
+    blocks."""
     torch.manual_seed(0)
     width, layers, heads = SIZES[args.size]
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))
@@ -199,7 +205,8 @@ def compare(ours: dict, theirs: dict, tolerance: float) -> float:
     """
     if ours["gradients"].keys() != theirs["gradients"].keys():
         raise SystemExit(
-            f"only one has gradients of {', '.join(sorted(ours['gradients'].keys() ^ theirs['gradients'].keys()))}"
+            "only one has gradients of "
+            f"{', '.join(sorted(ours['gradients'].keys() ^ theirs['gradients'].keys()))}"
         )
     found = [abs(ours["loss"] / theirs["loss"] - 1)]
     for name, (norm, product) in ours["gradients"].items():
@@ -208,7 +215,8 @@ def compare(ours: dict, theirs: dict, tolerance: float) -> float:
     worst = max(found) if all(map(math.isfinite, found)) else math.nan  # max() ignores NaN
     if not worst < tolerance:
         raise SystemExit(
-            f"loss or gradients differ by {worst:.1e} of their size; expected less than {tolerance:.0e}"
+            f"loss or gradients differ by {worst:.1e} of their size; expected less than "
+            f"{tolerance:.0e}"
         )
     return worst
 
@@ -289,7 +297,8 @@ def main() -> None:
     )
     print(table(rows, header))
     print(
-        f"loss {results[KINDS[2]]['loss']:.4f}; loss and gradients differ by at most {difference:.1e} of their size; {theirs['masked']:,} of {tokens:,} positions are masked"
+        f"loss {results[KINDS[2]]['loss']:.4f}; loss and gradients differ by at most "
+        f"{difference:.1e} of their size; {theirs['masked']:,} of {tokens:,} positions are masked"
     )
     if args.json:
         shape = {

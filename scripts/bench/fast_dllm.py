@@ -1,15 +1,20 @@
-"""Measure Fast-dLLM's caches (`sampler=fast_dllm`): the error of their predictions, of samples, and their speed.
+"""Measure Fast-dLLM's caches (`sampler=fast_dllm`): the error of their predictions, of samples, and
+their speed.
 
-    python scripts/bench/fast_dllm.py --checkpoint RUN [--judge RUN] [--windows N] [--json FILE] [--quick]
+    python scripts/bench/fast_dllm.py --checkpoint RUN [--judge RUN] [--windows N] [--json FILE]
+    [--quick]
 
 RUN is a DiT trained without blocks; its validation windows are used.
 
-- Predictions: in each block of each window a random number of positions is masked (uniform, at least one), as during sampling: true tokens
-  before the block, masks after it. The caches were filled when the whole block was masked. Compared with reading all tokens: Kullback-Leibler divergence, difference
-  of -log p of the true tokens, and how often the most probable token is the same. Standard errors over windows.
-- Samples (`--judge RUN`, an autoregressive model): bits per token under the judge, with equal noise for all caches, and network calls.
-- Speed: a network of 128x4 with random weights on 1,024 tokens, blocks of 32 with 8 calls each. Caches take turns, the fastest of several rounds
-  counts. The limit is the ratio of tokens read.
+- Predictions: in each block of each window a random number of positions is masked (uniform, at
+  least one), as during sampling: true tokens before the block, masks after it. The caches were
+  filled when the whole block was masked. Compared with reading all tokens: Kullback-Leibler
+  divergence, difference of -log p of the true tokens, and how often the most probable token is the
+  same. Standard errors over windows.
+- Samples (`--judge RUN`, an autoregressive model): bits per token under the judge, with equal noise
+  for all caches, and network calls.
+- Speed: a network of 128x4 with random weights on 1,024 tokens, blocks of 32 with 8 calls each.
+  Caches take turns, the fastest of several rounds counts. The limit is the ratio of tokens read.
 """
 
 import argparse
@@ -51,7 +56,8 @@ def validation(loaded: checkpoint.Loaded, count: int) -> Tensor:
 
 
 def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
-    """The network of a judge; SystemExit with one line unless it is autoregressive and reads the tokens of the model."""
+    """The network of a judge; SystemExit with one line unless it is autoregressive and reads the
+    tokens of the model."""
     judge = checkpoint.load(path)
     if not judge.denoiser.autoregressive:
         raise SystemExit(
@@ -62,7 +68,8 @@ def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
             f"{one.tokenizer.name} ({one.tokenizer.vocab.size} tokens)" for one in (judge, loaded)
         ]
         raise SystemExit(
-            f"error: --judge {path} reads {names[0]} and --checkpoint {names[1]}; name a judge with the same tokenizer"
+            f"error: --judge {path} reads {names[0]} and --checkpoint {names[1]}; name a judge "
+            "with the same tokenizer"
         )
     return judge.denoiser
 
@@ -71,7 +78,8 @@ def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
 def errors(
     loaded: checkpoint.Loaded, x0: Tensor, size: int
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Of each cache: mean and standard error of divergence, difference of -log p, and agreement of the most probable token."""
+    """Of each cache: mean and standard error of divergence, difference of -log p, and agreement of
+    the most probable token."""
     denoiser, mask_id, length = loaded.denoiser.eval(), loaded.process.vocab.mask_id, x0.shape[1]
     generator = torch.Generator().manual_seed(0)
     rows: dict[str, list[Tensor]] = {name: [] for name in CACHES if name != "none"}
@@ -113,7 +121,8 @@ def errors(
 def judged(
     loaded: checkpoint.Loaded, judge: BaseDenoiser, length: int, count: int, size: int
 ) -> dict[str, dict[str, float]]:
-    """Bits per token of samples under the judge, standard error, and calls; the noise of all caches is the same."""
+    """Bits per token of samples under the judge, standard error, and calls; the noise of all caches
+    is the same."""
     result = {}
     for name, cache in CACHES.items():
         x_init, draws = loaded.process.prior(count, length), Draws.for_batch(0, count)
@@ -189,7 +198,8 @@ def main() -> int:
         "errors": {str(b): errors(loaded, x0, b) for b in BLOCKS if b < x0.shape[1]},
     }
     print(
-        "| block | cache | divergence, nats | more nats per token | same token |\n|---|---|---|---|---|"
+        "| block | cache | divergence, nats | more nats per token | same token "
+        "|\n|---|---|---|---|---|"
     )
     for size, rows in found["errors"].items():
         for name, row in rows.items():
@@ -204,7 +214,8 @@ def main() -> int:
             if b < x0.shape[1]
         }
         print(
-            "\n| block | cache | bits per token under the judge | network calls |\n|---|---|---|---|"
+            "\n| block | cache | bits per token under the judge | network calls "
+            "|\n|---|---|---|---|"
         )
         for size, rows in found["judged"].items():
             for name, row in rows.items():
@@ -214,7 +225,8 @@ def main() -> int:
     base = found["speed"]["none"]
     for name, row in found["speed"].items():
         print(
-            f"| {name} | {row['seconds']:.3f} | {base['seconds'] / row['seconds']:.2f} | {base['tokens'] / row['tokens']:.2f} |"
+            f"| {name} | {row['seconds']:.3f} | {base['seconds'] / row['seconds']:.2f} | "
+            f"{base['tokens'] / row['tokens']:.2f} |"
         )
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

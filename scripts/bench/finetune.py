@@ -1,9 +1,11 @@
 """Fine-tuning speed: sequences per second, and the fraction of the time spent waiting for batches.
 
-    python scripts/bench/finetune.py [--length 251] [--sequences 512] [--batch-size 32] [--size 64x4] [--quick]
+    python scripts/bench/finetune.py [--length 251] [--sequences 512] [--batch-size 32] [--size
+    64x4] [--quick]
 
-Random sequences of one length, and as many of lengths between a fifth of it and all of it, through the training of
-`python -m dnadiff.finetune`: Caduceus under a linear layer, both strands. One epoch warms up, the second is measured.
+Random sequences of one length, and as many of lengths between a fifth of it and all of it, through
+the training of `python -m dnadiff.finetune`: Caduceus under a linear layer, both strands. One epoch
+warms up, the second is measured.
 """
 
 import argparse
@@ -71,7 +73,8 @@ def main() -> None:
         waits.append(wait)
     print(table(rows, ("bases", "sequences/s", "tokens/s", "waiting for data")))
     print(
-        f"fine-tuning {'waits for data' if max(waits) > MAX_WAITING else 'does not wait for data'} ({options.size}, {torch.get_num_threads()} threads)"
+        f"fine-tuning {'waits for data' if max(waits) > MAX_WAITING else 'does not wait for data'} "
+        f"({options.size}, {torch.get_num_threads()} threads)"
     )
 
 

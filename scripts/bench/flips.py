@@ -1,11 +1,14 @@
-"""How many tokens rounding changes when bit-identical samples are not guaranteed: other batch shapes, threads, kernels.
+"""How many tokens rounding changes when bit-identical samples are not guaranteed: other batch
+shapes, threads, kernels.
 
-    python scripts/bench/flips.py [--checkpoint RUN] [--samples 32] [--length 1024] [--device cpu] [--json FILE]
+    python scripts/bench/flips.py [--checkpoint RUN] [--samples 32] [--length 1024] [--device cpu]
+    [--json FILE]
 
-Each line samples twice from one network with the same seed. Each sample has its own noise, so tokens differ only if a probability that is
-rounded differently crosses a random number. Tokens drawn after such a flip are conditioned on other tokens, so a sequence that differs
-usually differs in many places. `same again` must be 0. Without --checkpoint: a random Caduceus and a random DiT of width 64, with weights
-large enough that bases depend on each other.
+Each line samples twice from one network with the same seed. Each sample has its own noise, so
+tokens differ only if a probability that is rounded differently crosses a random number. Tokens
+drawn after such a flip are conditioned on other tokens, so a sequence that differs usually differs
+in many places. `same again` must be 0. Without --checkpoint: a random Caduceus and a random DiT of
+width 64, with weights large enough that bases depend on each other.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ def sample(
 
 
 def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
-    """Fraction of tokens that differ, number of sequences that differ, and the fraction of differing tokens in these."""
+    """Fraction of tokens that differ, number of sequences that differ, and the fraction of
+    differing tokens in these."""
     differ = first != second
     apart = differ.any(-1)
     return {
@@ -70,7 +74,8 @@ def flipped(first: Tensor, second: Tensor) -> dict[str, float]:
 def networks(
     path: str | None,
 ) -> Iterator[tuple[str, Denoiser, AbsorbingProcess, Callable[[], Denoiser] | None]]:
-    """Name, denoiser, process, and a function that makes the same denoiser with the portable kernel, if it has a choice of kernels."""
+    """Name, denoiser, process, and a function that makes the same denoiser with the portable
+    kernel, if it has a choice of kernels."""
     if path is not None:
         found = checkpoint.load(path)
         found.denoiser.backbone.eval()
@@ -119,7 +124,8 @@ def changes(
     length: int,
     device: str,
 ) -> Iterator[tuple[str, Tensor]]:
-    """The samples, then the same again, in other batches, with another number of threads, and with the portable kernel."""
+    """The samples, then the same again, in other batches, with another number of threads, and with
+    the portable kernel."""
 
     def drawn(one: nn.Module = denoiser, batch: int = number) -> Tensor:
         return sample(one, process, sampler, number, length, batch, device)
@@ -172,7 +178,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     print(
-        f"{'network':<18}{'sampler':<12}{'change':<28}{'tokens':>9}{'flip rate':>11}   sequences apart"
+        f"{'network':<18}{'sampler':<12}{'change':<28}{'tokens':>9}{'flip rate':>11}   sequences "
+        "apart"
     )
     for r in compare(options.checkpoint, options.samples, options.length, options.device):
         rows.append(r)

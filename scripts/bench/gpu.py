@@ -1,19 +1,23 @@
-"""The selective scan and training steps of Caduceus on one GPU: Triton kernels, mamba-ssm's scan, and the published wiring with it.
+"""The selective scan and training steps of Caduceus on one GPU: Triton kernels, mamba-ssm's scan,
+and the published wiring with it.
 
-    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--no-check] [--compile] [--tune] [--scan NAME]
-    python scripts/bench/gpu.py --device cpu --quick                       # tests the script itself
+    python scripts/bench/gpu.py [--json FILE] [--minutes 9] [--prebuilt DIR] [--no-check]
+    [--compile] [--tune] [--scan NAME] python scripts/bench/gpu.py --device cpu --quick
+    # tests the script itself
 
-Needs torch, Triton and the package's kernels and backbones, but no network access, Lightning or Hydra. First, unless --no-check, the Triton
-kernels are compared with the float64 reference on the GPU, then the GPU's copy and matrix rates are measured, then the tables are filled,
-the most informative cells first. Each row is printed and written immediately. A cell that fails prints the reason and the others continue
-(in a new process, if the failure killed the process or the GPU context), and no cell starts after --minutes. `--prebuilt` is a folder with
-mamba-ssm's extensions (`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
+Needs torch, Triton and the package's kernels and backbones, but no network access, Lightning or
+Hydra. First, unless --no-check, the Triton kernels are compared with the float64 reference on the
+GPU, then the GPU's copy and matrix rates are measured, then the tables are filled, the most
+informative cells first. Each row is printed and written immediately. A cell that fails prints the
+reason and the others continue (in a new process, if the failure killed the process or the GPU
+context), and no cell starts after --minutes. `--prebuilt` is a folder with mamba-ssm's extensions
+(`selective_scan_cuda*.so[.xz]`, `causal_conv1d_cuda*.so[.xz]`).
 
-Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast, cross-entropy at half of the positions,
-backward and fused AdamW; 131,072 tokens at every length.
-The limit of a scan is its bytes, each array moved once, at the rate of a copy; of a step the bytes of arrays between kernels that cannot be
-fused (40 E + 16 D forward for each layer and token, 3 times that with the backward pass) at the rate of a copy, plus the matrix products at
-their rate.
+Times are medians of calls between CUDA events. A training step is forward under bfloat16 autocast,
+cross-entropy at half of the positions, backward and fused AdamW; 131,072 tokens at every length.
+The limit of a scan is its bytes, each array moved once, at the rate of a copy; of a step the bytes
+of arrays between kernels that cannot be fused (40 E + 16 D forward for each layer and token, 3
+times that with the backward pass) at the rate of a copy, plus the matrix products at their rate.
 """
 
 import argparse
@@ -71,7 +75,8 @@ def scan_inputs(
 
 
 def check(machine: Machine, report: Report, scan: str) -> None:
-    """Compare the scan with the float64 reference: outputs and gradients, maximum difference over maximum value."""
+    """Compare the scan with the float64 reference: outputs and gradients, maximum difference over
+    maximum value."""
 
     def compare(f: Callable, dtype: torch.dtype, shape: tuple[int, ...], expected_by: str) -> float:
         inputs = scan_inputs(machine, *shape[:3], dtype, shape[3])
@@ -160,7 +165,8 @@ def kernel_table(report: Report) -> None:
 def scan_rows(
     machine: Machine, report: Report, width: int, L: int, scans: list[str], tiles: str = ""
 ) -> None:
-    """Both directions of a layer's scan in bfloat16, forward and forward + backward; `tiles` is the label of non-default tile sizes."""
+    """Both directions of a layer's scan in bfloat16, forward and forward + backward; `tiles` is the
+    label of non-default tile sizes."""
     E, Bt = 2 * width, max(1, (1024 if machine.quick else TOKENS) // L)
     bytes_moved = {
         "forward": 2 * Bt * L * 2 * (3 * E + 2 * STATES),
@@ -369,7 +375,9 @@ def main() -> None:
     parser.add_argument(
         "--no-check",
         action="store_true",
-        help="skip the comparison with the float64 reference (scripts/gpu/steps.py has it in pieces)",
+        help=(
+            "skip the comparison with the float64 reference (scripts/gpu/steps.py has it in pieces)"
+        ),
     )
     parser.add_argument(
         "--tune", action="store_true", help="time only the scan, with other tile sizes"
@@ -382,7 +390,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error(
-            "--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick tests the script"
+            "--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick tests "
+            "the script"
         )
     if STATE not in os.environ:
         sys.exit(supervised(options.minutes))
@@ -404,7 +413,8 @@ def main() -> None:
 
 
 def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
-    """Print which scans and extensions are available, load mamba-ssm's extensions, and return the name of our scan."""
+    """Print which scans and extensions are available, load mamba-ssm's extensions, and return the
+    name of our scan."""
     count = (
         torch.cuda.get_device_properties(0).multi_processor_count
         if machine.cuda

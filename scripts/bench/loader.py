@@ -7,12 +7,15 @@ For each genome and window length, windows per second of
 - pyfaidx and a Python dictionary, letter by letter (what most published loaders do);
 - pyfaidx and a NumPy table;
 - the bare slice of the packed, memory-mapped array, as bytes;
-- the complete loader: start by (seed, epoch, index) among starts with few N, other strand for half, ids, weights, one tensor per batch.
+- the complete loader: start by (seed, epoch, index) among starts with few N, other strand for half,
+  ids, weights, one tensor per batch.
 
-pyfaidx reads an uncompressed, indexed FASTA file. All read the same random starts, spread over the complete genome. Times are medians of
-many calls. The limit is the rate at which this machine reads a large array from memory, in order, into a buffer that stays in the
-processor's cache, as a batch does; it is the best of several repeats. A genome that fits into the cache itself (E. coli and yeast into
-32 MB, chr20 does not) is read faster than that. --step times a training step (Caduceus, d_model 128, 1,024 bases) and a batch for it.
+pyfaidx reads an uncompressed, indexed FASTA file. All read the same random starts, spread over the
+complete genome. Times are medians of many calls. The limit is the rate at which this machine reads
+a large array from memory, in order, into a buffer that stays in the processor's cache, as a batch
+does; it is the best of several repeats. A genome that fits into the cache itself (E. coli and yeast
+into 32 MB, chr20 does not) is read faster than that. --step times a training step (Caduceus,
+d_model 128, 1,024 bases) and a batch for it.
 """
 
 import argparse
@@ -37,7 +40,8 @@ ID = dict(zip("ACGTN", range(7, 12)))
 
 
 def calls(f: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds of each of at least three calls, and of as many as fit into `seconds`, after a warm-up."""
+    """Seconds of each of at least three calls, and of as many as fit into `seconds`, after a
+    warm-up."""
     times = []
     for limit in (seconds / 4, seconds):
         times.clear()
@@ -55,7 +59,8 @@ def median(f: Callable[[], object], seconds: float) -> float:
 
 
 def memory_rates(seconds: float) -> tuple[float, float]:
-    """Bytes per second read from memory into the cache, and of a copy in memory (read plus written); the best of several."""
+    """Bytes per second read from memory into the cache, and of a copy in memory (read plus
+    written); the best of several."""
     x, y = (
         np.ones((2048, 1 << 17), np.uint8),
         np.ones((2048, 1 << 17), np.uint8),
@@ -180,7 +185,8 @@ def main() -> None:
     seconds = 0.1 if args.quick else 1.0
     rate, copied = memory_rates(seconds)
     print(
-        f"memory is read at {rate / 1e9:.1f} GB/s; a copy in memory moves {copied / 1e9:.1f} GB/s (read + write)\n"
+        f"memory is read at {rate / 1e9:.1f} GB/s; a copy in memory moves {copied / 1e9:.1f} GB/s "
+        "(read + write)\n"
     )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +211,8 @@ def main() -> None:
                     rows.append(row | {"gigabases_per_second": length / took / 1e9, "limit": limit})
                     shown = f"{ratio:8.1f} x pyfaidx + table" if ratio else " " * 26
                     print(
-                        f"{row['name']:40} {1 / took:14,.0f} windows/s {length / took / 1e9:8.3f} Gbase/s {shown}   limit {limit:14,.0f} windows/s"
+                        f"{row['name']:40} {1 / took:14,.0f} windows/s {length / took / 1e9:8.3f} "
+                        f"Gbase/s {shown}   limit {limit:14,.0f} windows/s"
                     )
             print()
         if args.step:
@@ -229,7 +236,8 @@ def main() -> None:
                 }
             )
             print(
-                f"training step (d_model 128, L 1024, batch 16) {step * 1e3:.1f} ms; its batch {batch * 1e3:.3f} ms, {100 * batch / step:.3f} % of it"
+                f"training step (d_model 128, L 1024, batch 16) {step * 1e3:.1f} ms; its batch "
+                f"{batch * 1e3:.3f} ms, {100 * batch / step:.3f} % of it"
             )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")

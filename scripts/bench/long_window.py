@@ -1,11 +1,14 @@
-"""One forward pass on one long window on a CPU: time, memory, and where the time goes, against the arithmetic limit. Random weights.
+"""One forward pass on one long window on a CPU: time, memory, and where the time goes, against the
+arithmetic limit. Random weights.
 
-    python scripts/bench/long_window.py [--size 256x16] [--length 131072] [--threads 1 2] [--seconds 20] [--json FILE] [--markdown FILE]
+    python scripts/bench/long_window.py [--size 256x16] [--length 131072] [--threads 1 2] [--seconds
+    20] [--json FILE] [--markdown FILE]
 
-The pass is Caduceus-Ph with logits at every position, without gradients. Each number of threads is a process of its own. Peak memory is what
-the pass adds to the memory of the process. Operators are measured one by one on the arrays of one layer, and their limits are those of
-operators.py: arithmetic at the rate of a large float32 product, bytes at the rate of a copy. The row "rest" is what the pass takes beyond
-them; it is negative if an operator was slower when it was repeated.
+The pass is Caduceus-Ph with logits at every position, without gradients. Each number of threads is
+a process of its own. Peak memory is what the pass adds to the memory of the process. Operators are
+measured one by one on the arrays of one layer, and their limits are those of operators.py:
+arithmetic at the rate of a large float32 product, bytes at the rate of a copy. The row "rest" is
+what the pass takes beyond them; it is negative if an operator was slower when it was repeated.
 """
 
 import argparse
@@ -60,7 +63,8 @@ def other_operators(network: Caduceus, ids: torch.Tensor) -> list[Operator]:
 
 
 def seconds_of(call: Callable[[], object], seconds: float, threads: int) -> float:
-    """Seconds of the fastest of at least two calls; with one thread of the processor, as of the operators."""
+    """Seconds of the fastest of at least two calls; with one thread of the processor, as of the
+    operators."""
     clock, times = time.process_time if threads == 1 else time.perf_counter, []
     while len(times) < 2 or sum(times) < seconds:
         start = clock()
@@ -157,8 +161,10 @@ def markdown(found: list[dict]) -> str:
         )
         memory = "not known" if each["peak_mb"] is None else f"{each['peak_mb']:,.0f} MB"
         lines.append(
-            f"\n{each['threads']} thread(s), {each['vectors']}: {each['seconds']:.1f} s for {each['length']:,} bases ({each['length'] / each['seconds']:,.0f} bases/s), "
-            f"peak memory of the pass {memory}; {each['parameters']:,} parameters. Arithmetic alone would take {each['arithmetic_seconds']:.1f} s at "
+            f"\n{each['threads']} thread(s), {each['vectors']}: {each['seconds']:.1f} s for "
+            f"{each['length']:,} bases ({each['length'] / each['seconds']:,.0f} bases/s), "
+            f"peak memory of the pass {memory}; {each['parameters']:,} parameters. Arithmetic "
+            f"alone would take {each['arithmetic_seconds']:.1f} s at "
             f"{product / 1e9:.0f} GFLOP/s; a copy reads and writes {copy / 1e9:.0f} GB/s."
         )
     return "\n".join(lines) + "\n"

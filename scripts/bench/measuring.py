@@ -27,7 +27,8 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory(f: Callable[[], object]) -> float | None:
-    """Megabytes by which the memory of this process grows during a call; None if the system does not report it."""
+    """Megabytes by which the memory of this process grows during a call; None if the system does
+    not report it."""
     try:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -51,7 +52,8 @@ class Machine:
         return torch.cuda.get_device_name() if self.cuda else "CPU"
 
     def timed(self, f: Callable[[], object], seconds: float = 0.6) -> tuple[float, float]:
-        """Median seconds of a call after a warm-up, and the distance between the 10 % and 90 % quantiles, relative to the median."""
+        """Median seconds of a call after a warm-up, and the distance between the 10 % and 90 %
+        quantiles, relative to the median."""
         seconds = 0.05 if self.quick else seconds
         for _ in range(2):
             f()
@@ -89,7 +91,8 @@ class Machine:
         return float(torch.cuda.max_memory_allocated())
 
     def rates(self, report: Report) -> None:
-        """Measure bytes per second (read plus written) of a copy, and FLOP/s of a large matrix product in bfloat16, on random numbers."""
+        """Measure bytes per second (read plus written) of a copy, and FLOP/s of a large matrix
+        product in bfloat16, on random numbers."""
         count, n = (2**22, 512) if self.quick else (2**30, 8192)
         x = torch.randn(count // 2, device=self.device)
         y = torch.empty_like(x)

@@ -1,17 +1,22 @@
-"""Which masks, times and weighting train best: the noise of the loss at fixed weights, and the result at equal numbers of tokens.
+"""Which masks, times and weighting train best: the noise of the loss at fixed weights, and the
+result at equal numbers of tokens.
 
-    python scripts/bench/objective.py [--output DIR] [--only NAME] [--list] [--table] [--quick] [--json FILE]
+    python scripts/bench/objective.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    [--json FILE]
 
-Bernoulli masks or exact counts x times (or counts) independent or stratified over the batch x weighting by the NELBO or plain cross-entropy.
+Bernoulli masks or exact counts x times (or counts) independent or stratified over the batch x
+weighting by the NELBO or plain cross-entropy.
 
-Noise: a 64x4 Caduceus after 1 M tokens of E. coli, a fixed batch of 16 windows of 512, many draws. The two weightings differ in scale (and in
-the weights of positions), so variances are relative: of the loss over its squared mean, of the gradient (trace of the covariance) over the
+Noise: a 64x4 Caduceus after 1 M tokens of E. coli, a fixed batch of 16 windows of 512, many draws.
+    The two weightings differ in scale (and in the weights of positions), so variances are relative:
+    of the loss over its squared mean, of the gradient (trace of the covariance) over the
 squared norm of the mean gradient. Standard errors by the jackknife over chunks of draws.
 
-Training: 4 M tokens with the demo's optimizer and schedule and three seeds, which determine weights, windows and masks; the NELBO of the
-complete *validation* part in count form, with the same noise for all. Differences to the package's default are paired by seed. Their noise
-is the residual of the table of methods x seeds after subtracting the means of methods and seeds, so that all runs contribute.
-The test part is never read.
+Training: 4 M tokens with the demo's optimizer and schedule and three seeds, which determine
+    weights, windows and masks; the NELBO of the complete *validation* part in count form, with the
+    same noise for all. Differences to the package's default are paired by seed. Their noise
+is the residual of the table of methods x seeds after subtracting the means of methods and seeds, so
+that all runs contribute. The test part is never read.
 """
 
 import itertools
@@ -97,13 +102,17 @@ def default_method() -> str:
     masks = {"Bernoulli": "coins", "ExactCount": "count"}[
         objective["masking"]["_target_"].rpartition(".")[2]
     ]
-    return f"{masks}, {'stratified' if objective['masking']['stratified'] else 'independent'}, {objective['weighting']}"
+    return (
+        f"{masks}, {'stratified' if objective['masking']['stratified'] else 'independent'}, "
+        f"{objective['weighting']}"
+    )
 
 
 def relative_variances(
     losses: torch.Tensor, gradient_sums: torch.Tensor, gradient_squares: torch.Tensor
 ) -> tuple[float, float]:
-    """Variance over squared mean, of the loss and of the gradient; the squared norm of the mean is corrected for its noise.
+    """Variance over squared mean, of the loss and of the gradient; the squared norm of the mean is
+    corrected for its noise.
 
     Args:
         losses: (N,).
@@ -286,7 +295,8 @@ class Study:
                 [
                     *(r["method"], f"{r['loss_mean']:.4f}", f"{r['loss_sd']:.4f}"),
                     f"{r['loss_relative_variance']:.2e} +- {r['loss_relative_variance_se']:.0e}",
-                    f"{r['gradient_relative_variance']:.2f} +- {r['gradient_relative_variance_se']:.2f}",
+                    f"{r['gradient_relative_variance']:.2f} +- "
+                    f"{r['gradient_relative_variance_se']:.2f}",
                 ]
                 for r in noise
             ]
@@ -296,7 +306,8 @@ class Study:
             return "\n".join(
                 [
                     *lines,
-                    f"The training table needs all seeds of the default ({default}) and of one other method.",
+                    f"The training table needs all seeds of the default ({default}) and of one "
+                    "other method.",
                 ]
             )
         base, seeds = bits[methods.index(default)], bits.shape[1]
@@ -335,8 +346,10 @@ class Study:
         best = methods[int(bits.mean(1).argmin())]
         gain = base.mean() - bits.mean(1).min()
         lines.append(
-            f"\nLowest mean: {best}, {gain:.4f} bits below the default ({default}); a difference is significant beyond {half:.4f} (95 %, {freedom} degrees"
-            f" of freedom). {'The default should change.' if gain > half else 'This is within the noise: keep the default.'}"
+            f"\nLowest mean: {best}, {gain:.4f} bits below the default ({default}); a difference "
+            f"is significant beyond {half:.4f} (95 %, {freedom} degrees"
+            " of freedom). "
+            f"{'The default should change.' if gain > half else 'This is within the noise: keep the default.'}"
         )
         for factor, name in enumerate(("masks", "times", "weighting")):
             levels = sorted({m.split(", ")[factor] for m in methods})
@@ -348,7 +361,8 @@ class Study:
                 margin = half / math.sqrt(len(METHODS) / 2)
                 verdict = "beyond" if abs(first - second) > margin else "within"
                 lines.append(
-                    f"{name}: {levels[0]} minus {levels[1]} {first - second:+.4f} bits on average, {verdict} its noise of {margin:.4f}."
+                    f"{name}: {levels[0]} minus {levels[1]} {first - second:+.4f} bits on average, "
+                    f"{verdict} its noise of {margin:.4f}."
                 )
         return "\n".join(lines)
 

@@ -1,12 +1,16 @@
-"""Peak memory of one training step with logits at masked positions only, compared with logits at all positions.
+"""Peak memory of one training step with logits at masked positions only, compared with logits at
+all positions.
 
-    python scripts/bench/objective_memory.py [--vocab 50257] [--length 256] [--batch 4] [--widths 64 768] [--json FILE]
+    python scripts/bench/objective_memory.py [--vocab 50257] [--length 256] [--batch 4] [--widths 64
+    768] [--json FILE]
 
-The same network, masks and loss twice, each in a separate process: MDLM's bound with Bernoulli masks, stratified times and AdamW. Both
-select the masked positions: one before the head, as `Denoiser` does, one after a log-softmax of all logits. The published code does the
-latter in effect and carries visible tokens over in place; that copy is not counted here. "step" is the growth of the process (Linux) or of
-the CUDA allocator (--device cuda) during the second step; "total" is the peak with weights, gradients and optimizer state, which are small
-in a narrow network with a large vocabulary and large in a wide one.
+The same network, masks and loss twice, each in a separate process: MDLM's bound with Bernoulli
+masks, stratified times and AdamW. Both select the masked positions: one before the head, as
+`Denoiser` does, one after a log-softmax of all logits. The published code does the latter in effect
+and carries visible tokens over in place; that copy is not counted here. "step" is the growth of the
+process (Linux) or of the CUDA allocator (--device cuda) during the second step; "total" is the peak
+with weights, gradients and optimizer state, which are small in a narrow network with a large
+vocabulary and large in a wide one.
 """
 
 import argparse
@@ -29,7 +33,8 @@ from dnadiff.vocab import Vocab
 
 
 class EveryLogit(Denoiser):
-    """Computes the head and the log-softmax at every position, and selects the masked ones afterwards."""
+    """Computes the head and the log-softmax at every position, and selects the masked ones
+    afterwards."""
 
     fused_head = False  # the loss then uses log-probabilities
 
@@ -40,7 +45,8 @@ class EveryLogit(Denoiser):
 
 
 def measure(kind: type[Denoiser], args: argparse.Namespace) -> tuple[int, int]:
-    """Bytes that the second training step adds at its peak, and the peak including weights and optimizer state (without Python and torch)."""
+    """Bytes that the second training step adds at its peak, and the peak including weights and
+    optimizer state (without Python and torch)."""
     torch.manual_seed(0)
     empty = 0 if args.device == "cuda" else process_status("VmRSS")
     vocab = Vocab(args.vocab, args.vocab - 1, args.vocab - 1, (args.vocab - 1,))

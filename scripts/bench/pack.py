@@ -2,8 +2,9 @@
 
     python scripts/bench/pack.py [--bases 3.1e9] [--gzip] [--folder FOLDER] [--json FILE]
 
-The file repeats a random sequence (with soft-masked runs and runs of N) in 24 records, wrapped at 50 bases; with --gzip it repeats one
-compressed member. It needs twice its size on the disk of --folder and is removed at the end.
+The file repeats a random sequence (with soft-masked runs and runs of N) in 24 records, wrapped at
+50 bases; with --gzip it repeats one compressed member. It needs twice its size on the disk of
+--folder and is removed at the end.
 """
 
 import argparse

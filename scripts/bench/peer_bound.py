@@ -1,7 +1,9 @@
-"""One estimator of the likelihood bound for all networks of peers.py. NumPy alone: it runs in the environments of the peers too.
+"""One estimator of the likelihood bound for all networks of peers.py. NumPy alone: it runs in the
+environments of the peers too.
 
-The NELBO in count form: a draw masks k of the T tokens of a window, with k stratified over 1..T, and costs (T / k) times the sum of
--log p of the masked tokens given the others. The mean over draws is an upper bound on -log p of the window.
+The NELBO in count form: a draw masks k of the T tokens of a window, with k stratified over 1..T,
+and costs (T / k) times the sum of -log p of the masked tokens given the others. The mean over draws
+is an upper bound on -log p of the window.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def nats_per_base(
     """The bound of each window in nats per base, (W,).
 
     Args:
-        log_probs: of tokens (B, T) with a mask (B, T): log p (B, T) of the true tokens at masked positions.
+        log_probs: of tokens (B, T) with a mask (B, T): log p (B, T) of the true tokens at masked
+            positions.
         tokens: (W, T) of each window of `bases` bases.
     """
     masked = masks(*tokens.shape, num_draws, seed)
@@ -48,7 +51,8 @@ def nats_per_base(
 def random_windows(
     codes: np.ndarray, length: int, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Windows (count, length) of a sequence of bases 0..3 at random places, half of them as their reverse complement."""
+    """Windows (count, length) of a sequence of bases 0..3 at random places, half of them as their
+    reverse complement."""
     first = rng.integers(0, len(codes) - length, count)
     found = codes[first[:, None] + np.arange(length)]
     return np.where(rng.random((count, 1)) < 0.5, found, 3 - found[:, ::-1])

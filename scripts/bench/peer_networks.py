@@ -1,10 +1,13 @@
-"""Trains, scores and samples one network of another package, for peers.py, in an environment that has that package and not dnadiff.
+"""Trains, scores and samples one network of another package, for peers.py, in an environment that
+has that package and not dnadiff.
 
     PEER_PYTHON scripts/bench/peer_networks.py JOB.json
 
-JOB.json: `peer` (d3_dna or bert), `data` (.npz with train, valid and test as bases 0..3), `output`, `length`, `batch`, `lr`, `tokens` or
-`seconds` (the budget of training), `draws`, `parts` (valid or test), `samples`, `calls`, `seed`, and sizes of the network. The result is
-JSON: nats per base of each window of each part, tokens per second, parameters, memory; samples go to `output`.fa.
+JOB.json: `peer` (d3_dna or bert), `data` (.npz with train, valid and test as bases 0..3), `output`,
+    `length`, `batch`, `lr`, `tokens` or `seconds` (the budget of training), `draws`, `parts` (valid
+    or test), `samples`, `calls`, `seed`, and sizes of the network. The result is
+JSON: nats per base of each window of each part, tokens per second, parameters, memory; samples go
+    to `output`.fa.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ WARMUP = 0.02  # of the budget
 
 
 class Peer(ABC):
-    """A network of another package: its loss, the log-probabilities of masked tokens, and its own sampler."""
+    """A network of another package: its loss, the log-probabilities of masked tokens, and its own
+    sampler."""
 
     model: torch.nn.Module
     token_bases = 1  # bases of a token
@@ -53,7 +57,8 @@ class Peer(ABC):
 
 
 class D3(Peer):
-    """d3-dna's transformer, absorbing graph, score entropy, moving average and sampler, with its defaults."""
+    """d3-dna's transformer, absorbing graph, score entropy, moving average and sampler, with its
+    defaults."""
 
     def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
         from d3_dna.models import TransformerModel
@@ -97,7 +102,8 @@ class D3(Peer):
         self.model.eval()
 
     def log_probs(self, tokens: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        # The score of a base is p(base | visible) / (e^sigma - 1): normalized over the bases, it is the prediction.
+        # The score of a base is p(base | visible) / (e^sigma - 1): normalized over the bases, it is
+        # the prediction.
         sigma = -torch.log1p(-masked.float().mean(1).clamp(max=1 - 1e-6))
         scores = self.model(torch.where(masked, 4, tokens), None, False, sigma)[0]
         return scores[..., :4].log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
@@ -112,7 +118,8 @@ class D3(Peer):
 
 
 class Bert(Peer):
-    """BERT of transformers on k-mers that do not overlap, trained to restore 15 % of them, as BERT is."""
+    """BERT of transformers on k-mers that do not overlap, trained to restore 15 % of them, as BERT
+    is."""
 
     token_bases = 6
 
@@ -168,7 +175,8 @@ PEERS = {"d3_dna": D3, "bert": Bert}
 
 
 def train(peer: Peer, codes: np.ndarray, job: dict) -> dict:
-    """Train within the budget, with a linear warm-up and the rate that the job gives; returns what was measured."""
+    """Train within the budget, with a linear warm-up and the rate that the job gives; returns what
+    was measured."""
     rng, done, steps, begin = np.random.default_rng(job["seed"]), 0, 0, time.monotonic()
     optimizer = torch.optim.AdamW(peer.model.parameters(), lr=job["lr"], weight_decay=0.01)
     peer.model.train()
@@ -194,7 +202,8 @@ def train(peer: Peer, codes: np.ndarray, job: dict) -> dict:
 
 
 def peak_memory_mb() -> int:
-    """As `dnadiff.training.memory`, which may be missing here: on Linux `ru_maxrss` begins with the peak of the process that started this one."""
+    """As `dnadiff.training.memory`, which may be missing here: on Linux `ru_maxrss` begins with the
+    peak of the process that started this one."""
     status = Path("/proc/self/status")
     if not status.is_file():
         raise SystemExit(

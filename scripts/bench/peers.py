@@ -1,19 +1,24 @@
 """Compare language models of E. coli with those of other packages: equal tokens, and equal minutes.
 
-    python scripts/bench/peers.py --peer-python PYTHON [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+    python scripts/bench/peers.py --peer-python PYTHON [--output DIR] [--only NAME] [--list]
+    [--table] [--collect FILE] [--quick]
 
 PYTHON is an environment with the peers, in which dnadiff need not be installed:
 
     python -m venv peers && peers/bin/pip install torch d3-dna transformers
 
-`ours` is a Caduceus; `d3_dna` the transformer of d3-dna with its absorbing graph, its score entropy, moving average and sampler; `bert` a BERT
-of transformers on 6-mers that do not overlap, trained to restore 15 % of them. All read windows of 510 bases of the first 80 % of the
-chromosome in batches of 16, on either strand. Each side tries the same number of learning rates with a quarter of the tokens, and the rate of
-the least validation bound trains with all tokens, and again for the given minutes.
+`ours` is a Caduceus; `d3_dna` the transformer of d3-dna with its absorbing graph, its score
+entropy, moving average and sampler; `bert` a BERT of transformers on 6-mers that do not overlap,
+trained to restore 15 % of them. All read windows of 510 bases of the first 80 % of the chromosome
+in batches of 16, on either strand. Each side tries the same number of learning rates with a quarter
+of the tokens, and the rate of the least validation bound trains with all tokens, and again for the
+given minutes.
 
-The likelihood is one estimator for all (`peer_bound.py`): the NELBO in count form on the same windows, with the same masks for networks that
-read bases; of d3-dna's scores the predictions of masked bases, of BERT's 6-mers nats per base. The samples of each take the same number
-of network calls (BERT has 85 tokens, so at most 85), and `python -m dnadiff.judge` compares them with held-out windows.
+The likelihood is one estimator for all (`peer_bound.py`): the NELBO in count form on the same
+windows, with the same masks for networks that read bases; of d3-dna's scores the predictions of
+masked bases, of BERT's 6-mers nats per base. The samples of each take the same number of network
+calls (BERT has 85 tokens, so at most 85), and `python -m dnadiff.judge` compares them with held-out
+windows.
 """
 
 from __future__ import annotations
@@ -77,7 +82,8 @@ JUDGED = {
 
 
 class Study:
-    """The pieces: a trial of each rate, and a run with equal tokens and one with equal minutes for each side."""
+    """The pieces: a trial of each rate, and a run with equal tokens and one with equal minutes for
+    each side."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], peer_python: str | None) -> None:
         self.folder, self.settings, self.peer_python = folder, settings, peer_python
@@ -94,7 +100,8 @@ class Study:
 
     @property
     def data(self) -> Path:
-        """The bases of the training part, and windows of the held-out parts: 80-90 % test, 90-100 % validation."""
+        """The bases of the training part, and windows of the held-out parts: 80-90 % test, 90-100 %
+        validation."""
         path, length = self.folder / "data.npz", self.settings["length"]
         if not path.is_file():
             genome = Genome.open(GENOME)
@@ -120,7 +127,8 @@ class Study:
         )
 
     def final(self, side: str, kind: str) -> dict[str, Any]:
-        """Train with the chosen rate for all tokens or minutes, score the test windows, and judge samples."""
+        """Train with the chosen rate for all tokens or minutes, score the test windows, and judge
+        samples."""
         lr, seconds = self.rate(side), 60 * self.settings["minutes"]
         budget = {"tokens": self.settings["tokens"]} if kind == "tokens" else {"seconds": seconds}
         row = self.run(side, lr, budget, ("test",), f"{side}-{kind}")
@@ -160,7 +168,8 @@ class Study:
         """Run a job in the environment of the peers."""
         if self.peer_python is None:
             raise ValueError(
-                "--peer-python is missing: give the Python of an environment with torch, d3-dna and transformers"
+                "--peer-python is missing: give the Python of an environment with torch, d3-dna "
+                "and transformers"
             )
         path, result = self.folder / f"{name}-job.json", Path(job["output"])
         if not (
@@ -179,7 +188,8 @@ class Study:
         return study.read_json(result)
 
     def ours(self, job: dict[str, Any], name: str) -> dict[str, Any]:
-        """The same with this package: training by its command, in the process of the study the rest."""
+        """The same with this package: training by its command, in the process of the study the
+        rest."""
         per_step = job["batch"] * job["length"]
         tokens = job.get("tokens") or job["seconds"] * max(
             self.kept[each]["tokens_per_second"] for each in self.trials("ours")
@@ -290,7 +300,8 @@ class Study:
 
 
 def predictions(model: dnadiff.model.Model) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """log p of the true bases (0..3) at masked positions under a model of this package, as `peer_bound` asks for it."""
+    """log p of the true bases (0..3) at masked positions under a model of this package, as
+    `peer_bound` asks for it."""
     mask_id = model.tokenizer.vocab.mask_id
 
     @torch.no_grad()

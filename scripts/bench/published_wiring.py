@@ -1,7 +1,9 @@
-"""The baseline of `gpu.py`: the published wiring of a bidirectional mixer with mamba-ssm's CUDA extensions, loaded without their packages.
+"""The baseline of `gpu.py`: the published wiring of a bidirectional mixer with mamba-ssm's CUDA
+extensions, loaded without their packages.
 
-The extensions are `selective_scan_cuda` and `causal_conv1d_cuda`, installed or as files (`.so` or `.so.xz`) in a folder. The wiring: a
-complete mixer on the sequence and one on its reversal, channels first, each with its own matrix products, and the gate inside the scan.
+The extensions are `selective_scan_cuda` and `causal_conv1d_cuda`, installed or as files (`.so` or
+`.so.xz`) in a folder. The wiring: a complete mixer on the sequence and one on its reversal,
+channels first, each with its own matrix products, and the gate inside the scan.
 """
 
 import importlib
@@ -20,13 +22,15 @@ from dnadiff.kernels import SCANS, Backend, ScanInputs
 
 
 def extension(name: str, folder: Path | None) -> ModuleType:
-    """The installed extension, or the one in a folder; an .xz is unpacked into a temporary folder first."""
+    """The installed extension, or the one in a folder; an .xz is unpacked into a temporary folder
+    first."""
     if folder is None:
         return importlib.import_module(name)
     found = sorted(folder.glob(f"{name}*.so")) + sorted(folder.glob(f"{name}*.so.xz"))
     if not found:
         raise FileNotFoundError(
-            f"no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that has them"
+            f"no {name}*.so or {name}*.so.xz in {folder}; set --prebuilt to the folder that has "
+            "them"
         )
     path = found[0]
     if path.suffix == ".xz":
@@ -41,7 +45,8 @@ def extension(name: str, folder: Path | None) -> ModuleType:
 
 
 class CudaScan(torch.autograd.Function):
-    """`selective_scan_cuda` on u, delta, z (B, E, L), A (E, N), B, C (B, 1, N, L), D, bias (E,), as mamba-ssm calls it."""
+    """`selective_scan_cuda` on u, delta, z (B, E, L), A (E, N), B, C (B, 1, N, L), D, bias (E,), as
+    mamba-ssm calls it."""
 
     raw: ModuleType | None = None
 
@@ -79,7 +84,8 @@ class CudaScan(torch.autograd.Function):
 
 
 class CudaConv(torch.autograd.Function):
-    """`causal_conv1d_cuda` with silu on x (B, E, L), weight (E, K), bias (E,): version 1.5 and later."""
+    """`causal_conv1d_cuda` with silu on x (B, E, L), weight (E, K), bias (E,): version 1.5 and
+    later."""
 
     raw: ModuleType | None = None
 
@@ -138,7 +144,8 @@ def conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def load(folder: Path | None) -> dict[str, str]:
-    """Load both extensions and compare them with PyTorch on small inputs; returns why each does not work, or an empty string."""
+    """Load both extensions and compare them with PyTorch on small inputs; returns why each does not
+    work, or an empty string."""
     reasons = {}
     for holder, name, check in (
         (CudaScan, "selective_scan_cuda", _check_scan),
@@ -203,7 +210,8 @@ def _check_conv() -> str:
 
 
 def around(backend: Backend) -> Backend:
-    """A copy of a back end whose recurrence is mamba-ssm's: transposed, and flipped for the reverse direction."""
+    """A copy of a back end whose recurrence is mamba-ssm's: transposed, and flipped for the reverse
+    direction."""
 
     class Extension(type(backend)):
         fused_gated_scan = False
@@ -224,7 +232,8 @@ def around(backend: Backend) -> Backend:
 
 
 class PublishedMixer(nn.Module):
-    """The published wiring with the weights of one of our mixers: channels first, everything once for each direction."""
+    """The published wiring with the weights of one of our mixers: channels first, everything once
+    for each direction."""
 
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()

@@ -1,9 +1,12 @@
-"""Compile every Triton kernel ahead of time, as it is launched, and print registers, spills and shared memory; needs no GPU.
+"""Compile every Triton kernel ahead of time, as it is launched, and print registers, spills and
+shared memory; needs no GPU.
 
-    python scripts/bench/registers.py [--arch 80 90] [--channels 512] [--states 16] [--dtype bfloat16] [--all]
+    python scripts/bench/registers.py [--arch 80 90] [--channels 512] [--states 16] [--dtype
+    bfloat16] [--all]
 
-The launches are those of a bidirectional layer, forward and backward, in chunks and in one piece (--all: also of one direction, gated, and the
-scans of block diffusion), and of the loss over a large vocabulary.
+The launches are those of a bidirectional layer, forward and backward, in chunks and in one piece
+(--all: also of one direction, gated, and the scans of block diffusion), and of the loss over a
+large vocabulary.
 """
 
 import argparse
@@ -156,9 +159,11 @@ def recorded() -> Iterator[list[Launch]]:
 def layer(
     E: int, N: int, dtype: torch.dtype, chunks: bool, ways: str = "both", L: int = 1024, K: int = 4
 ) -> list[Launch]:
-    """The launches of a layer, forward and backward: its norm, convolutions, scan and gate; ways is both, back, gated or blocks.
+    """The launches of a layer, forward and backward: its norm, convolutions, scan and gate; ways is
+    both, back, gated or blocks.
 
-    blocks: scans that return the states before blocks of 16 positions, start from them, and start from zero in reverse.
+    blocks: scans that return the states before blocks of 16 positions, start from them, and start
+        from zero in reverse.
     """
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -245,13 +250,15 @@ def main() -> None:
         for chunks in (True, False):
             launches += layer(options.channels, options.states, dtype, chunks, ways)
     print(
-        f"{'kernel':64} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>7}  bytes of registers spilled and of shared memory"
+        f"{'kernel':64} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>7}  bytes of "
+        "registers spilled and of shared memory"
     )
     for arch in options.arch:
         for launch in different(launches):
             built = launch.build(arch)
             print(
-                f"{launch.name():64} {arch:>3} {built.registers:>9} {built.spilled:>8} {built.shared:>7}",
+                f"{launch.name():64} {arch:>3} {built.registers:>9} {built.spilled:>8} "
+                f"{built.shared:>7}",
                 flush=True,
             )
 

@@ -1,4 +1,5 @@
-"""How `gpu.py` reports: rows that are written immediately, a time limit, and new processes that continue after one has died."""
+"""How `gpu.py` reports: rows that are written immediately, a time limit, and new processes that
+continue after one has died."""
 
 import json
 import os
@@ -63,7 +64,8 @@ class Report:
         return True
 
     def finish(self) -> None:
-        """Record that it has ended; exits, so that a new process continues, if the GPU no longer works."""
+        """Record that it has ended; exits, so that a new process continues, if the GPU no longer
+        works."""
         if not alive():
             print(f"{self.under_way:66} left the GPU unusable", flush=True)
             self._write()
@@ -72,7 +74,8 @@ class Report:
         self._write()
 
     def cell(self, name: str, f: Callable[[], None], seconds: float = 15) -> None:
-        """Run the measurement of a cell once, if there is time for it; a failure is recorded as a row."""
+        """Run the measurement of a cell once, if there is time for it; a failure is recorded as a
+        row."""
         if name in self.tried:
             return
         if time.time() + seconds > self.end:
@@ -102,7 +105,8 @@ class Report:
 
 
 def alive() -> bool:
-    """Whether the GPU still computes: after an illegal memory access it does not work for this process any more."""
+    """Whether the GPU still computes: after an illegal memory access it does not work for this
+    process any more."""
     torch = sys.modules.get("torch")  # without torch there is no GPU to check
     if torch is None or not torch.cuda.is_available():
         return True
@@ -115,7 +119,8 @@ def alive() -> bool:
 
 
 def supervised(minutes: float) -> int:
-    """Run this script in a child process, and in a new one after each that died; returns the exit status of the last one.
+    """Run this script in a child process, and in a new one after each that died; returns the exit
+    status of the last one.
 
     A process that hangs is stopped 45 seconds after the time limit.
     """

@@ -1,9 +1,12 @@
-"""The timings of `sampling.py`: MDLM's `ddpm_cache`, our samplers and `ar`, extrapolated from steps if the complete run takes too long.
+"""The timings of `sampling.py`: MDLM's `ddpm_cache`, our samplers and `ar`, extrapolated from steps
+if the complete run takes too long.
 
-`ddpm_cache` (arXiv 2406.07524, and its published code): logits and probabilities at every position, uniform times from 1 to 1e-5, one
-categorical draw at every position and step by dividing probabilities by exponential noise (in float32, as published; the tails
-of that draw are not exact), probabilities kept while no token of the batch changes, and at the end one more call whose most probable
-token fills the remaining masks. It runs with our kernels, and bans the ids that are never emitted, as ours do: only the sampler differs.
+`ddpm_cache` (arXiv 2406.07524, and its published code): logits and probabilities at every position,
+    uniform times from 1 to 1e-5, one categorical draw at every position and step by dividing
+    probabilities by exponential noise (in float32, as published; the tails
+of that draw are not exact), probabilities kept while no token of the batch changes, and at the end
+one more call whose most probable token fills the remaining masks. It runs with our kernels, and
+bans the ids that are never emitted, as ours do: only the sampler differs.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ ROUNDS = 3  # minimum number of passes of each part, of which the fastest counts
 
 
 def subs_log_probs(denoiser: Denoiser, x: Tensor) -> Tensor:
-    """Log-probabilities (B, L, V) of x0 at every position, as MDLM's code computes them, in place where it does so."""
+    """Log-probabilities (B, L, V) of x0 at every position, as MDLM's code computes them, in place
+    where it does so."""
     logits, mask_id = denoiser.logits(x).float(), denoiser.vocab.mask_id
     banned = torch.zeros(logits.shape[-1])
     banned[list(denoiser.vocab.never_emitted)] = -torch.inf
@@ -72,7 +76,8 @@ def ddpm_cache(denoiser: Denoiser, x: Tensor, num_steps: int) -> Samples:
 
 
 def ddpm_calls(batch: int, length: int, num_steps: int, seed: int = 0) -> int:
-    """Network calls of `ddpm_cache`, including the last one, simulated: the step that unmasks a position does not depend on tokens."""
+    """Network calls of `ddpm_cache`, including the last one, simulated: the step that unmasks a
+    position does not depend on tokens."""
     u = np.random.default_rng(seed).random(batch * length)
     left = np.linspace(1, EPS, num_steps + 1)[1:]  # fraction of masks left after each step
     unmasked_at = np.searchsorted(-left, -u)  # first step with left <= u
@@ -81,7 +86,8 @@ def ddpm_calls(batch: int, length: int, num_steps: int, seed: int = 0) -> int:
 
 
 def ddpm_seconds(costs: tuple[float, float], batch: int, length: int, num_steps: int) -> float:
-    """Seconds of MDLM's sampler from the costs of a step with a call and of one without; the last call draws nothing."""
+    """Seconds of MDLM's sampler from the costs of a step with a call and of one without; the last
+    call draws nothing."""
     calls = ddpm_calls(batch, length, num_steps)
     return calls * costs[0] + (num_steps - calls) * costs[1]
 
@@ -96,7 +102,8 @@ class Timed:
         rows: sequences evaluated in these calls.
         fraction: the fraction of the rows that was run.
         memory_mb: growth of the process, for as many sequences as `DDPM` has.
-        ddpm_costs: seconds of a step of `ddpm_cache` with a call and without, measured in alternation.
+        ddpm_costs: seconds of a step of `ddpm_cache` with a call and without, measured in
+            alternation.
     """
 
     seconds: float
@@ -110,7 +117,8 @@ class Timed:
 def in_turns(
     parts: Mapping[str, Callable[[], Any]], seconds: float
 ) -> dict[str, tuple[float, Any]]:
-    """Seconds of the fastest pass of each part and its result, in alternation; at least `ROUNDS` passes."""
+    """Seconds of the fastest pass of each part and its result, in alternation; at least `ROUNDS`
+    passes."""
     best: dict[str, tuple[float, Any]] = {}
     began, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or (
@@ -174,7 +182,8 @@ def time_ddpm(
     known: Mapping[str, Any],
     seconds: float,
 ) -> Timed:
-    """MDLM's sampler: run completely if that takes less than twice `seconds`, otherwise extrapolated from the cost of a step (`known`)."""
+    """MDLM's sampler: run completely if that takes less than twice `seconds`, otherwise
+    extrapolated from the cost of a step (`known`)."""
     calls, costs = ddpm_calls(batch, length, num_steps), tuple(known["ddpm_costs"])
     estimate = ddpm_seconds(costs, batch, length, num_steps)
     if rows < batch or estimate > 2 * seconds:
@@ -195,7 +204,8 @@ class Uniform(BaseDenoiser):
 
 
 def counted(sampler: PlannedSampler, process: AbsorbingProcess, batch: int, length: int) -> Samples:
-    """Calls and rows of a sampler whose order does not depend on tokens, by running it without a network."""
+    """Calls and rows of a sampler whose order does not depend on tokens, by running it without a
+    network."""
     uniform = AbsorbingProcess(Vocab(3, 2, 2, (2,)), process.noise)
     return sampler.sample(
         Uniform(uniform.vocab), uniform, uniform.prior(batch, length), Draws.for_batch(0, batch)
@@ -203,7 +213,8 @@ def counted(sampler: PlannedSampler, process: AbsorbingProcess, batch: int, leng
 
 
 class PartialPlan(PlannedSampler):
-    """The `chosen` steps of a sampler's plan; positions that other earlier steps unmask are given."""
+    """The `chosen` steps of a sampler's plan; positions that other earlier steps unmask are
+    given."""
 
     def __init__(self, plan: Plan, chosen: Tensor) -> None:
         super().__init__()
@@ -236,9 +247,11 @@ def time_planned(
     length: int,
     seconds: float,
 ) -> Timed:
-    """One of our samplers, alternating with MDLM's: run completely if it is short, otherwise its first call and some others, evenly spread.
+    """One of our samplers, alternating with MDLM's: run completely if it is short, otherwise its
+    first call and some others, evenly spread.
 
-    The first call has one row for any batch, but is scaled by the batch if fewer sequences are timed.
+    The first call has one row for any batch, but is scaled by the batch if fewer sequences are
+    timed.
     """
     count = counted(sampler, process, batch, length)
     plan = sampler.plan(torch.ones(few, length, dtype=torch.bool), process, Draws.for_batch(0, few))
@@ -285,7 +298,8 @@ def time_ar(
     length: int,
     seconds: float,
 ) -> Timed:
-    """Left to right with its cache; a step of Mamba costs the same at every position, so a shorter sequence is timed."""
+    """Left to right with its cache; a step of Mamba costs the same at every position, so a shorter
+    sequence is timed."""
 
     def run(tokens: int, rows: int = few) -> Samples:
         return Autoregressive().sample(

@@ -1,26 +1,34 @@
-"""Time, network calls and expected code length of our samplers and of MDLM's `ddpm_cache`, with the same network on the same machine.
+"""Time, network calls and expected code length of our samplers and of MDLM's `ddpm_cache`, with the
+same network on the same machine.
 
-    python scripts/bench/sampling.py [--checkpoint RUN] [--causal RUN] [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    python scripts/bench/sampling.py [--checkpoint RUN] [--causal RUN] [--output DIR] [--only NAME]
+    [--list] [--table] [--quick]
                                      [--json FILE] [--picture FILE]
 
-Sequences of 1,024 tokens, batches of 1 and of 64. `dna`: the network of RUN, or a 64x4 Caduceus after 2 M tokens of E. coli; for `ar` a causal twin
-(a Mamba with one layer more, 0.3 % more parameters). `50257`: the same networks widened to a text vocabulary, with random weights, because
-speed does not depend on training. Their code lengths are meaningless, so points of equal code length are those of the DNA network's h(n).
+Sequences of 1,024 tokens, batches of 1 and of 64. `dna`: the network of RUN, or a 64x4 Caduceus
+after 2 M tokens of E. coli; for `ar` a causal twin (a Mamba with one layer more, 0.3 % more
+parameters). `50257`: the same networks widened to a text vocabulary, with random weights, because
+speed does not depend on training. Their code lengths are meaningless, so points of equal code
+length are those of the DNA network's h(n).
 
-Each cell is saved in DIR when it is finished, and starting again continues; `--only` runs the named cells in the given order. Everything
-takes about 20 minutes on two idle cores.
+Each cell is saved in DIR when it is finished, and starting again continues; `--only` runs the named
+cells in the given order. Everything takes about 20 minutes on two idle cores.
 
-Code lengths come from h(n), measured once on validation windows: sum_k s_k h(n_k) for groups, its expectation over binomial sizes of groups for T
-steps (`dnadiff.likelihood.code_length`), the exact -log p for `ar`. Optimal sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by
-the h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is 0 for one token at a time, 1 for one call.
+Code lengths come from h(n), measured once on validation windows: sum_k s_k h(n_k) for groups, its
+expectation over binomial sizes of groups for T steps (`dnadiff.likelihood.code_length`), the exact
+-log p for `ar`. Optimal sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by
+the h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is
+0 for one token at a time, 1 for one call.
 
-Times are those of the fastest of several passes. If the complete run takes too long ("fraction run" below 100 %), its time is composed of
-parts, which is possible because the cost of a step does not depend on the tokens: for `ddpm_cache` the cost of a step with a call and of one
-without, times their numbers; for ours the first call, and the cost of a row (a sequence evaluated once) in some of the others, evenly
-spread, times the rows. Calls and rows are counted completely, by the sampler itself. Every cell of ours alternates with steps of
-`ddpm_cache`, so that other load on the machine affects both: ratios are between these, at the T of equal code length. With the large
-vocabulary 64 sequences do not fit into memory for `ddpm_cache` (13 GB for each array): it is timed on one sequence, ours on four, and scaled
-by rows; calls and rows are counted for 64.
+Times are those of the fastest of several passes. If the complete run takes too long ("fraction run"
+below 100 %), its time is composed of parts, which is possible because the cost of a step does not
+depend on the tokens: for `ddpm_cache` the cost of a step with a call and of one without, times
+their numbers; for ours the first call, and the cost of a row (a sequence evaluated once) in some of
+the others, evenly spread, times the rows. Calls and rows are counted completely, by the sampler
+itself. Every cell of ours alternates with steps of `ddpm_cache`, so that other load on the machine
+affects both: ratios are between these, at the T of equal code length. With the large vocabulary 64
+sequences do not fit into memory for `ddpm_cache` (13 GB for each array): it is timed on one
+sequence, ours on four, and scaled by rows; calls and rows are counted for 64.
 """
 
 from __future__ import annotations
@@ -89,7 +97,8 @@ QUICK = FULL | {
 
 
 class Study:
-    """The pieces (`weights`, `weights-ar`, `curve`, one for each cell), their tables and picture."""
+    """The pieces (`weights`, `weights-ar`, `curve`, one for each cell), their tables and
+    picture."""
 
     def __init__(self, folder: Path, size: Mapping[str, Any], options: Any) -> None:
         self.kept, self.size, self.seconds, self.tokens = (
@@ -124,7 +133,8 @@ class Study:
         self.pieces |= {name: lambda c=cell: self.cell(*c) for name, cell in self.cells.items()}
 
     def methods(self) -> dict[str, tuple[Any, ...]]:
-        """Samplers and their numbers of steps or calls; `lost2` is the smallest number of groups that loses at most 2 % of the structure."""
+        """Samplers and their numbers of steps or calls; `lost2` is the smallest number of groups
+        that loses at most 2 % of the structure."""
         calls, steps = self.size["calls"], self.size["steps"]
         groups = {"grouped_optimal": ("lost2", *calls), "grouped": ("lost2", *calls)}
         return {
@@ -167,7 +177,8 @@ class Study:
         return checkpoint.load(self.given[backbone] or self.kept.folder / "runs" / name)
 
     def network(self, vocabulary: str, causal: bool) -> tuple[nn.Module, AbsorbingProcess]:
-        """A denoiser and its process; with the large vocabulary the same network, widened and untrained."""
+        """A denoiser and its process; with the large vocabulary the same network, widened and
+        untrained."""
         found = self.loaded("mamba" if causal else "caduceus")
         if vocabulary == "dna":
             return found.denoiser.eval(), found.process
@@ -178,7 +189,8 @@ class Study:
         return wide, AbsorbingProcess(TEXT, LogLinear())
 
     def curve(self) -> dict:
-        """h(n) of the model on validation windows, and the exact code length of the causal twin on the same windows."""
+        """h(n) of the model on validation windows, and the exact code length of the causal twin on
+        the same windows."""
         found, twin, length = self.loaded("caduceus"), self.loaded("mamba"), self.size["length"]
         data = build(found.config["data"])
         data.prepare()
@@ -284,7 +296,8 @@ class Study:
         }
 
     def nats(self, method: str, steps: int, asked: Any) -> tuple[float, float]:
-        """Expected code length in nats per token by the DNA network's h(n), and lost structure; NaN if it is not defined."""
+        """Expected code length in nats per token by the DNA network's h(n), and lost structure; NaN
+        if it is not defined."""
         if method == "ar":
             return self.kept["curve"]["ar"], math.nan
         h = np.array(self.kept["curve"]["h"])
@@ -298,7 +311,8 @@ class Study:
         return total / len(h), code_length.lost_structure(h, total)
 
     def rows(self) -> list[dict]:
-        """The finished cells, with code lengths and the ratio to `ddpm_cache` at equal code length."""
+        """The finished cells, with code lengths and the ratio to `ddpm_cache` at equal code
+        length."""
         if "curve" not in self.kept:
             return []
         rows = []
@@ -393,26 +407,32 @@ class Study:
                 ]
                 if ratios:
                     said.append(
-                        f"{vocabulary}, batch {large}, equal code length: {method} is {math.exp(np.mean(np.log(ratios))):.2f} times faster than "
-                        f"ddpm_cache (geometric mean of {len(ratios)} cells, {min(ratios):.2f} to {max(ratios):.2f}); target {target}"
+                        f"{vocabulary}, batch {large}, equal code length: {method} is "
+                        f"{math.exp(np.mean(np.log(ratios))):.2f} times faster than "
+                        f"ddpm_cache (geometric mean of {len(ratios)} cells, {min(ratios):.2f} to "
+                        f"{max(ratios):.2f}); target {target}"
                     )
         for r in rows:
             if r["asked"] == "lost2" and r["ratio_default"]:
                 said.append(
-                    f"{r['vocabulary']}, batch {r['batch']}: {r['method']} with {r['steps']} calls ({100 * r['lost_structure']:.2f} % lost) is "
-                    f"{r['ratio_default']:.1f} times faster than ddpm_cache with T = {self.size['steps'][-1]}"
+                    f"{r['vocabulary']}, batch {r['batch']}: {r['method']} with {r['steps']} calls "
+                    f"({100 * r['lost_structure']:.2f} % lost) is "
+                    f"{r['ratio_default']:.1f} times faster than ddpm_cache with T = "
+                    f"{self.size['steps'][-1]}"
                     f"{'; target 12' if r['batch'] == large else ''}"
                 )
         if every:
             worst = min(every, key=lambda r: r["ratio"])
             slower = sum(r["ratio"] < 1 for r in every)
             said.append(
-                f"slower than ddpm_cache at equal code length: {slower} of {len(every)} cells; the smallest ratio is {worst['ratio']:.2f} ({worst['name']})"
+                f"slower than ddpm_cache at equal code length: {slower} of {len(every)} cells; the "
+                f"smallest ratio is {worst['ratio']:.2f} ({worst['name']})"
             )
         return said
 
     def picture(self, path: Path) -> Path | None:
-        """Code length against seconds, one panel for each batch size; None if no cell is finished."""
+        """Code length against seconds, one panel for each batch size; None if no cell is
+        finished."""
         from dnadiff.report import figures
 
         rows = [r for r in self.rows() if r["vocabulary"] == "dna"]
@@ -426,7 +446,8 @@ class Study:
 
 
 def steps_at(curve: list[tuple[float, int]], lost: float) -> int | None:
-    """The T of `ddpm_cache` that loses as much structure, interpolated between points (lost, T) on log scales; None outside their range."""
+    """The T of `ddpm_cache` that loses as much structure, interpolated between points (lost, T) on
+    log scales; None outside their range."""
     points = sorted((math.log(loss), math.log(steps)) for loss, steps in curve if loss > 0)
     if (
         len(points) < 2

@@ -1,12 +1,15 @@
-"""Time and memory of large genomes, of many genomes, and of many small records: packing, opening, splitting, and cutting windows.
+"""Time and memory of large genomes, of many genomes, and of many small records: packing, opening,
+splitting, and cutting windows.
 
-    python scripts/bench/scaling.py --json scaling.json [--folder FOLDER] [--genomes 3.1e8,3.1e9] [--twobit 2e10] [--corpora 100x4e6,10000x1e5]
+    python scripts/bench/scaling.py --json scaling.json [--folder FOLDER] [--genomes 3.1e8,3.1e9]
+    [--twobit 2e10] [--corpora 100x4e6,10000x1e5]
         [--records 1e6]
 
-Each case is made (random sequence, no compression), packed by one process, and opened and read by another, which measures itself; then its
-files are removed. Results are written after every case, and a case that is in the JSON file already is not run again. A case that needs more
-than the free disk is left out. Times are of the processor (`cpu`) and of the clock (`wall`); memory is what is resident and not mapped from
-a file (`anonymous`), without what the imports take.
+Each case is made (random sequence, no compression), packed by one process, and opened and read by
+another, which measures itself; then its files are removed. Results are written after every case,
+and a case that is in the JSON file already is not run again. A case that needs more than the free
+disk is left out. Times are of the processor (`cpu`) and of the clock (`wall`); memory is what is
+resident and not mapped from a file (`anonymous`), without what the imports take.
 """
 
 import argparse
@@ -219,7 +222,8 @@ def main() -> None:
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if 2.1 * size > free - 5e9:
             print(
-                f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are free"
+                f"{name}: left out, it needs {2.1 * size / 1e9:.0f} GB and {free / 1e9:.0f} are "
+                "free"
             )
             continue
         with tempfile.TemporaryDirectory(

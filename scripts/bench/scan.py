@@ -1,21 +1,23 @@
-"""Time every scan, forward and forward + backward, relative to the portable scan and to the limit of the machine.
+"""Time every scan, forward and forward + backward, relative to the portable scan and to the limit
+of the machine.
 
     python scripts/bench/scan.py [--quick] [--json FILE]
 
-At the first sizes PyTorch's own associative scan, compiled, runs too: what a user would write without this package. It stores all states
-of all positions.
+At the first sizes PyTorch's own associative scan, compiled, runs too: what a user would write
+without this package. It stores all states of all positions.
 
-Times are the fastest of several repeats, because other programs only add to them. Peak memory is the growth of the process (Linux only),
-without inputs, with gradients.
+Times are the fastest of several repeats, because other programs only add to them. Peak memory is
+the growth of the process (Linux only), without inputs, with gradients.
 
 The limit is the larger of two times, both from rates measured in the same run:
 
-- arithmetic: a state costs 10 vector multiplications or multiply-adds per position forward (7 for the exponential: scale, 5 of the
-  polynomial, the exponent; then dx B, the state and the output; rounding and subtraction have separate ports on some processors) and 18
-  backward (9 to recompute it, 9 for the gradients), issued as fast as a float32 matrix product issues its multiply-adds (its FLOP/s
-  divided by 2), PyTorch's or the kernels', whichever is faster;
-- bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta, dB, dC and the inputs again), at the
-  rate of a copy.
+- arithmetic: a state costs 10 vector multiplications or multiply-adds per position forward (7 for
+  the exponential: scale, 5 of the polynomial, the exponent; then dx B, the state and the output;
+  rounding and subtraction have separate ports on some processors) and 18 backward (9 to recompute
+  it, 9 for the gradients), issued as fast as a float32 matrix product issues its multiply-adds (its
+  FLOP/s divided by 2), PyTorch's or the kernels', whichever is faster;
+- bytes: every array read or written once (forward u, delta, y, B, C; backward also dy, du, ddelta,
+  dB, dC and the inputs again), at the rate of a copy.
 """
 
 import argparse
@@ -47,7 +49,8 @@ def fastest(f: Callable[[], object], seconds: float) -> float:
 
 
 def machine_rates() -> tuple[float, float]:
-    """Multiply-adds per second of a float32 matrix product, and bytes per second of a copy (read plus written)."""
+    """Multiply-adds per second of a float32 matrix product, and bytes per second of a copy (read
+    plus written)."""
     matmul = 0.0
     for n in (
         512,
@@ -128,7 +131,8 @@ def main() -> None:
     keep_freed_memory()
     rates = machine_rates()
     print(
-        f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, {rates[1] * 1e-9:.1f} GB/s in a copy"
+        f"{torch.get_num_threads()} threads, {rates[0] * 2e-9:.0f} GFLOP/s in a matrix product, "
+        f"{rates[1] * 1e-9:.1f} GB/s in a copy"
     )
     for name, reason in available_scans().items():
         print(f"{name}: {reason or SCANS[name].description()}")
@@ -155,7 +159,8 @@ def main() -> None:
         scans = {name: lambda *x, name=name: selective_scan(*x, scan=name) for name in names}
         if L > 1024:
             print(
-                f"(no reference and no associative scan at L {L}: the first takes minutes, the second {20 * Bt * L * E * N >> 30} GB)"
+                f"(no reference and no associative scan at L {L}: the first takes minutes, the "
+                f"second {20 * Bt * L * E * N >> 30} GB)"
             )
             scans.pop("reference", None)
         else:

@@ -1,10 +1,13 @@
-"""Two shards at a time compared with two unrelated processes: what sharing the work of one command costs.
+"""Two shards at a time compared with two unrelated processes: what sharing the work of one command
+costs.
 
     python scripts/bench/shards.py [--command score sample] [--units 3] [--repeats 3] [--json FILE]
 
-Unrelated processes: two runs without shards at the same time, each of half the work. Shards: `shard=1/2` and `shard=2/2` of all of it at the
-same time. Both are timed from start to end, alternately; the ratio is of their medians, 1 if shards cost nothing. The time of the merge is
-printed apart. Each process has one thread. With the default sizes about two minutes on two idle cores.
+Unrelated processes: two runs without shards at the same time, each of half the work. Shards:
+`shard=1/2` and `shard=2/2` of all of it at the same time. Both are timed from start to end,
+alternately; the ratio is of their medians, 1 if shards cost nothing. The time of the merge is
+printed apart. Each process has one thread. With the default sizes about two minutes on two idle
+cores.
 """
 
 import argparse
@@ -75,7 +78,8 @@ WORKLOADS = {"score": Scoring, "sample": Sampling}
 
 
 def together(folder: Path, commands: Sequence[Sequence[str]]) -> float:
-    """Seconds until processes that are started at once have all ended; raises CalledProcessError if one fails."""
+    """Seconds until processes that are started at once have all ended; raises CalledProcessError if
+    one fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
     running = [
@@ -131,7 +135,8 @@ def main() -> None:
             rows.append(measure(Path(folder), name, args.units, args.repeats))
         row = rows[-1]
         print(
-            f"{name}: two unrelated processes {row['unrelated']:.1f} s, two shards {row['shards']:.1f} s, ratio {row['ratio']:.3f}; "
+            f"{name}: two unrelated processes {row['unrelated']:.1f} s, two shards "
+            f"{row['shards']:.1f} s, ratio {row['ratio']:.3f}; "
             f"merge {row['merge']:.1f} s",
             flush=True,
         )

@@ -1,11 +1,15 @@
-"""Where the time of the commands goes: the share inside the network in training, fine-tuning, evaluation, sampling and scoring.
+"""Where the time of the commands goes: the share inside the network in training, fine-tuning,
+evaluation, sampling and scoring.
 
-    python scripts/bench/shares.py [--width 64] [--layers 4] [--steps 60] [--only train sample] [--json FILE]
+    python scripts/bench/shares.py [--width 64] [--layers 4] [--steps 60] [--only train sample]
+    [--json FILE]
 
-Each command runs in a process of its own with small settings: a network of random or briefly trained weights on the bundled genome. Parts
-are timed by wrapping functions, and a part inside another counts for itself alone, so the parts add up to the whole. The whole is the time
-from the first call of the network, after warming up, to the last; start and end of a command are printed apart. `network` is forward pass,
-loss and backward pass. Times are of the processor (all threads, without waiting), because other programs disturb them less than the clock.
+Each command runs in a process of its own with small settings: a network of random or briefly
+trained weights on the bundled genome. Parts are timed by wrapping functions, and a part inside
+another counts for itself alone, so the parts add up to the whole. The whole is the time from the
+first call of the network, after warming up, to the last; start and end of a command are printed
+apart. `network` is forward pass, loss and backward pass. Times are of the processor (all threads,
+without waiting), because other programs disturb them less than the clock.
 """
 
 import argparse
@@ -27,7 +31,8 @@ WARM_UP = (
 
 
 class Parts:
-    """Processor seconds of named parts; time inside an inner part is not counted for the outer one."""
+    """Processor seconds of named parts; time inside an inner part is not counted for the outer
+    one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

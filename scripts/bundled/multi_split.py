@@ -1,8 +1,10 @@
-"""Write the split of the bundled model `multi`: every genome is divided as for the model that was trained on it alone.
+"""Write the split of the bundled model `multi`: every genome is divided as for the model that was
+trained on it alone.
 
     python scripts/bundled/multi_split.py
 
-80-90 % of each record of E. coli, yeast and C. elegans chrI are for test and 90-100 % for validation; human chr20 has its own split.
+80-90 % of each record of E. coli, yeast and C. elegans chrI are for test and 90-100 % for
+validation; human chr20 has its own split.
 """
 
 from pathlib import Path

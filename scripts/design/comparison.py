@@ -1,4 +1,5 @@
-"""What the designs of each method are worth: rewards, judges, likelihood, naturalness and diversity, as tables and as a picture."""
+"""What the designs of each method are worth: rewards, judges, likelihood, naturalness and
+diversity, as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def diversity(letters: Sequence[str]) -> float:
 
 
 def kmer_distance(letters: Sequence[str], strong: Sequence[str]) -> dict[str, float]:
-    """Jensen-Shannon divergence in bits of the 6-mer frequencies of designs and strong promoters, with its 95 % interval."""
+    """Jensen-Shannon divergence in bits of the 6-mer frequencies of designs and strong promoters,
+    with its 95 % interval."""
     ours, real = (
         composition.kmer_counts(halves.bases_of(each), KMER, both_strands=False)
         for each in (letters, strong)
@@ -66,9 +68,11 @@ def described(
     letters: Sequence[str],
     strong: Sequence[str],
 ) -> dict:
-    """Means and top deciles (by A) with 95 % intervals over groups of dependent designs, 6-mer distance, diversity, and the values.
+    """Means and top deciles (by A) with 95 % intervals over groups of dependent designs, 6-mer
+    distance, diversity, and the values.
 
-    A single group has no interval: its designs are then resampled as if they were independent, and `independent` says so.
+    A single group has no interval: its designs are then resampled as if they were independent, and
+    `independent` says so.
     """
     group = np.asarray(groups)
     several = len(np.unique(group)) >= measures_needed(group)
@@ -102,7 +106,8 @@ def _interval(found: Mapping) -> dict[str, float]:
 def differences(
     rows: Rows, names: Sequence[str], base: str = BASELINE, num_resamples: int = 1000
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """The mean of each method minus that of `base`, with a 95 % interval; designs of two methods are resampled independently."""
+    """The mean of each method minus that of `base`, with a 95 % interval; designs of two methods
+    are resampled independently."""
     random = np.random.default_rng(0)
     draws = {name: _replicates(row, names, num_resamples, random) for name, row in rows.items()}
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -257,7 +262,8 @@ def throughput_table(rows: Rows) -> str:
 
 
 def picture(found: Rows, judges: Sequence[str], path: Path) -> None:
-    """A against each judge: all designs, and the mean of each method with its interval. Reward hacking is to the right and down."""
+    """A against each judge: all designs, and the mean of each method with its interval. Reward
+    hacking is to the right and down."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6 * len(judges), 5.5), layout="constrained")

@@ -1,6 +1,8 @@
-"""The design methods of the study at equal reward calls: what each of them is called with, and the small grid that it is tuned over.
+"""The design methods of the study at equal reward calls: what each of them is called with, and the
+small grid that it is tuned over.
 
-A method takes a `Task`, the number of designs, reward calls per design, a seed and its settings, and returns `Found`.
+A method takes a `Task`, the number of designs, reward calls per design, a seed and its settings,
+and returns `Found`.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ class Task:
 
 
 class Found(NamedTuple):
-    """Designs with their rewards; designs of one group depend on each other. `calls` are those of all designs together."""
+    """Designs with their rewards; designs of one group depend on each other. `calls` are those of
+    all designs together."""
 
     sequences: list[str]
     rewards: list[float]
@@ -156,7 +159,8 @@ def run_method(
     beta: float = 1.0,
     proposals: int = 1,
 ) -> Found:
-    """The designs of a method of the package: with several proposals for each, `num` are drawn again in proportion to their weights."""
+    """The designs of a method of the package: with several proposals for each, `num` are drawn
+    again in proportion to their weights."""
     designer = Designer(
         task.model.conditional_sampler(Grouped(num_steps), request), method, task.reward, beta
     )
@@ -203,7 +207,8 @@ def best_of_n(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Fo
 
 
 def smc(task: Task, num: int, calls: int, seed: int, beta: float, proposals: int) -> Found:
-    """`proposals` particles for each design, drawn again by their weights at the end; a particle has calls / proposals steps."""
+    """`proposals` particles for each design, drawn again by their weights at the end; a particle
+    has calls / proposals steps."""
     proposals = min(proposals, calls)
     steps = calls // proposals
     return run_method(
@@ -221,7 +226,8 @@ def svdd(task: Task, num: int, calls: int, seed: int, beta: float, candidates: i
 
 
 def guidance(task: Task, num: int, calls: int, seed: int, beta: float) -> Found:
-    """Guidance by the gradient, which counts as two calls, and one call at the end, without the weights."""
+    """Guidance by the gradient, which counts as two calls, and one call at the end, without the
+    weights."""
     return run_method(
         task,
         free(task, num, seed),
@@ -236,7 +242,8 @@ def guidance(task: Task, num: int, calls: int, seed: int, beta: float) -> Found:
 def metropolis(
     task: Task, num: int, calls: int, seed: int, beta: float, positions: int, start: str = "model"
 ) -> Found:
-    """The best sequence of a chain of `calls` - 1 proposals, from a sample of the model or from strong promoters (`start=strong`)."""
+    """The best sequence of a chain of `calls` - 1 proposals, from a sample of the model or from
+    strong promoters (`start=strong`)."""
     method = Metropolis(
         num_steps=max(calls - 1, 1), num_positions=positions, num_groups=2, best=True
     )
@@ -251,7 +258,8 @@ def metropolis(
 def resample_move(
     task: Task, num: int, calls: int, seed: int, beta: float, positions: int, proposals: int
 ) -> Found:
-    """A population of `proposals` sequences for each design, of which the best different ones of each batch are kept."""
+    """A population of `proposals` sequences for each design, of which the best different ones of
+    each batch are kept."""
     proposals = min(proposals, max(calls // 2, 1))
     method = ResampleMove(
         num_stages=max(calls // proposals - 1, 1), num_positions=positions, num_groups=2
@@ -281,7 +289,8 @@ def resample_move(
 def genetic(
     task: Task, num: int, calls: int, seed: int, size: int, keep: int, start: str = "uniform"
 ) -> Found:
-    """A genetic algorithm in runs of their own: each has `keep` times the calls of one design, and gives its `keep` best sequences."""
+    """A genetic algorithm in runs of their own: each has `keep` times the calls of one design, and
+    gives its `keep` best sequences."""
     reward, sequences, rewards, groups = CountedReward(task.reward), [], [], []
     for run, first in enumerate(range(0, num, keep)):
         kept, random = min(keep, num - first), np.random.default_rng([seed, run])
@@ -388,7 +397,8 @@ def available() -> list[str]:
 
 
 class Measured(NamedTuple):
-    """Designs with the seconds of a run, and the seconds spent in the generative network and in the oracle."""
+    """Designs with the seconds of a run, and the seconds spent in the generative network and in the
+    oracle."""
 
     found: Found
     seconds: float

@@ -1,6 +1,8 @@
-"""The tables of the design study: measured promoters in two halves by genome position that share no base and no 24-mer.
+"""The tables of the design study: measured promoters in two halves by genome position that share no
+base and no 24-mer.
 
-The tables are written to the folder of a run. They are derived from data that may not be redistributed.
+The tables are written to the folder of a run. They are derived from data that may not be
+redistributed.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ class Promoter(NamedTuple):
 
 
 def read_promoters(path: Path) -> list[Promoter]:
-    """The rows of a table with the columns sequence, expression and split; ValueError if one is missing."""
+    """The rows of a table with the columns sequence, expression and split; ValueError if one is
+    missing."""
     with open_text(path) as file:
         rows = list(csv.DictReader(file))
     missing = [name for name in Promoter._fields if not rows or name not in rows[0]]
     if missing:
         raise ValueError(
-            f"{path} has no column {missing[0]!r} or no row; --tss expects sequence, expression and split"
+            f"{path} has no column {missing[0]!r} or no row; --tss expects sequence, expression "
+            "and split"
         )
     return [
         Promoter(row["sequence"].upper(), float(row["expression"]), row["split"]) for row in rows
@@ -62,7 +66,8 @@ def genome_bases(path: str) -> np.ndarray:
 
 
 def places(sequences: Sequence[np.ndarray], genome: np.ndarray) -> np.ndarray:
-    """Start of the only occurrence of each sequence on either strand, (S,); `ABSENT` and `REPEATED` for none and for several."""
+    """Start of the only occurrence of each sequence on either strand, (S,); `ABSENT` and `REPEATED`
+    for none and for several."""
     values, known = codes(genome, SEED)
     order = np.flatnonzero(known)[np.argsort(values[known], kind="stable")]
     index = values[order]
@@ -96,9 +101,11 @@ def _occurrences(
 
 
 def divide(start: np.ndarray, length: int, size: int, guard: int, valid: float = 0.1) -> np.ndarray:
-    """The half and the part of each sequence, (S,): `a train`, `a valid`, `b train`, `b valid`, or empty if it is near an edge.
+    """The half and the part of each sequence, (S,): `a train`, `a valid`, `b train`, `b valid`, or
+    empty if it is near an edge.
 
-    Each half is a stretch of the circular genome with the same number of sequences; its validation part is at its end.
+    Each half is a stretch of the circular genome with the same number of sequences; its validation
+    part is at its end.
 
     Args:
         start: (S,) of sequences of `length` bases in a genome of `size` bases.
@@ -115,7 +122,8 @@ def divide(start: np.ndarray, length: int, size: int, guard: int, valid: float =
 
 
 def overlaps(start: np.ndarray, other: np.ndarray, length: int) -> np.ndarray:
-    """Whether a sequence shares a base with one of the others, (S,), from the starts of sequences of one length."""
+    """Whether a sequence shares a base with one of the others, (S,), from the starts of sequences
+    of one length."""
     if not len(other):
         return np.zeros(len(start), bool)
     other = np.sort(other)
@@ -135,7 +143,8 @@ class Halves:
         guard: bases between parts.
 
     Attributes:
-        part: (S,) of each row: `a train`, `a valid`, `b train`, `b valid`, `test`, or empty for those left out.
+        part: (S,) of each row: `a train`, `a valid`, `b train`, `b valid`, `test`, or empty for
+            those left out.
         counts: why rows were left out, and the sizes of the parts.
     """
 
@@ -143,7 +152,8 @@ class Halves:
         lengths = {len(row.sequence) for row in rows}
         if len(lengths) != 1 or min(lengths) < SEED:
             raise ValueError(
-                f"promoters have {sorted(lengths)[:4]} bases; the study expects one length of at least {SEED}"
+                f"promoters have {sorted(lengths)[:4]} bases; the study expects one length of at "
+                f"least {SEED}"
             )
         self.rows, self.length, length = list(rows), lengths.pop(), len(rows[0].sequence)
         bases = bases_of(row.sequence for row in rows)
@@ -154,7 +164,8 @@ class Halves:
         used = np.flatnonzero(placed & ~at_test)
         if not len(used):
             raise ValueError(
-                "no promoter of the training part occurs in the genome; give the genome that they are from"
+                "no promoter of the training part occurs in the genome; give the genome that they "
+                "are from"
             )
         self.part = np.full(len(rows), "", dtype="U7")
         self.part[used] = divide(self.start[used], length, len(genome), guard)
@@ -171,7 +182,8 @@ class Halves:
         }
 
     def _without_shared(self, bases: Sequence[np.ndarray]) -> int:
-        """Leave out the rows of half b that share a 24-mer with half a, on either strand; how many they are."""
+        """Leave out the rows of half b that share a 24-mer with half a, on either strand; how many
+        they are."""
         in_a, in_b = (np.flatnonzero(np.char.startswith(self.part, half)) for half in HALVES)
         known = KmerSet([bases[row] for row in in_a], SEED)
         shared = [row for row in in_b if known.contains_any(bases[row])]
@@ -188,7 +200,8 @@ class Halves:
         return [row.sequence for row in ordered[: max(round(fraction * len(ordered)), 1)]]
 
     def write(self, folder: Path) -> dict[str, str]:
-        """Write `half_a.csv` and `half_b.csv`, each with the official test part; the SHA-256 of each."""
+        """Write `half_a.csv` and `half_b.csv`, each with the official test part; the SHA-256 of
+        each."""
         folder.mkdir(parents=True, exist_ok=True)
         return {half: self._write(folder / f"half_{half}.csv", half) for half in HALVES}
 

@@ -1,7 +1,9 @@
-"""The judges of the design study: models of other kinds than the oracle, fitted on data that it has not read.
+"""The judges of the design study: models of other kinds than the oracle, fitted on data that it has
+not read.
 
-`dnadiff.downstream` models predict the test part of a task, so designs are judged as test sequences. The same seeds give the same models: a
-judge that is fitted again has the same predictions, which `checked` confirms.
+`dnadiff.downstream` models predict the test part of a task, so designs are judged as test
+sequences. The same seeds give the same models: a judge that is fitted again has the same
+predictions, which `checked` confirms.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class Judge:
-    """A model with the task that it is fitted on, and its seeds, over which predictions are averaged."""
+    """A model with the task that it is fitted on, and its seeds, over which predictions are
+    averaged."""
 
     data: TaskData
     model: Callable[[DNATokenizer], TaskModel]
@@ -91,7 +94,8 @@ def predicted(made: Mapping[str, Judge], letters: Sequence[str]) -> dict[str, np
 
 
 def matrix_scores(letters: Sequence[str]) -> np.ndarray:
-    """The best pair of a -35 and a -10 hexamer on the given strand, in bits; sequences of one length."""
+    """The best pair of a -35 and a -10 hexamer on the given strand, in bits; sequences of one
+    length."""
     tokenizer = DNATokenizer()
     bases = np.stack([tokenizer.bases(tokenizer.encode(each)) for each in letters])
     return best_scores(bases, np.full(len(bases), bases.shape[1]), SPACER_PENALTY)
@@ -100,7 +104,8 @@ def matrix_scores(letters: Sequence[str]) -> np.ndarray:
 def spearman(
     scores: Mapping[str, np.ndarray], expression: np.ndarray, start: np.ndarray
 ) -> dict[str, measures.Interval]:
-    """Spearman's correlation of each score with the expression, with its 95 % interval over blocks of the genome.
+    """Spearman's correlation of each score with the expression, with its 95 % interval over blocks
+    of the genome.
 
     Sequences that are not in the genome are blocks of their own.
     """
@@ -114,8 +119,10 @@ def spearman(
 
 
 def checked(name: str, before: Sequence[float], again: np.ndarray) -> None:
-    """Raise ValueError unless a judge that was fitted again has the predictions that its correlation was computed from."""
+    """Raise ValueError unless a judge that was fitted again has the predictions that its
+    correlation was computed from."""
     if (worst := float(np.abs(np.asarray(before) - again).max())) > _SAME:
         raise ValueError(
-            f"judge {name} changed by {worst:g} when it was fitted again; run the pieces judges and judge on one machine, or remove judges.json"
+            f"judge {name} changed by {worst:g} when it was fitted again; run the pieces judges "
+            "and judge on one machine, or remove judges.json"
         )

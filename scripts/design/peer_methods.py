@@ -1,6 +1,8 @@
-"""Design methods of others for the comparison: a genetic algorithm, and Ledidi from PyPI as an optional import.
+"""Design methods of others for the comparison: a genetic algorithm, and Ledidi from PyPI as an
+optional import.
 
-All of them see the reward through `CountedReward`, so that their calls are counted as those of the package's methods.
+All of them see the reward through `CountedReward`, so that their calls are counted as those of the
+package's methods.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from torch import Tensor
 from dnadiff.design.reward import CountedReward, Values
 
 LETTERS = "ACGT"
-MISSING = "ledidi is not installed, so its pieces are left out; pip install ledidi adds them (it is no dependency of this package)"
+MISSING = (
+    "ledidi is not installed, so its pieces are left out; pip install ledidi adds them (it "
+    "is no dependency of this package)"
+)
 
 
 def has_ledidi() -> bool:
@@ -35,7 +40,8 @@ def crossed(one: str, other: str, random: np.random.Generator) -> str:
 
 
 def mutated(text: str, rate: float, random: np.random.Generator) -> str:
-    """Point mutations: on average `rate` bases of the sequence are replaced by another one, at least one."""
+    """Point mutations: on average `rate` bases of the sequence are replaced by another one, at
+    least one."""
     number = max(1, int(random.binomial(len(text), min(rate / len(text), 1.0))))
     letters = list(text)
     for at in random.choice(len(text), min(number, len(text)), replace=False).tolist():
@@ -58,9 +64,11 @@ def evolve(
     rate: float = 2.0,
     entrants: int = 3,
 ) -> tuple[list[str], Values]:
-    """A genetic algorithm: the `keep` best different sequences after `budget` reward calls, and their rewards.
+    """A genetic algorithm: the `keep` best different sequences after `budget` reward calls, and
+    their rewards.
 
-    Each generation has as many children as the population; the best of parents and children survive.
+    Each generation has as many children as the population; the best of parents and children
+    survive.
 
     Args:
         start: the first population.
@@ -121,7 +129,8 @@ class _Evaluated(torch.autograd.Function):
 
 
 class Oracle(torch.nn.Module):
-    """A reward as the network that Ledidi expects: one-hot (S, 4, L) to (S, 1). It remembers the best sequence that it has read."""
+    """A reward as the network that Ledidi expects: one-hot (S, 4, L) to (S, 1). It remembers the
+    best sequence that it has read."""
 
     def __init__(self, reward: CountedReward) -> None:
         super().__init__()
@@ -147,10 +156,12 @@ def ledidi_design(
     target: float,
     seed: int,
 ) -> tuple[str, float]:
-    """The best sequence that Ledidi reads while it edits `start`, and its reward, for at most `budget` calls.
+    """The best sequence that Ledidi reads while it edits `start`, and its reward, for at most
+    `budget` calls.
 
     Args:
-        batch: sequences of a step, each of which costs two calls for its gradient; the start costs one.
+        batch: sequences of a step, each of which costs two calls for its gradient; the start costs
+            one.
         weight: of the number of edits in Ledidi's loss, its argument `l`.
         target: reward that it approaches.
 

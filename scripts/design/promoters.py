@@ -1,17 +1,23 @@
-"""Guided design of E. coli promoters: one oracle for the design, other judges for the verdict, at equal reward calls.
+"""Guided design of E. coli promoters: one oracle for the design, other judges for the verdict, at
+equal reward calls.
 
-    python scripts/design/promoters.py --tss FILE --sigma70 FILE [--checkpoint ecoli] [--output DIR] [--only NAME] [--table] [--collect FILE]
+    python scripts/design/promoters.py --tss FILE --sigma70 FILE [--checkpoint ecoli] [--output DIR]
+    [--only NAME] [--table] [--collect FILE]
 
-`ecoli_tss` is divided into halves by genome position. The oracle A is the checkpoint fine-tuned on half a, and the only one that methods and
-their settings see. The judges are of other kinds and fitted on other data: a CNN without pretraining (B1) and a 6-mer ridge regression (B2) on
-half b, a 6-mer ridge regression on `ecoli_sigma70`, and the -10/-35 matrix. A judge counts if its Spearman correlation on the official test part
-is above .3. They are read once, by the piece `judge`, after all designs are finished.
+`ecoli_tss` is divided into halves by genome position. The oracle A is the checkpoint fine-tuned on
+half a, and the only one that methods and their settings see. The judges are of other kinds and
+fitted on other data: a CNN without pretraining (B1) and a 6-mer ridge regression (B2) on half b, a
+6-mer ridge regression on `ecoli_sigma70`, and the -10/-35 matrix. A judge counts if its Spearman
+correlation on the official test part is above .3. They are read once, by the piece `judge`, after
+all designs are finished.
 
-Every method has the same number of reward calls per design; a gradient counts as two. Settings are chosen by the mean of A over a small grid, on
-other designs than those that are judged. Ledidi is a peer from PyPI: its pieces exist if the package is installed.
+Every method has the same number of reward calls per design; a gradient counts as two. Settings are
+chosen by the mean of A over a small grid, on other designs than those that are judged. Ledidi is a
+peer from PyPI: its pieces exist if the package is installed.
 
-The tables of the run folder are derived from data that may not be redistributed; the pieces that `--collect` writes have no measured value and no
-sequence. The picture `reward_hacking.png` is drawn with the table.
+The tables of the run folder are derived from data that may not be redistributed; the pieces that
+`--collect` writes have no measured value and no sequence. The picture `reward_hacking.png` is drawn
+with the table.
 """
 
 from __future__ import annotations
@@ -226,7 +232,8 @@ class Promoters:
         }
 
     def judged_sequences(self) -> tuple[dict[str, list[str]], list[str]]:
-        """The sequences of each row of the tables, and the strong promoters that 6-mers are compared with, which are others."""
+        """The sequences of each row of the tables, and the strong promoters that 6-mers are
+        compared with, which are others."""
         rows = {name: self.kept[f"design-{name}"]["sequences"] for name in self.methods}
         rows[POOL] = self.kept[f"design-{BASELINE}"]["pool"]
         strong = self.halves.strongest(self.halves.rows)
@@ -271,7 +278,8 @@ class Promoters:
         }
 
     def measures_of(self, letters: list[str]) -> dict[str, np.ndarray]:
-        """The reward, the likelihood, the longest match with the genome of the model's training part, and the nearest measured promoter."""
+        """The reward, the likelihood, the longest match with the genome of the model's training
+        part, and the nearest measured promoter."""
         data = run_data(self.task.model.config.get("data"), self.task.model.tokenizer, ())
         data.prepare()
         nearest = comparison.hamming(letters, [row.sequence for row in self.halves.rows]).min(1)

@@ -1,8 +1,10 @@
-"""Open every page of the site in headless Chromium at two widths: pictures of the pages, and an error for each message of the console.
+"""Open every page of the site in headless Chromium at two widths: pictures of the pages, and an
+error for each message of the console.
 
     python scripts/docs/browser.py [FOLDER] [--site SITE] [--chromium PATH] [--only TEXT]
 
-The site is that of scripts/docs.sh (default: runs/site); the pictures go to FOLDER (default: runs/screenshots), named PAGE_WIDTH.png.
+The site is that of scripts/docs.sh (default: runs/site); the pictures go to FOLDER (default:
+runs/screenshots), named PAGE_WIDTH.png.
 """
 
 from __future__ import annotations

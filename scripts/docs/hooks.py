@@ -1,4 +1,5 @@
-"""Hooks of MkDocs: pages of the repository that are outside docs/, and links between them and the pages in docs/."""
+"""Hooks of MkDocs: pages of the repository that are outside docs/, and links between them and the
+pages in docs/."""
 
 from __future__ import annotations
 

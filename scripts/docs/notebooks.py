@@ -18,7 +18,8 @@ try:
     from nbclient import NotebookClient
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"error: notebooks need a package that is not installed ({error}): pip install -e '.[docs]' in the checkout"
+        f"error: notebooks need a package that is not installed ({error}): pip install -e "
+        "'.[docs]' in the checkout"
     ) from None
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"

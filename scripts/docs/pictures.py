@@ -67,7 +67,8 @@ def masking(model: Model, x0: Tensor) -> Figure:
 
 
 def unmasking(model: Model, x0: Tensor) -> Figure:
-    """Predictions for the hidden bases of a gap, while its bases are drawn one at a time in random order."""
+    """Predictions for the hidden bases of a gap, while its bases are drawn one at a time in random
+    order."""
     first = (LENGTH - GAP) // 2
     emitted, mask_id = list(model.process.vocab.emitted), model.process.vocab.mask_id
     xt = x0.clone()

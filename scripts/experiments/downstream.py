@@ -1,17 +1,22 @@
-"""The downstream study: the effect of pretraining on classification, compared with k-mer counts, a CNN and published numbers.
+"""The downstream study: the effect of pretraining on classification, compared with k-mer counts, a
+CNN and published numbers.
 
-    python scripts/experiments/downstream.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--write DIR] [--quick]
+    python scripts/experiments/downstream.py --data FOLDER [--output DIR] [--only NAME] [--list]
+    [--table] [--write DIR] [--quick]
 
-FOLDER holds `genomes/` and `benchmarks/`. Two 64x4 Caduceus are pretrained in the same way (mdlm, 12 M tokens, windows of 512): on yeast,
-whose genome contains none of the sequences of most tasks (a clean control), and on human chr20. Each piece is one model with one seed, or
-a few cheap models. Several processes may share one DIR; each skips the pieces that another is working on.
+FOLDER holds `genomes/` and `benchmarks/`. Two 64x4 Caduceus are pretrained in the same way (mdlm,
+12 M tokens, windows of 512): on yeast, whose genome contains none of the sequences of most tasks (a
+clean control), and on human chr20. Each piece is one model with one seed, or a few cheap models.
+Several processes may share one DIR; each skips the pieces that another is working on.
 
-`human_nontata_promoters`: the complete official test set, 9,034 sequences, divided 80/20 so that sequences that share a 24-mer stay together
-(promoters overlap). Three learning rates for each network, chosen on validation with three epochs instead of eight and a separate seed; three
-seeds. All available tasks: linear probes with five seeds (`task.protocol=paper`: each draws its own validation part) and baselines. All except
-the promoters of CNNProm and the samples of a task: fine-tuning of the chr20 network and of an untrained one with one seed, three epochs (two
-above 1 M bases, one above 2.2 M) and the learning rates chosen on the promoters. If only a part of a task is available, the tables give its size
-next to the published number.
+`human_nontata_promoters`: the complete official test set, 9,034 sequences, divided 80/20 so that
+    sequences that share a 24-mer stay together (promoters overlap). Three learning rates for each
+    network, chosen on validation with three epochs instead of eight and a separate seed; three
+seeds. All available tasks: linear probes with five seeds (`task.protocol=paper`: each draws its own
+validation part) and baselines. All except the promoters of CNNProm and the samples of a task:
+fine-tuning of the chr20 network and of an untrained one with one seed, three epochs (two above 1 M
+bases, one above 2.2 M) and the learning rates chosen on the promoters. If only a part of a task is
+available, the tables give its size next to the published number.
 """
 
 import copy
@@ -146,7 +151,8 @@ class Study:
     """The pieces, the most important first.
 
     Attributes:
-        networks: name of a network -> the run whose configuration describes it; the names of untrained ones begin with `scratch`.
+        networks: name of a network -> the run whose configuration describes it; the names of
+            untrained ones begin with `scratch`.
     """
 
     networks = {"scratch": "chr20", "yeast": "yeast", "chr20": "chr20"}  # noqa: RUF012
@@ -206,7 +212,8 @@ class Study:
 
     @staticmethod
     def is_probed_alone(task: str) -> bool:
-        """Whether the task is used for probes only: a sample of a few hundred sequences, or CNNProm."""
+        """Whether the task is used for probes only: a sample of a few hundred sequences, or
+        CNNProm."""
         return task.endswith(", sample") or task.startswith("cnnprom")
 
     def task(self, name: str, protocol: str | None = None) -> tuple:
@@ -289,7 +296,8 @@ class Study:
         return best, {f"{rate:g}": row["valid_accuracy"] for rate, row in tried.items()}
 
     def fine_tuned(self, task: str, name: str, seed: int, epochs: int | None) -> dict:
-        """Fine-tune one network with one seed; with `epochs` None the size of the task decides how long."""
+        """Fine-tune one network with one seed; with `epochs` None the size of the task decides how
+        long."""
         (rate, tried), (data, how) = self.rate(name), self.task(task)
         bases = int(data.train.lengths.sum())
         epochs = epochs or next(
@@ -341,7 +349,8 @@ class Study:
         }
 
     def permuted(self, name: str) -> dict:
-        """Training and validation labels permuted: the accuracy on the test items is then chance."""
+        """Training and validation labels permuted: the accuracy on the test items is then
+        chance."""
         data, how = self.task(MAIN)
         generator = torch.Generator().manual_seed(5)
 
@@ -360,7 +369,8 @@ class Study:
         return self.predictions.add(f"{MAIN}, labels permuted", name, 1, data, model, how)
 
     def counts(self) -> dict:
-        """Sizes, test sequences that are also in training or validation, and differences from the known counts."""
+        """Sizes, test sequences that are also in training or validation, and differences from the
+        known counts."""
         rows = {}
         for name in self.size["tasks"]:
             data, how = self.task(name)

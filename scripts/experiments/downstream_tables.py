@@ -1,4 +1,5 @@
-"""The tables of `downstream.py` in Markdown, with the difference of each number from the published one, and the reasons."""
+"""The tables of `downstream.py` in Markdown, with the difference of each number from the published
+one, and the reasons."""
 
 from collections.abc import Mapping
 
@@ -14,7 +15,8 @@ COMMAND = (
 )
 PRETRAINED = "Caduceus MDLM"  # published with this network and this objective
 SPENT = (
-    "Published networks were pretrained on the whole human genome with about 10^10 tokens, these with 1.2 * 10^7: the difference reflects "
+    "Published networks were pretrained on the whole human genome with about 10^10 tokens, these "
+    "with 1.2 * 10^7: the difference reflects "
     "the smaller budget, not which method is better."
 )
 Compared = tuple[TaskData, Mapping[str, Json]]
@@ -68,7 +70,8 @@ def main_table(
                 seeds(m),
                 number(m["metrics"]["mcc"]["value"]),
                 number(m["metrics"]["auroc"]["value"]),
-                f"{number(inside.get('accuracy'))} ({inside.get('items', 0):,}) / {number(outside)}",
+                f"{number(inside.get('accuracy'))} ({inside.get('items', 0):,}) / "
+                f"{number(outside)}",
                 distance(task, name, m["accuracy"]),
             ]
         )
@@ -84,7 +87,8 @@ def main_table(
     text = [
         f"# {task}",
         f"`{COMMAND}`",
-        f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}.",
+        f"{train:,} sequences for training and validation, {test:,} for test; "
+        f"{kept_together(data)}.",
     ]
     text += [study.markdown(header, rows)]
     if result["differences"]:
@@ -108,11 +112,13 @@ def main_table(
     if shuffled:
         chance = max(data.counts()["test"].values()) / test
         lines = [
-            f"{'k-mers' if name == 'words' else Titles.tuned(name)} {row['metrics']['accuracy']:.3f}"
+            f"{'k-mers' if name == 'words' else Titles.tuned(name)} "
+            f"{row['metrics']['accuracy']:.3f}"
             for name, row in shuffled.items()
         ]
         text += [
-            f"With permuted training labels: {', '.join(lines)}; always the larger class: {chance:.3f}."
+            f"With permuted training labels: {', '.join(lines)}; always the larger class: "
+            f"{chance:.3f}."
         ]
     text += [
         f"Test sequences that are also in training or validation, on either strand: {shared(data)}."
@@ -172,16 +178,20 @@ def probe_table(results: Mapping[str, Compared], counts: Mapping[str, Json]) -> 
     lines = [
         "# Linear probes",
         f"`{COMMAND}`",
-        "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own validation part; kfold: its own folds), "
+        "Accuracy of a logistic regression on frozen mean features, five seeds (each draws its own "
+        "validation part; kfold: its own folds), "
         "with 95 % intervals over items and seeds. MCC and the last column are for chr20.",
         study.markdown(
             [*header, "MCC", "test also in training or validation", "minus published (fine-tuned)"],
             rows,
         ),
         *([sentence(every)] if every else []),
-        "Published numbers are from networks fine-tuned on the complete task, after pretraining on the human genome with about 10^10 tokens. "
-        "Here only a linear layer is trained, on the available part of the task (see the sizes), after 1.2 * 10^7 tokens, and "
-        "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published number in `published.csv`.",
+        "Published numbers are from networks fine-tuned on the complete task, after pretraining on "
+        "the human genome with about 10^10 tokens. "
+        "Here only a linear layer is trained, on the available part of the task (see the sizes), "
+        "after 1.2 * 10^7 tokens, and "
+        "another part is tested. Tasks without an entry (GUE, UCI, CNNProm) have no published "
+        "number in `published.csv`.",
     ]
     return "\n\n".join(lines)
 
@@ -239,7 +249,8 @@ def fine_tuning_table(results: Mapping[str, Compared], counts: Mapping[str, Json
     ]
     text = ["# Fine-tuning, one seed, and baselines", f"`{COMMAND}`"]
     text += [
-        "Accuracy on the test items. One seed, three epochs (two above 1 M bases, one above 2.2 M; the CNN eight), learning rates chosen on the promoters. "
+        "Accuracy on the test items. One seed, three epochs (two above 1 M bases, one above 2.2 M; "
+        "the CNN eight), learning rates chosen on the promoters. "
         "Intervals of differences are over items alone."
     ]
     return "\n\n".join([*text, study.markdown(header, rows), "\n".join(reasons), SPENT])
@@ -251,7 +262,8 @@ def why(task: str, train: int, test: int) -> str:
     if not known:
         return "There are no published numbers for this task."
     return (
-        f"Published numbers used {known[0].train:,} training sequences, these {train:,} ({100 * train / known[0].train:.0f} %); "
+        f"Published numbers used {known[0].train:,} training sequences, these {train:,} "
+        f"({100 * train / known[0].train:.0f} %); "
         f"here {test:,} sequences are scored, there the official test set."
     )
 
@@ -267,7 +279,8 @@ def distance(task: str, ours: str, accuracy: float) -> str:
 
 
 def sizes(data: TaskData, counted: Mapping[str, Json] | None) -> str:
-    """Sequences for training and validation, and for test, with the fraction of the larger class among the tested ones."""
+    """Sequences for training and validation, and for test, with the fraction of the larger class
+    among the tested ones."""
     folds = counted is not None and counted["protocol"] == "kfold"
     parts = data.counts()
     tested = {

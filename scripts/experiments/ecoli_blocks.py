@@ -1,19 +1,27 @@
-"""Block diffusion on E. coli: blocks of 1 to 64 bases between an autoregressive model and `mdlm`, with equal tokens and equal tuning.
+"""Block diffusion on E. coli: blocks of 1 to 64 bases between an autoregressive model and `mdlm`,
+with equal tokens and equal tuning.
 
-    python scripts/experiments/ecoli_blocks.py [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+    python scripts/experiments/ecoli_blocks.py [--output DIR] [--only NAME] [--list] [--table]
+    [--collect FILE] [--quick]
 
-The setting of ecoli_objectives.py: a 64x4 Caduceus (164,160 parameters; for `ar` a Mamba with one layer more), 12 M tokens, windows of 512.
-Each model tries the same learning rates with a quarter of the tokens and seed 1. The rate with the best bound on the validation part is used
-at full length, with three seeds for the models in SEEDS. The checkpoint is the best of six validations. The test part (80-90 % of the
-chromosome) is read once for each run, in `test-`. `ar` is exact, the others are bounds in count form with 8 draws.
+The setting of ecoli_objectives.py: a 64x4 Caduceus (164,160 parameters; for `ar` a Mamba with one
+layer more), 12 M tokens, windows of 512. Each model tries the same learning rates with a quarter of
+the tokens and seed 1. The rate with the best bound on the validation part is used at full length,
+with three seeds for the models in SEEDS. The checkpoint is the best of six validations. The test
+part (80-90 % of the chromosome) is read once for each run, in `test-`. `ar` is exact, the others
+are bounds in count form with 8 draws.
 
-Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed-MODEL`, for an idle machine: training tokens per second compared
-with `mdlm`, and seconds to sample 1 and 64 sequences of 1,024 bases that lose 2 % of the structure, compared with `ar`; `minutes-MODEL` and
-`testminutes-MODEL`: trained as long as `mdlm` takes for 12 M tokens, by the speeds of `speed-MODEL`; `hour-MODEL` and `testhour-MODEL`: trained
-for one hour of one core by these speeds; `chr20-MODEL` and `testchr20-MODEL`:
-the same training on human chr20 (GRCh37, 1-Mb blocks, every tenth is test), one seed, with the learning rates of E. coli, 2 draws for each of its 9,750 test windows; `long-BLOCKS`:
-1,000,000 bases sampled in 4 calls for each block, with the time and memory of a tenth of it and of all, judged in windows of 512. Scores of each test window are
-collected with the pieces, so that `--restore docs/tables/ecoli_blocks.json` continues on another machine.
+Pieces: `tune-MODEL-RATE`, `final-MODEL-SEED`, `test-MODEL-SEED`; `speed-MODEL`, for an idle
+    machine: training tokens per second compared with `mdlm`, and seconds to sample 1 and 64
+        sequences of 1,024 bases that lose 2 % of the structure, compared with `ar`; `minutes-MODEL`
+        and
+`testminutes-MODEL`: trained as long as `mdlm` takes for 12 M tokens, by the speeds of
+`speed-MODEL`; `hour-MODEL` and `testhour-MODEL`: trained for one hour of one core by these speeds;
+`chr20-MODEL` and `testchr20-MODEL`: the same training on human chr20 (GRCh37, 1-Mb blocks, every
+tenth is test), one seed, with the learning rates of E. coli, 2 draws for each of its 9,750 test
+windows; `long-BLOCKS`: 1,000,000 bases sampled in 4 calls for each block, with the time and memory
+of a tenth of it and of all, judged in windows of 512. Scores of each test window are collected with
+the pieces, so that `--restore docs/tables/ecoli_blocks.json` continues on another machine.
 """
 
 import json
@@ -142,7 +150,8 @@ class Study:
         )
 
     def score(self, name: str, part: str, num_draws: int | None = None) -> dict:
-        """`python -m dnadiff.evaluate` on one part; on validation its h(n) stays in the run, for the samplers."""
+        """`python -m dnadiff.evaluate` on one part; on validation its h(n) stays in the run, for
+        the samplers."""
         run = self.runs / name
         output = run / ("evaluate.json" if part == "valid" else f"{part}.json")
         options = [
@@ -204,7 +213,8 @@ class Study:
         )
 
     def hour(self, model: str) -> dict:
-        """Trained for one hour of one core, counted in steps at the speed of `speed-MODEL`, so that other work on the machine does not matter."""
+        """Trained for one hour of one core, counted in steps at the speed of `speed-MODEL`, so that
+        other work on the machine does not matter."""
         tokens = math.prod(shape(self.size["data"]))
         return self.timed(
             f"hour-{model}",
@@ -236,9 +246,11 @@ class Study:
         return {"training": training, "rate": rate}
 
     def speed(self, model: str) -> dict:
-        """Training steps compared with `mdlm`, and sampling compared with `ar`, in turns; the fastest of several rounds counts."""
+        """Training steps compared with `mdlm`, and sampling compared with `ar`, in turns; the
+        fastest of several rounds counts."""
         own = checkpoint.load(self.weights(model))
-        # One step of training is enough for the comparisons: the time of a step, and of sampling token by token, does not depend on weights.
+        # One step of training is enough for the comparisons: the time of a step, and of sampling
+        # token by token, does not depend on weights.
         mdlm, ar = (checkpoint.load(self.untrained(name)) for name in ("mdlm", "ar"))
         steps = [training_step(each, self.size["data"]) for each in (own, mdlm)]
         seconds = [math.inf] * 2
@@ -280,7 +292,8 @@ class Study:
         }
 
     def weights(self, model: str) -> Path:
-        """A trained run with an h(n): the longest there is, because the runs of restored pieces are not there."""
+        """A trained run with an h(n): the longest there is, because the runs of restored pieces are
+        not there."""
         tuned = self.rate(model)[0]
         names = [
             *(f"final-{model}-{seed}" for seed in SEEDS.get(model, (1,))),
@@ -294,7 +307,8 @@ class Study:
         ]
         if not found:
             raise study.NotYet(
-                f"no run of {' or '.join(names)} in {self.runs}; train one: remove its piece and run --only {names[-1]}"
+                f"no run of {' or '.join(names)} in {self.runs}; train one: remove its piece and "
+                f"run --only {names[-1]}"
             )
         return found[0]
 
@@ -304,7 +318,8 @@ class Study:
         return self.runs / f"untrained-{model}"
 
     def long(self, model: str) -> dict:
-        """One long sequence: time and peak memory of a tenth of it and of all, judged in windows."""
+        """One long sequence: time and peak memory of a tenth of it and of all, judged in
+        windows."""
         run = self.weights(model)
         rows, records = [], run / "long-windows.fa"
         for length in (self.size["long"] // 10, self.size["long"]):
@@ -356,7 +371,8 @@ class Study:
         }
 
     def table(self) -> str:
-        """Bits on the test part, and differences from `mdlm` and `ar` paired by window; then the other comparisons, as far as they are run."""
+        """Bits on the test part, and differences from `mdlm` and `ar` paired by window; then the
+        other comparisons, as far as they are run."""
         tokens = {model: self.tests(model) for model in MODELS}
         minutes = {m: [f"testminutes-{m}" if m != "mdlm" else "test-mdlm-1"] for m in TIMED}
         hour = {m: [f"testhour-{m}"] for m in HOUR}
@@ -373,7 +389,8 @@ class Study:
         )
 
     def comparison(self, title: str, pieces: dict[str, list[str]]) -> str:
-        """One row for each model, averaged over its finished test pieces; empty unless two models are finished."""
+        """One row for each model, averaged over its finished test pieces; empty unless two models
+        are finished."""
         finished = {
             model: [n for n in names if n in self.kept and self.kept.arrays_path(n).is_file()]
             for model, names in pieces.items()
@@ -392,7 +409,10 @@ class Study:
                 for name in ("mdlm", "ar")
             ]
             bits = own.mean()
-            shown = f"{bits.value / math.log(2):.4f} ({bits.low / math.log(2):.4f} to {bits.high / math.log(2):.4f})"
+            shown = (
+                f"{bits.value / math.log(2):.4f} ({bits.low / math.log(2):.4f} to "
+                f"{bits.high / math.log(2):.4f})"
+            )
             novel = (
                 f"{own.mean('novel').value / math.log(2):.4f}"
                 if own.tokens.get("novel", np.zeros(1)).any()

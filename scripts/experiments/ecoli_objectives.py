@@ -1,20 +1,26 @@
-"""Compare all objectives on E. coli: one network, equal tokens, equal tuning, and differences paired by window.
+"""Compare all objectives on E. coli: one network, equal tokens, equal tuning, and differences
+paired by window.
 
-    python scripts/experiments/ecoli_objectives.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    python scripts/experiments/ecoli_objectives.py [--output DIR] [--only NAME] [--list] [--table]
+    [--quick]
 
-The network is a 64x4 Caduceus; the autoregressive control is its causal twin, a Mamba with one layer more (164,608 parameters, 0.3 % more).
-12 M tokens each, windows of 512, the demo's optimizer and schedule; `mlm then mdlm` spends half of them on each. Every objective tries
-the same learning rates with a quarter of the tokens; the control also tries dropout and weight decay, at full length, because that is where
-they could help. All choices (learning rate, checkpoint by early stopping at the best of six validations, dropout and decay) are made on the
-validation part. The test part is evaluated once for each model, at the end: all windows of 512, count form (AR: exact), novel bases apart.
+The network is a 64x4 Caduceus; the autoregressive control is its causal twin, a Mamba with one
+layer more (164,608 parameters, 0.3 % more). 12 M tokens each, windows of 512, the demo's optimizer
+and schedule; `mlm then mdlm` spends half of them on each. Every objective tries the same learning
+rates with a quarter of the tokens; the control also tries dropout and weight decay, at full length,
+because that is where they could help. All choices (learning rate, checkpoint by early stopping at
+the best of six validations, dropout and decay) are made on the validation part. The test part is
+evaluated once for each model, at the end: all windows of 512, count form (AR: exact), novel bases
+apart.
 
-`mdlm` trains on plain cross-entropy; score entropy and D3PM train on their bounds here, and `mdlm_nelbo`, which has the same weighting, is
-their baseline. Each model is one training run, and the intervals are over windows only: the seeds of scripts/bench/objective.py
-ended up to 0.0034 bits apart with one method, so smaller differences are no evidence about the objectives.
+`mdlm` trains on plain cross-entropy; score entropy and D3PM train on their bounds here, and
+`mdlm_nelbo`, which has the same weighting, is their baseline. Each model is one training run, and
+the intervals are over windows only: the seeds of scripts/bench/objective.py ended up to 0.0034 bits
+apart with one method, so smaller differences are no evidence about the objectives.
 
-`sedd` is not conditioned on time, so that its network is the same as the others' (with its usual time input it has 311,872 parameters:
-`sedd_time`). All but AR are evaluated by the same bound, in continuous time with SUBS; "own bound" is the training objective of each, on
-validation windows.
+`sedd` is not conditioned on time, so that its network is the same as the others' (with its usual
+time input it has 311,872 parameters: `sedd_time`). All but AR are evaluated by the same bound, in
+continuous time with SUBS; "own bound" is the training objective of each, on validation windows.
 """
 
 import itertools
@@ -84,7 +90,8 @@ QUICK = {
 
 
 class Study:
-    """The pieces and their table: `tune-MODEL-RATE`, `final-MODEL-VARIANT`, `test-MODEL` and `markov`."""
+    """The pieces and their table: `tune-MODEL-RATE`, `final-MODEL-VARIANT`, `test-MODEL` and
+    `markov`."""
 
     def __init__(self, folder: Path, size: dict) -> None:
         self.kept, self.size, self.runs = study.Kept(folder, size), size, folder / "runs"
@@ -244,7 +251,10 @@ class Study:
                 for other in (low, "mdlm")
             ]
             mean = each.mean()
-            bits = f"{mean.value / math.log(2):.4f} ({(mean.low / math.log(2)):.4f} to {mean.high / math.log(2):.4f})"
+            bits = (
+                f"{mean.value / math.log(2):.4f} ({(mean.low / math.log(2)):.4f} to "
+                f"{mean.high / math.log(2):.4f})"
+            )
             novel = (
                 f"{each.mean('novel').value / math.log(2):.4f}"
                 if each.tokens.get("novel", np.zeros(1)).any()

@@ -1,19 +1,26 @@
-"""Fine-tuning from the bundled models: all sets, few labels, regression, and what head, recipe and pretraining contribute.
+"""Fine-tuning from the bundled models: all sets, few labels, regression, and what head, recipe and
+pretraining contribute.
 
-    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only
+    NAME] [--list] [--table] [--collect FILE] [--quick]
 
-FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with default settings and the changes below; all
-share one folder of predictions, so that nothing is trained twice. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the
-command does by default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials, in `head-` four times that. The
-baselines without a network have epochs of their own. With `--minutes 1` all pieces take about 25 hours on one core with AVX-512; several
-processes with the same `--output` share them. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the organism, for others
-`multi`. Predictions of test items are made by every piece, but settings are chosen on validation.
+FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with
+default settings and the changes below; all share one folder of predictions, so that nothing is
+trained twice. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the command
+does by default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials, in
+`head-` four times that. The baselines without a network have epochs of their own. With
+`--minutes 1` all pieces take about 25 hours on one core with AVX-512; several processes with the
+same `--output` share them. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the
+organism, for others `multi`. Predictions of test items are made by every piece, but settings are
+chosen on validation.
 
-Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six sets), `features-TASK` on six sets (heads
-that do not read the bases), `values-TASK` (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
-full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on the features; only validation scores are kept),
-`length-TASK` where the length alone decides (heads that read it), `overlap-TASK` (the predictions of `set-TASK` inside and outside the
-pretraining data; needs `FOLDER/genomes`).
+Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six
+    sets), `features-TASK` on six sets (heads that do not read the bases), `values-TASK`
+    (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
+full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on
+the features; only validation scores are kept), `length-TASK` where the length alone decides (heads
+that read it), `overlap-TASK` (the predictions of `set-TASK` inside and outside the pretraining
+data; needs `FOLDER/genomes`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +100,8 @@ GROUPS = (
     "scratch",
     "best head on the bases",
 )  # that the fine-tuned network is compared with
-VERSION = 2  # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
+# of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
+VERSION = 2
 FULL = {
     "version": VERSION,
     "tasks": TASKS,
@@ -313,7 +321,8 @@ class Study:
         return study.markdown(["validation accuracy (loss)", *heads], rows) if rows else ""
 
     def comparison(self, kind: str) -> str:
-        """One row for each set: the models, and the fine-tuned network minus the best of each group of others."""
+        """One row for each set: the models, and the fine-tuned network minus the best of each group
+        of others."""
         found = self.finished(kind)
         names = [name for name in COLUMNS if any(name in row["models"] for row in found.values())]
         rows = []
@@ -341,7 +350,8 @@ class Study:
         return study.markdown(header, rows) + "\n\n" + summary(found) if rows else ""
 
     def training_overlap(self) -> str:
-        """Accuracies on the test items of each set that do not overlap its training part, where some do."""
+        """Accuracies on the test items of each set that do not overlap its training part, where
+        some do."""
         outside = {
             task: row["outside_training"]
             for task, row in self.finished("set").items()
@@ -457,7 +467,8 @@ class Study:
 
 
 def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The scores and differences on the test items that do not overlap the training part; None if all are outside."""
+    """The scores and differences on the test items that do not overlap the training part; None if
+    all are outside."""
     metric, name = result["task"]["metric"], "outside training"
     models = {
         model: m["subsets"]
@@ -480,7 +491,8 @@ def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
 def against_best(
     row: Mapping[str, Any], groups: Sequence[str]
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """The model of some groups with the best score, and the difference of the fine-tuned network from it."""
+    """The model of some groups with the best score, and the difference of the fine-tuned network
+    from it."""
     known = {
         d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]
     }
@@ -521,7 +533,8 @@ def shown(difference: Mapping[str, Any] | None) -> str:
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """How often the fine-tuned network is better, worse, and more than .005 worse than the best of other models."""
+    """How often the fine-tuned network is better, worse, and more than .005 worse than the best of
+    other models."""
     lines = []
     for title, groups in {
         **{group: [group] for group in GROUPS},
@@ -537,7 +550,10 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
         behind = sum(
             round(d["difference"], 6) < -0.005 for d in differences
         )  # 124 of 200 minus 125 of 200 is not exactly -.005
-        counts = f"better with an interval on {better}, worse on {worse}, more than .005 below on {behind}"
+        counts = (
+            f"better with an interval on {better}, worse on {worse}, more than .005 below on "
+            f"{behind}"
+        )
         lines += [f"{title}: of {len(differences)} {counts}"] if differences else []
     return "Fine-tuned compared with " + "; ".join(lines) + "."
 

@@ -1,21 +1,29 @@
-"""Infilling of held-out windows with half of the bases masked: the network compared with two-sided and one-sided Markov models of order 12.
+"""Infilling of held-out windows with half of the bases masked: the network compared with two-sided
+and one-sided Markov models of order 12.
 
-    python scripts/experiments/infilling.py [--ecoli RUN] [--chr20 RUN] [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    python scripts/experiments/infilling.py [--ecoli RUN] [--chr20 RUN] [--output DIR] [--only NAME]
+    [--list] [--table] [--quick]
 
-Windows of the test part, spread evenly, without unknown bases. `middle`: the middle half is one gap, as in `infill=`; `random`: half of the
-bases are masked at random. Without --ecoli a 64x4 Caduceus is trained first (12 M tokens).
+Windows of the test part, spread evenly, without unknown bases. `middle`: the middle half is one
+gap, as in `infill=`; `random`: half of the bases are masked at random. Without --ecoli a 64x4
+Caduceus is trained first (12 M tokens).
 
 Predictions of a masked base given the visible half of its window:
 
-- *network*: its distribution in one call; *designs*: draws of `sample infill=`, base after base (one call for each of 64 groups).
-- *order 12, two-sided*: the distribution of a masked base under the back-off Markov chain itself, given both sides, by Gibbs sampling: the
-  probabilities of each full conditional, averaged over sweeps. Initialized with draws of the one-sided model.
-- *order 12, neighbors*: q(b | known bases to the left) q(b | known bases to the right) / q(b), no sampling.
-- *order 12, one-sided*: q(b | known bases to the left), with a shorter context next to masked bases.
+- *network*: its distribution in one call; *designs*: draws of `sample infill=`, base after base
+  (one call for each of 64 groups).
+- *order 12, two-sided*: the distribution of a masked base under the back-off Markov chain itself,
+  given both sides, by Gibbs sampling: the probabilities of each full conditional, averaged over
+  sweeps. Initialized with draws of the one-sided model.
+- *order 12, neighbors*: q(b | known bases to the left) q(b | known bases to the right) / q(b), no
+  sampling.
+- *order 12, one-sided*: q(b | known bases to the left), with a shorter context next to masked
+  bases.
 - *unconditional*: the network with all bases masked; *most frequent base*: no information.
 
-*most probable*: how often the most probable base is correct. *drawn*: how often a base drawn from the distribution is correct, the mean
-probability of the correct base. Intervals are 95 % over windows. The Markov models are fitted on both strands of the training part and tuned on validation.
+*most probable*: how often the most probable base is correct. *drawn*: how often a base drawn from
+the distribution is correct, the mean probability of the correct base. Intervals are 95 % over
+windows. The Markov models are fitted on both strands of the training part and tuned on validation.
 """
 
 from __future__ import annotations
@@ -103,7 +111,8 @@ def half_masks(pattern: str, num: int, length: int) -> np.ndarray:
 
 
 def log_prob_rows(model: BackoffMarkov, bases: np.ndarray) -> np.ndarray:
-    """log q(x | context) of all four bases x at each position: (L, 4), natural logarithms, also at unknown bases."""
+    """log q(x | context) of all four bases x at each position: (L, 4), natural logarithms, also at
+    unknown bases."""
     rows = np.empty((len(bases), 4))
     for here, segment in segments(bases, model.order):
         q = np.full((len(segment.bases), 4), 0.25)
@@ -137,10 +146,11 @@ def two_sided(
     burn: int,
     seed: int = 0,
 ) -> np.ndarray:
-    """The distribution of each masked base given all visible ones under the Markov chain: (S, L, 4), by Gibbs sampling.
+    """The distribution of each masked base given all visible ones under the Markov chain: (S, L,
+    4), by Gibbs sampling.
 
-    Bases further apart than the order are drawn together: given all others, each depends only on its own context and on the bases whose
-    context includes it.
+    Bases further apart than the order are drawn together: given all others, each depends only on
+    its own context and on the bases whose context includes it.
     """
     rng = np.random.default_rng(seed)
     x = windows.copy()
@@ -164,14 +174,16 @@ def two_sided(
 
 
 def _last_rows(model: BackoffMarkov, context: np.ndarray) -> np.ndarray:
-    """log q of the last position of each row of `context (R, K)`: one text, with an unknown base before each row."""
+    """log q of the last position of each row of `context (R, K)`: one text, with an unknown base
+    before each row."""
     gap = np.full((len(context), 1), UNKNOWN, np.uint8)
     text = np.concatenate([gap, context], 1)
     return log_prob_rows(model, text.reshape(-1)).reshape(*text.shape, 4)[:, -1]
 
 
 def _full_conditionals(model: BackoffMarkov, x: np.ndarray, phase: int) -> np.ndarray:
-    """p(b | all other bases) at the positions phase, phase + order + 1, ...: (S, L, 4), zeros elsewhere."""
+    """p(b | all other bases) at the positions phase, phase + order + 1, ...: (S, L, 4), zeros
+    elsewhere."""
     reach, length = model.order + 1, x.shape[1]
     gap = np.full((len(x), 1), UNKNOWN, np.uint8)
     score = np.zeros((len(x), length, 4))

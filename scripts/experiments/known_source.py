@@ -1,16 +1,22 @@
-"""Do the objectives reach the entropy of a known source? A random order-3 Markov chain of at most 1.2 bits per base.
+"""Do the objectives reach the entropy of a known source? A random order-3 Markov chain of at most
+1.2 bits per base.
 
-    python scripts/experiments/known_source.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    python scripts/experiments/known_source.py [--output DIR] [--only NAME] [--list] [--table]
+    [--quick]
 
-The optimum for any model on windows of L bases is known: their entropy, (H of 3 bases + (L - 3) H)/L bits per base, is the cost of the exact
-next-base distribution, and also the NELBO of the exact posterior (the chain rule holds in every order). For T discrete steps it is
-sum_i (alpha_s - alpha_t) E h(n), n ~ Binomial(L - 1, alpha_t), with the exact h(n): the mean posterior entropy of a masked base when
-n random others are visible, by forward-backward over the chain's 64 states, Monte Carlo over masks and windows. The score entropy of the
-exact ratios is sum_n h(n)/L, which is the entropy of the window again: the table shows the Monte Carlo estimate of it.
+The optimum for any model on windows of L bases is known: their entropy, (H of 3 bases + (L - 3)
+H)/L bits per base, is the cost of the exact next-base distribution, and also the NELBO of the exact
+posterior (the chain rule holds in every order). For T discrete steps it is sum_i (alpha_s -
+alpha_t) E h(n), n ~ Binomial(L - 1, alpha_t), with the exact h(n): the mean posterior entropy of a
+masked base when n random others are visible, by forward-backward over the chain's 64 states, Monte
+Carlo over masks and windows. The score entropy of the exact ratios is sum_n h(n)/L, which is the
+entropy of the window again: the table shows the Monte Carlo estimate of it.
 
-Test windows are a sample of the source, so a model is evaluated by its excess over -log2 p of these windows, which the chain gives exactly.
-`d3pm` and `sedd` are evaluated by their own bounds (mass on the mask, reconstruction and unnormalized ratios all cost), the others by
-`python -m dnadiff.evaluate`. The target is the excess of the exact distribution, within 1 % of 2 - the target's bits.
+Test windows are a sample of the source, so a model is evaluated by its excess over -log2 p of these
+windows, which the chain gives exactly. `d3pm` and `sedd` are evaluated by their own bounds (mass on
+the mask, reconstruction and unnormalized ratios all cost), the others by
+`python -m dnadiff.evaluate`. The target is the excess of the exact distribution, within 1 % of 2 -
+the target's bits.
 """
 
 import math
@@ -32,7 +38,8 @@ CONTEXTS = 4**ORDER
 OBJECTIVES = {
     "mdlm": ["objective=mdlm", "backbone=caduceus"],
     "ar": ["objective=ar", "backbone=mamba"],
-    # alpha(1) = 1e-3 would leave 1e-3 of every base unmasked and its cost, 2e-3 bits, out of the sum over steps.
+    # alpha(1) = 1e-3 would leave 1e-3 of every base unmasked and its cost, 2e-3 bits, out of the
+    # sum over steps.
     "d3pm": [
         "objective=d3pm",
         "objective.masking.num_steps=64",
@@ -66,12 +73,15 @@ QUICK = {
 class Chain:
     """A random order-3 Markov chain over A, C, G, T with an entropy rate just below `max_bits`.
 
-    The logits of the next base are a random effect of each of the three bases before it and, half as large, one of the three together.
-    Without the separate effects single bases would carry almost no information (h(0) is 1.98 bits and h(L - 1) 0.4): the
-    posterior would be a decoding problem that a 64x4 Caduceus does not solve in minutes (0.05 bits above the exact h(n) after 12 M tokens).
+    The logits of the next base are a random effect of each of the three bases before it and, half
+    as large, one of the three together. Without the separate effects single bases would carry
+    almost no information (h(0) is 1.98 bits and h(L - 1) 0.4): the posterior would be a decoding
+    problem that a 64x4 Caduceus does not solve in minutes (0.05 bits above the exact h(n) after 12
+    M tokens).
 
     Attributes:
-        rows: (64, 4) distribution of the next base; the context of bases a, b, c (oldest first) is 16 a + 4 b + c.
+        rows: (64, 4) distribution of the next base; the context of bases a, b, c (oldest first) is
+            16 a + 4 b + c.
         stationary: (64,) stationary distribution of the contexts.
     """
 
@@ -108,7 +118,8 @@ class Chain:
         return float(-(self.stationary[:, None] * self.rows * np.log2(self.rows)).sum())
 
     def conditional_bits(self, order: int) -> float:
-        """Entropy of a base given `order` < 3 bases before it: the minimum cost of a model of lower order."""
+        """Entropy of a base given `order` < 3 bases before it: the minimum cost of a model of lower
+        order."""
         joint = (
             (self.stationary[:, None] * self.rows).reshape(4 ** (ORDER - order), 4**order, 4).sum(0)
         )
@@ -140,7 +151,8 @@ class Chain:
         ].sum(1)
 
     def posterior(self, bases: np.ndarray, masked: np.ndarray) -> np.ndarray:
-        """(S, L, 4): the distribution of each base given the visible ones, by forward-backward over the 64 contexts.
+        """(S, L, 4): the distribution of each base given the visible ones, by forward-backward over
+        the 64 contexts.
 
         Args:
             bases: (S, L).
@@ -181,9 +193,11 @@ class Chain:
         return posterior / posterior.sum(-1, keepdims=True)
 
     def exact_h(self, length: int, masks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """h(n) in nats and its standard error, (L,) each: mean posterior entropy of a masked base when n random others are visible.
+        """h(n) in nats and its standard error, (L,) each: mean posterior entropy of a masked base
+        when n random others are visible.
 
-        The expected cross-entropy of the exact posterior is its entropy, which has less variance than -log p of the base that was drawn.
+        The expected cross-entropy of the exact posterior is its entropy, which has less variance
+        than -log p of the base that was drawn.
         """
         draws, h = np.random.default_rng(seed), np.empty((length, masks))
         for n in range(length):
@@ -201,7 +215,8 @@ def step_weights(length: int, alpha: np.ndarray) -> np.ndarray:
 
 
 def own_bound(loaded: checkpoint.Loaded, ids: torch.Tensor, draws: int, batch: int) -> np.ndarray:
-    """(batches, draws) the objective's own bound on -log p in nats per base, as validation estimates it."""
+    """(batches, draws) the objective's own bound on -log p in nats per base, as validation
+    estimates it."""
     objective = checkpoint.build_objective(loaded.config, loaded.process).evaluation()
     results = []
     with torch.no_grad():
@@ -248,7 +263,8 @@ class Study:
             float(np.sqrt((se**2).sum())) / size["length"] / bit,
         )
         print(
-            f"H {self.chain.rate:.5f} bits; windows {window:.5f}; sum of h(n)/L {from_h:.5f} +- {from_h_se:.5f}"
+            f"H {self.chain.rate:.5f} bits; windows {window:.5f}; sum of h(n)/L {from_h:.5f} +- "
+            f"{from_h_se:.5f}"
         )
         lower = [self.chain.conditional_bits(order) for order in range(ORDER)]
         return {
@@ -321,7 +337,8 @@ class Study:
                 torch.linspace(0, 1, steps + 1, dtype=torch.float64)
             ).numpy()
             weight = step_weights(size["length"], alpha)
-            # The mean of h over n is known exactly: only the difference to it is estimated by Monte Carlo.
+            # The mean of h over n is known exactly: only the difference to it is estimated by Monte
+            # Carlo.
             more = weight - 1 / size["length"]
             target = source["window"] + float(more @ np.array(source["h"])) / bit
             target_se, how = (
@@ -355,7 +372,9 @@ class Study:
         if "source" in self.kept:
             s = self.kept["source"]
             lines.append(
-                f"Order-3 chain: H = {s['rate']:.4f} bits per base (orders 0, 1, 2: {', '.join(f'{b:.4f}' for b in s['lower_orders'])}), windows of {self.size['length']}: {s['window']:.4f}; "
+                f"Order-3 chain: H = {s['rate']:.4f} bits per base (orders 0, 1, 2: "
+                f"{', '.join(f'{b:.4f}' for b in s['lower_orders'])}), windows of "
+                f"{self.size['length']}: {s['window']:.4f}; "
                 f"sum of the exact h(n): {s['from_h']:.4f} +- {s['from_h_se']:.4f}.\n"
             )
         rows = []

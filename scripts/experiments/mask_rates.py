@@ -1,15 +1,20 @@
-"""Which mask rates to train on: distributions of rates compared on E. coli with equal tokens, for single sites, whole windows and probes.
+"""Which mask rates to train on: distributions of rates compared on E. coli with equal tokens, for
+single sites, whole windows and probes.
 
-    python scripts/experiments/mask_rates.py [--output DIR] [--only NAME] [--list] [--table] [--collect FILE] [--quick]
+    python scripts/experiments/mask_rates.py [--output DIR] [--only NAME] [--list] [--table]
+    [--collect FILE] [--quick]
 
-A 64x4 Caduceus is trained on 3 M tokens in windows of 512 with each distribution (`objective/masking=beta`), and by masked language modeling
-at 15 %. All use the same two learning rates; each takes the better one by its own kind of validation. All numbers are of the validation part: the
-comparison chooses a recipe, and the test part stays unread.
+A 64x4 Caduceus is trained on 3 M tokens in windows of 512 with each distribution
+(`objective/masking=beta`), and by masked language modeling at 15 %. All use the same two learning
+rates; each takes the better one by its own kind of validation. All numbers are of the validation
+part: the comparison chooses a recipe, and the test part stays unread.
 
 - NELBO: `evaluate`, count form, 8 draws.
-- Single site: bits of one base of each window with everything else visible, both strands read, 4 sites of each window in separate calls.
-  Windows with fewer counted bases have all of them, and windows without one are left out.
-- Probe: logistic regression on frozen mean features, `ecoli_coding`, accuracy on the task's validation items for the network that is chosen.
+- Single site: bits of one base of each window with everything else visible, both strands read, 4
+  sites of each window in separate calls. Windows with fewer counted bases have all of them, and
+  windows without one are left out.
+- Probe: logistic regression on frozen mean features, `ecoli_coding`, accuracy on the task's
+  validation items for the network that is chosen.
 
 Pieces: `train-NAME-RATE`, and of the better rate `measure-NAME` and `probe-NAME`.
 """

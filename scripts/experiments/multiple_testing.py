@@ -1,6 +1,7 @@
 """How many of many differences remain after a correction for testing all of them.
 
-A two-sided p-value is taken from a difference and its 95 % bootstrap interval, as of a normal distribution with the interval's width.
+A two-sided p-value is taken from a difference and its 95 % bootstrap interval, as of a normal
+distribution with the interval's width.
 """
 
 import math
@@ -19,7 +20,8 @@ class Difference(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many differences are above and below 0: uncorrected, after Holm's correction, and after Benjamini and Hochberg's."""
+    """How many differences are above and below 0: uncorrected, after Holm's correction, and after
+    Benjamini and Hochberg's."""
 
     total: int
     plain: tuple[int, int]
@@ -34,7 +36,8 @@ def p_value(difference: Difference) -> float:
 
 
 def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses are rejected with a probability of at most `level` for any false rejection (Holm 1979)."""
+    """Which hypotheses are rejected with a probability of at most `level` for any false rejection
+    (Holm 1979)."""
     order, rejected = (
         sorted(range(len(p_values)), key=p_values.__getitem__),
         [False] * len(p_values),
@@ -47,14 +50,16 @@ def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
 
 
 def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses are rejected with an expected fraction of at most `level` false rejections (Benjamini and Hochberg 1995)."""
+    """Which hypotheses are rejected with an expected fraction of at most `level` false rejections
+    (Benjamini and Hochberg 1995)."""
     ordered = sorted(p_values)
     below = [p for rank, p in enumerate(ordered, 1) if p <= level * rank / len(ordered)]
     return [bool(below) and p <= below[-1] for p in p_values]
 
 
 def count(differences: Sequence[Difference]) -> Counts:
-    """The numbers of differences above and below 0 whose intervals exclude 0, and those that remain after each correction."""
+    """The numbers of differences above and below 0 whose intervals exclude 0, and those that remain
+    after each correction."""
     p_values = [p_value(d) for d in differences]
     plain = [d.low > 0 or d.high < 0 for d in differences]
 
@@ -73,8 +78,12 @@ def sentence(differences: Sequence[Difference]) -> str:
     found = count(differences)
     said = [f"{up} above 0 and {down} below" for up, down in found[1:]]
     return (
-        f"Of the {found.total} intervals of differences from the untrained network, {sum(found.plain)} exclude 0 ({said[0]}); about "
-        f"{LEVEL * found.total:.1f} would by chance if there were no difference. With p-values from these intervals (normal approximation), "
-        f"{sum(found.holm)} remain by Holm's correction for all {found.total} ({said[1]}, family-wise error 5 %), and "
-        f"{sum(found.benjamini_hochberg)} by that of Benjamini and Hochberg ({said[2]}, false discovery rate 5 %)."
+        f"Of the {found.total} intervals of differences from the untrained network, "
+        f"{sum(found.plain)} exclude 0 ({said[0]}); about "
+        f"{LEVEL * found.total:.1f} would by chance if there were no difference. With p-values "
+        "from these intervals (normal approximation), "
+        f"{sum(found.holm)} remain by Holm's correction for all {found.total} ({said[1]}, "
+        "family-wise error 5 %), and "
+        f"{sum(found.benjamini_hochberg)} by that of Benjamini and Hochberg ({said[2]}, false "
+        "discovery rate 5 %)."
     )

@@ -1,7 +1,8 @@
-"""Predictions of studies that run in pieces: stored by task, model and seed, and compared when they are complete.
+"""Predictions of studies that run in pieces: stored by task, model and seed, and compared when they
+are complete.
 
-`results.ResultsFolder` decides by a digest whether a stored prediction may be reused. Here the names alone identify a prediction:
-the study that writes them defines what they mean.
+`results.ResultsFolder` decides by a digest whether a stored prediction may be reused. Here the
+names alone identify a prediction: the study that writes them defines what they mean.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Predictions:
         protocol: FixedSplit,
         report: Report = no_report,
     ) -> dict[str, Json]:
-        """Fit a model, store its predictions, and return metrics, settings and fit information as plain values."""
+        """Fit a model, store its predictions, and return metrics, settings and fit information as
+        plain values."""
         tested, start = protocol.tested(data), time.monotonic()
         computed = predict_rounds(data, model, seed, report, protocol, tested.labels)
         seconds, valid = time.monotonic() - start, computed.valid_predictions
@@ -96,7 +98,8 @@ class Predictions:
         labels: Tensor,
         folds: Mapping[int, np.ndarray | None] | None = None,
     ) -> dict[str, list[Prediction]]:
-        """The finished predictions of these models, one per finished seed; ValueError if their items do not have these `labels`.
+        """The finished predictions of these models, one per finished seed; ValueError if their
+        items do not have these `labels`.
 
         `folds` are those of a cross-validation, for each seed.
         """
@@ -107,7 +110,8 @@ class Predictions:
                     prediction, stored = load_prediction(path)
                     if not np.array_equal(stored, labels, equal_nan=True):
                         raise ValueError(
-                            f"{path} has different items from the task {task}; remove it and its piece, and run the piece again"
+                            f"{path} has different items from the task {task}; remove it and its "
+                            "piece, and run the piece again"
                         )
                     found.setdefault(name, []).append(
                         prediction._replace(folds=(folds or {}).get(seed))
@@ -123,7 +127,8 @@ class Predictions:
         seeds: Sequence[int],
         **more: Json,
     ) -> Mapping[str, Json]:
-        """`comparison.compare` of the finished predictions; pairs with an unfinished model are left out."""
+        """`comparison.compare` of the finished predictions; pairs with an unfinished model are left
+        out."""
         tested = protocol.tested(data)
         finished = self.of(
             task,

@@ -1,15 +1,21 @@
-"""Pretraining objectives compared on classification: no pretraining, mlm, ar, sedd, mdlm, and mlm followed by mdlm.
+"""Pretraining objectives compared on classification: no pretraining, mlm, ar, sedd, mdlm, and mlm
+followed by mdlm.
 
-    python scripts/experiments/pretraining.py --data FOLDER [--output DIR] [--only NAME] [--list] [--table] [--write DIR] [--quick]
+    python scripts/experiments/pretraining.py --data FOLDER [--output DIR] [--only NAME] [--list]
+    [--table] [--write DIR] [--quick]
 
-One network (Caduceus 64x4; for AR the causal counterpart, a Mamba with one more layer and 0.3 % more parameters), one genome (human chr20),
-12 M tokens each in windows of 512, the same weight averaging and the same reverse-complement augmentation. Every objective tries the same two
-learning rates with a sixth of the tokens and uses the one with the better validation loss of its own kind; `mlm_mdlm` uses half of the tokens
-for each objective, with the rate of each. `sedd` is not conditioned on time, so that its network is the same.
+One network (Caduceus 64x4; for AR the causal counterpart, a Mamba with one more layer and 0.3 %
+more parameters), one genome (human chr20), 12 M tokens each in windows of 512, the same weight
+averaging and the same reverse-complement augmentation. Every objective tries the same two learning
+rates with a sixth of the tokens and uses the one with the better validation loss of its own kind;
+`mlm_mdlm` uses half of the tokens for each objective, with the rate of each. `sedd` is not
+conditioned on time, so that its network is the same.
 
-Then all are fine-tuned in the same way on the complete official test set of `human_nontata_promoters`, divided 80/20 by shared 24-mers: two
-learning rates, chosen on validation with a separate seed; three seeds; paired differences on the same test items. Both networks are also trained
-from scratch. The question is whether diffusion pretraining preserves accuracy: it does unless the interval of the difference excludes 0.
+Then all are fine-tuned in the same way on the complete official test set of
+`human_nontata_promoters`, divided 80/20 by shared 24-mers: two learning rates, chosen on validation
+with a separate seed; three seeds; paired differences on the same test items. Both networks are also
+trained from scratch. The question is whether diffusion pretraining preserves accuracy: it does
+unless the interval of the difference excludes 0.
 """
 
 import itertools
@@ -79,7 +85,8 @@ QUICK = {
 
 
 class Objectives(Study):
-    """`pretune-OBJECTIVE-RATE`, `pretrain-OBJECTIVE`, then `tune-NETWORK-RATE` and `run-NETWORK-sSEED`."""
+    """`pretune-OBJECTIVE-RATE`, `pretrain-OBJECTIVE`, then `tune-NETWORK-RATE` and
+    `run-NETWORK-sSEED`."""
 
     networks = {  # noqa: RUF012
         "scratch": "mdlm",
@@ -190,7 +197,10 @@ class Objectives(Study):
                 number(m["metrics"]["mcc"]["value"]),
                 number(m["metrics"]["auroc"]["value"]),
             ]
-            parts = f"{number(inside.get('accuracy'))} ({inside.get('items', 0):,}) / {number(outside.get('accuracy'))}"
+            parts = (
+                f"{number(inside.get('accuracy'))} ({inside.get('items', 0):,}) / "
+                f"{number(outside.get('accuracy'))}"
+            )
             rows.append([model, pretrained, *cells, parts, f"{self.rate(name)[0]:g}"])
         header = [
             "model",
@@ -207,7 +217,10 @@ class Objectives(Study):
             for d in result["differences"]
         ]
         train, test = len(data.train) + len(data.valid), len(data.test)
-        sizes = f"{train:,} sequences for training and validation, {test:,} for test; {kept_together(data)}."
+        sizes = (
+            f"{train:,} sequences for training and validation, {test:,} for test; "
+            f"{kept_together(data)}."
+        )
         text = [
             "# Pretraining objectives compared",
             f"`{COMMAND}`",
@@ -240,11 +253,15 @@ class Objectives(Study):
                         f"{rate} {accuracy:.3f}" for rate, accuracy in self.rate(name)[1].items()
                     )
                 )
-        return f"Rates of fine-tuning tried, with their accuracy on the validation items: {'; '.join(found)}."
+        return (
+            "Rates of fine-tuning tried, with their accuracy on the validation items: "
+            f"{'; '.join(found)}."
+        )
 
 
 def verdict(difference: dict) -> str:
-    """Preserved to within the largest loss in the interval; better or worse only if the interval excludes 0."""
+    """Preserved to within the largest loss in the interval; better or worse only if the interval
+    excludes 0."""
     if difference["low"] <= 0 <= difference["high"]:
         return f"preserved to within {-difference['low']:.3f}"
     return f"the first is {difference['verdict']}"

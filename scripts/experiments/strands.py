@@ -1,11 +1,14 @@
-"""The value of the reverse strand: Caduceus-Ph, Ph with augmentation, and Caduceus-PS at equal FLOPs on E. coli.
+"""The value of the reverse strand: Caduceus-Ph, Ph with augmentation, and Caduceus-PS at equal
+FLOPs on E. coli.
 
     python scripts/experiments/strands.py [--output DIR] [--only NAME] [--list] [--table] [--quick]
 
-64x4 networks with the demo's objective, optimizer and schedule, windows of 512. A PS network reads both strands of each window, which costs
-twice as much: it has half the steps. Two seeds each (of weights, windows and masks); the checkpoint is the best of four validations. Nothing
-is chosen on the test part, which is evaluated once for each run: all its windows, on both strands. For a PS network the two bounds differ
-only by Monte Carlo noise; for Ph their mean is a bound as well, at twice the cost.
+64x4 networks with the demo's objective, optimizer and schedule, windows of 512. A PS network reads
+both strands of each window, which costs twice as much: it has half the steps. Two seeds each (of
+weights, windows and masks); the checkpoint is the best of four validations. Nothing is chosen on
+the test part, which is evaluated once for each run: all its windows, on both strands. For a PS
+network the two bounds differ only by Monte Carlo noise; for Ph their mean is a bound as well, at
+twice the cost.
 """
 
 import itertools

@@ -1,7 +1,8 @@
-"""Studies of many runs that survive an interruption: each finished piece is a JSON file, and tables are made of these files.
+"""Studies of many runs that survive an interruption: each finished piece is a JSON file, and tables
+are made of these files.
 
-A piece trains and evaluates by the command lines that a user would type. Starting a study again skips finished pieces, and resumes an
-interrupted training run.
+A piece trains and evaluates by the command lines that a user would type. Starting a study again
+skips finished pieces, and resumes an interrupted training run.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class Kept:
 
     Args:
         folder: created with the first piece.
-        settings: settings of the study, saved with each piece to detect pieces that were made with other settings.
-        strict: a piece that was made with other settings, or without any, counts as not finished: it is never read, and is run again.
+        settings: settings of the study, saved with each piece to detect pieces that were made with
+            other settings.
+        strict: a piece that was made with other settings, or without any, counts as not finished:
+            it is never read, and is run again.
     """
 
     def __init__(
@@ -67,11 +70,13 @@ class Kept:
         return row
 
     def arrays_path(self, name: str) -> Path:
-        """The file of the arrays of a piece, such as the scores of each window; most pieces have none."""
+        """The file of the arrays of a piece, such as the scores of each window; most pieces have
+        none."""
         return self.folder / f"{name}.npz"
 
     def keep_scores(self, name: str, path: Path) -> None:
-        """Store the scores of each window that `evaluate windows=` wrote as the arrays of a piece, in float32."""
+        """Store the scores of each window that `evaluate windows=` wrote as the arrays of a piece,
+        in float32."""
         scores = Scores.load(path)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace(
@@ -79,9 +84,11 @@ class Kept:
         ).save(self.arrays_path(name))
 
     def collect(self, names: Iterable[str], path: Path) -> None:
-        """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format of docs/tables.
+        """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format
+        of docs/tables.
 
-        Their arrays, if there are any, are written to an .npz file of the same name, as `PIECE/ARRAY`.
+        Their arrays, if there are any, are written to an .npz file of the same name, as
+        `PIECE/ARRAY`.
         """
         finished = [name for name in names if name in self]
         write_json(path, {name: self[name] for name in finished})
@@ -95,7 +102,8 @@ class Kept:
                 np.savez_compressed(file, **arrays)
 
     def restore(self, path: Path) -> None:
-        """Unpack what `collect` wrote, as finished pieces with today's settings; pieces that exist already are not changed."""
+        """Unpack what `collect` wrote, as finished pieces with today's settings; pieces that exist
+        already are not changed."""
         arrays: dict[str, dict[str, np.ndarray]] = {}
         if path.with_suffix(".npz").is_file():
             with np.load(path.with_suffix(".npz")) as stored:
@@ -133,7 +141,8 @@ class Kept:
         write_json(self.path(name), {**row, "of_study": self.settings})
 
     def changed(self, name: str) -> str:
-        """Settings that changed since a piece was made, such as `epochs 10, now 8`; empty if none did.
+        """Settings that changed since a piece was made, such as `epochs 10, now 8`; empty if none
+        did.
 
         A piece without settings, of an earlier version, has not changed unless `strict`.
         """
@@ -199,17 +208,18 @@ def work(
 ) -> None:
     """Run the chosen pieces that are not finished, in the order of `--only`.
 
-    Finished pieces that were made with other settings are listed first; they are not run again, and stay in the tables, unless `kept` is
-    strict.
+    Finished pieces that were made with other settings are listed first; they are not run again, and
+    stay in the tables, unless `kept` is strict.
 
-    With `--restore FILE` the pieces of a collected file count as finished, so that a study continues on another machine; the runs of these
-    pieces are not restored, and pieces that need their weights have to train them again.
+    With `--restore FILE` the pieces of a collected file count as finished, so that a study
+    continues on another machine; the runs of these pieces are not restored, and pieces that need
+    their weights have to train them again.
 
-    With `--collect FILE` all finished pieces, or those named in `collected`, are written to one JSON file at the end; add `--table` to
-    collect without running any.
+    With `--collect FILE` all finished pieces, or those named in `collected`, are written to one
+    JSON file at the end; add `--table` to collect without running any.
 
-    Several processes can work in one folder: a piece that another process runs is skipped, and waited for at the end, because others may
-    depend on it.
+    Several processes can work in one folder: a piece that another process runs is skipped, and
+    waited for at the end, because others may depend on it.
 
     Raises:
         ValueError: if `--only` matches no piece.
@@ -229,7 +239,8 @@ def work(
     found = {name: kept.changed(name) for name in pieces if kept.path(name).is_file()}
     for change in dict.fromkeys(filter(None, found.values())):
         print(
-            f"made with other settings ({change}): {', '.join(name for name in found if found[name] == change)}",
+            f"made with other settings ({change}): "
+            f"{', '.join(name for name in found if found[name] == change)}",
             flush=True,
         )
     if options.list:
@@ -309,7 +320,8 @@ def _run(name: str, place: str, piece: Piece, kept: Kept) -> None:
 
 
 def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
-    """Train in `folder`, or resume or reuse the run there; returns its `metrics.json` and the `arguments`.
+    """Train in `folder`, or resume or reuse the run there; returns its `metrics.json` and the
+    `arguments`.
 
     Raises:
         ValueError: if the run in `folder` was started with other arguments.
@@ -320,7 +332,8 @@ def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
     ):
         changed = " ".join(sorted(set(before) ^ set(arguments))) or "their order"
         raise ValueError(
-            f"{folder} has a run with other arguments ({changed}); set another --output, or remove that folder"
+            f"{folder} has a run with other arguments ({changed}); set another --output, or remove "
+            "that folder"
         )
     if not finished.is_file():
         folder.mkdir(parents=True, exist_ok=True)

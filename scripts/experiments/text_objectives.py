@@ -1,13 +1,18 @@
-"""Compare all objectives on small texts: one network, equal tokens, equal tuning, and differences paired by window.
+"""Compare all objectives on small texts: one network, equal tokens, equal tuning, and differences
+paired by window.
 
-    python scripts/experiments/text_objectives.py [--data DIR] [--output DIR] [--only NAME] [--list] [--table] [--quick]
+    python scripts/experiments/text_objectives.py [--data DIR] [--output DIR] [--only NAME] [--list]
+    [--table] [--quick]
 
-Tiny Shakespeare and War and Peace by characters, the Penn Treebank by BERT's word pieces; DIR has tiny_shakespeare.txt.gz,
-war_and_peace.txt.gz, ptb.{train,valid,test}.txt.gz and tokenizers/. The network is a DiT of 128x4 (condition 16 wide, no dropout); the autoregressive
-control is its causal twin, a transformer of the same width and depth. All are trained on the same number of tokens. Every objective tries the
-same learning rates with a fifth of the steps; the rate and the checkpoint (early stopping) are chosen on the validation part by the
-objective's own bound. The test part is evaluated once for each model: count form in continuous time with SUBS (AR: exact), for every training
-objective. `ablation-*`: the properties of SUBS, T and time conditioning on Shakespeare with half of the steps, at the learning rate of mdlm.
+Tiny Shakespeare and War and Peace by characters, the Penn Treebank by BERT's word pieces; DIR has
+tiny_shakespeare.txt.gz, war_and_peace.txt.gz, ptb.{train,valid,test}.txt.gz and tokenizers/. The
+network is a DiT of 128x4 (condition 16 wide, no dropout); the autoregressive control is its causal
+twin, a transformer of the same width and depth. All are trained on the same number of tokens. Every
+objective tries the same learning rates with a fifth of the steps; the rate and the checkpoint
+(early stopping) are chosen on the validation part by the objective's own bound. The test part is
+evaluated once for each model: count form in continuous time with SUBS (AR: exact), for every
+training objective. `ablation-*`: the properties of SUBS, T and time conditioning on Shakespeare
+with half of the steps, at the learning rate of mdlm.
 """
 
 import math
@@ -19,7 +24,8 @@ from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.likelihood.held_out import Scores
 
 DIT = ["backbone=dit", "backbone.cond_dim=16", "backbone.dropout=0.0"]
-# Masks, times and weighting are the published ones; `mdlm_ce` has this package's default weighting. No network is conditioned on time.
+# Masks, times and weighting are the published ones; `mdlm_ce` has this package's default weighting.
+# No network is conditioned on time.
 MODELS = {
     "ar": ["objective=ar", "backbone=transformer", "backbone.dropout=0.0"],
     "mdlm": ["objective=mdlm", "objective.weighting=nelbo", *DIT],
@@ -76,7 +82,8 @@ BIT = math.log(2)
 def corpora(data: Path) -> dict[str, dict]:
     """The settings of each text: its files, and the number of steps."""
     characters = ["data=text", "data.length=128", "data.batch_size=8"]
-    # The Penn Treebank comes with its own split. Its large vocabulary makes the head expensive, so a step has fewer tokens.
+    # The Penn Treebank comes with its own split. Its large vocabulary makes the head expensive, so
+    # a step has fewer tokens.
     parts = ",".join(f'{part}:"{data}/ptb.{part}.txt.gz"' for part in ("train", "valid", "test"))
     words = f"tokenizer.source='{data}/tokenizers/bert-base-uncased.vocab.txt.gz'"
     ptb = ["data=ptb", f"data.path={{{parts}}}", words, "data.length=128"]
@@ -121,7 +128,8 @@ QUICK = {
 
 
 class Study:
-    """The pieces and their tables: `CORPUS-tune-MODEL-RATE`, `CORPUS-final-MODEL`, `CORPUS-test-MODEL` and `ablation-NAME`."""
+    """The pieces and their tables: `CORPUS-tune-MODEL-RATE`, `CORPUS-final-MODEL`,
+    `CORPUS-test-MODEL` and `ablation-NAME`."""
 
     def __init__(self, folder: Path, data: Path, size: dict, quick: bool) -> None:
         self.kept, self.size, self.quick, self.runs = (
@@ -207,7 +215,8 @@ class Study:
         }
 
     def test(self, corpus: str, model: str) -> dict:
-        """Evaluate the test part; the scores of its windows are kept with the row, for paired differences."""
+        """Evaluate the test part; the scores of its windows are kept with the row, for paired
+        differences."""
         run = f"{corpus}-final-{model}"
         row = self.score(run, corpus)
         self.kept.keep_scores(f"{corpus}-test-{model}", self.runs / run / "test.npz")
@@ -258,7 +267,8 @@ class Study:
         for m in found:
             t, mean = self.kept[f"{corpus}-final-{m}"], scores[m].mean()
             value = (
-                f"{math.exp(mean.value):.2f} ({math.exp(mean.low):.2f} to {math.exp(mean.high):.2f})"
+                f"{math.exp(mean.value):.2f} ({math.exp(mean.low):.2f} to "
+                f"{math.exp(mean.high):.2f})"
                 if words
                 else bits(mean)
             )
@@ -295,7 +305,8 @@ class Study:
         return study.markdown(header, rows) + f"\n\n{corpus}: {protocol}"
 
     def block_table(self, corpus: str) -> str:
-        """Block diffusion between `ar` and masked diffusion with the same weighting; differences paired by window."""
+        """Block diffusion between `ar` and masked diffusion with the same weighting; differences
+        paired by window."""
         scores, rows = (
             {m: Scores.load(self.kept.arrays_path(f"{corpus}-test-{m}")) for m in BLOCKS},
             [],
@@ -341,7 +352,10 @@ def bits(mean: ConfidenceInterval) -> str:
 
 def interval(difference: ConfidenceInterval) -> str:
     """A difference in bits with its 95 % interval."""
-    return f"{difference.value / BIT:+.3f} ({difference.low / BIT:+.3f} to {difference.high / BIT:+.3f})"
+    return (
+        f"{difference.value / BIT:+.3f} ({difference.low / BIT:+.3f} to "
+        f"{difference.high / BIT:+.3f})"
+    )
 
 
 def main() -> None:

@@ -1,12 +1,16 @@
-"""War and Peace by characters in ten minutes on a GPU: bits per character against time, for masked diffusion and its causal twin.
+"""War and Peace by characters in ten minutes on a GPU: bits per character against time, for masked
+diffusion and its causal twin.
 
-    python scripts/experiments/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9] [--output DIR] [--table] [--quick]
+    python scripts/experiments/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9]
+    [--output DIR] [--table] [--quick]
 
-Needs only torch and this package (no Lightning, no Hydra). A DiT of 512x8, windows of 256 characters, bfloat16, compiled blocks, averaged
-weights; the autoregressive control is the causal transformer of the same size. Each model trains for `--minutes`: the learning rate follows
-the clock, a cosine down to 0. 80-90 % of the book is the test part, 90-100 % validation. The averaged weights are evaluated on validation
-twelve times, and the best of them on test at the end: the bound by exact counts (ar: exact). A finished model is a JSON file in the output
-folder and is not trained again; `--quick` takes a minute on a CPU and tests that the script runs.
+Needs only torch and this package (no Lightning, no Hydra). A DiT of 512x8, windows of 256
+characters, bfloat16, compiled blocks, averaged weights; the autoregressive control is the causal
+transformer of the same size. Each model trains for `--minutes`: the learning rate follows the
+clock, a cosine down to 0. 80-90 % of the book is the test part, 90-100 % validation. The averaged
+weights are evaluated on validation twelve times, and the best of them on test at the end: the bound
+by exact counts (ar: exact). A finished model is a JSON file in the output folder and is not trained
+again; `--quick` takes a minute on a CPU and tests that the script runs.
 """
 
 import argparse
@@ -100,7 +104,8 @@ class Book:
 def score(
     denoiser, process: AbsorbingProcess, windows: torch.Tensor, draws: int, bf16: bool
 ) -> Likelihood:
-    """The bound by counts, or the exact likelihood of an autoregressive model; bootstrap blocks of 16 windows."""
+    """The bound by counts, or the exact likelihood of an autoregressive model; bootstrap blocks of
+    16 windows."""
     batches = [
         WindowBatch(rows, {"all": torch.ones_like(rows, dtype=torch.bool)})
         for rows in windows.split(256)
@@ -171,7 +176,8 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
                 }
             )
             print(
-                f"{name}  {minutes:5.2f} min  step {step:,}  loss {loss.item():.4f}  validation {bits:.4f} bits",
+                f"{name}  {minutes:5.2f} min  step {step:,}  loss {loss.item():.4f}  validation "
+                f"{bits:.4f} bits",
                 flush=True,
             )
             if bits < best:

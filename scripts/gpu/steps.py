@@ -1,16 +1,22 @@
-"""The steps of the evidence on a GPU, as pieces of a study: correctness, sampling, variants, short trainings on human chr20.
+"""The steps of the evidence on a GPU, as pieces of a study: correctness, sampling, variants, short
+trainings on human chr20.
 
-    python scripts/gpu/steps.py --output DIR [--only NAME] [--genomes FOLDER] [--minutes N] [--device cuda] [--collect FILE] [--list]
-    python scripts/gpu/steps.py --output DIR --device cpu --quick          # tests the script itself
+    python scripts/gpu/steps.py --output DIR [--only NAME] [--genomes FOLDER] [--minutes N]
+    [--device cuda] [--collect FILE] [--list] python scripts/gpu/steps.py --output DIR --device cpu
+    --quick          # tests the script itself
 
-Pieces are finished one at a time and kept, so that a session of a few minutes continues where the last one ended. Several processes can run
-`--only kernels` in one folder, because compilation takes most of the time of these cases; what is timed needs the GPU for itself. Every row has the card, its driver, and the versions of PyTorch and
-Triton. The scan against mamba-ssm and training steps are in `scripts/bench/gpu.py`, the bundled models in `scripts/gpu/bundled.sh`.
+Pieces are finished one at a time and kept, so that a session of a few minutes continues where the
+last one ended. Several processes can run `--only kernels` in one folder, because compilation takes
+most of the time of these cases; what is timed needs the GPU for itself. Every row has the card, its
+driver, and the versions of PyTorch and Triton. The scan against mamba-ssm and training steps are in
+`scripts/bench/gpu.py`, the bundled models in `scripts/gpu/bundled.sh`.
 
-Pieces: `kernels-CASE` (largest error of a Triton kernel against the float64 reference, and the limit of the tests), `parity-FILE-TYPE` (outputs
-of the published networks), `curve-PRECISION` (losses of 100 training steps on the CPU and on the GPU with the same seed), `sampling-SAMPLER-BATCH`
-and `long-SAMPLER` (seconds), `variants` (per second), `science-OBJECTIVE` (Caduceus 256x8 for minutes, then bits on held-out bases; of chr20
-with `--genomes`, otherwise of E. coli).
+Pieces: `kernels-CASE` (largest error of a Triton kernel against the float64 reference, and the
+    limit of the tests), `parity-FILE-TYPE` (outputs of the published networks), `curve-PRECISION`
+    (losses of 100 training steps on the CPU and on the GPU with the same seed),
+    `sampling-SAMPLER-BATCH`
+and `long-SAMPLER` (seconds), `variants` (per second), `science-OBJECTIVE` (Caduceus 256x8 for
+minutes, then bits on held-out bases; of chr20 with `--genomes`, otherwise of E. coli).
 """
 
 from __future__ import annotations
@@ -134,7 +140,8 @@ class Steps:
 
     @property
     def cases(self) -> list[str]:
-        """The names of the kernels' cases; none without a GPU, where the tests run them by Triton's interpreter."""
+        """The names of the kernels' cases; none without a GPU, where the tests run them by Triton's
+        interpreter."""
         return [*self.tests.QUICK, *self.tests.MORE] if self.device == "cuda" else []
 
     def with_machine(self, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -169,7 +176,8 @@ class Steps:
         }
 
     def parity(self, name: str, kind: str) -> dict[str, Any]:
-        """The largest difference from the logits of the published code, relative to the largest logit."""
+        """The largest difference from the logits of the published code, relative to the largest
+        logit."""
         network, file = NETWORKS[name](name)
         network = network.to(self.device, TYPES[kind])
         with torch.no_grad():
@@ -257,7 +265,8 @@ class Steps:
     def science(self, name: str) -> dict[str, Any]:
         """A network trained for minutes, then evaluated on the test part.
 
-        The number of steps follows from the speed of the second half of a short run, so that the learning rate decays to its end.
+        The number of steps follows from the speed of the second half of a short run, so that the
+        learning rate decays to its end.
         """
         run, size = self.folder / "runs" / f"science-{name}", self.size
         windows = (
@@ -306,7 +315,9 @@ class Steps:
             f"accelerator={self.accelerator}",
             f"hydra.run.dir={run}",
             "overwrite=true",
-            "orders=[0]",  # Markov models of higher order take minutes of CPU time, which a GPU machine need not wait for
+            # Markov models of higher order take minutes of CPU time, which a GPU machine need not
+            # wait for
+            "orders=[0]",
         )
         found = study.read_json(run / "evaluate.json")
         bits = {group: row["bits"] for group, row in found["groups"].items()}

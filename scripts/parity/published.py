@@ -1,16 +1,22 @@
-"""Fetches published weights, evaluates them here, and prints the results beside the published numbers. Needs a network.
+"""Fetches published weights, evaluates them here, and prints the results beside the published
+numbers. Needs a network.
 
     pip install huggingface_hub datasets transformers
-    python scripts/parity/published.py [--model NAME] [--revision NAME=COMMIT] [--sequences N] [--device cuda]
+    python scripts/parity/published.py [--model NAME] [--revision NAME=COMMIT] [--sequences N]
+    [--device cuda]
 
-mdlm-owt      AG News, test part, zero-shot as published: GPT-2 tokens of a thousand texts at a time with the end token after each,
-              cut into blocks of 1,022 between a begin and an end token, the remainder dropped, every token counted.
-caduceus-ph   hg38 chr20 (fetched from UCSC), windows of --length bases spread over the chromosome, without N. These weights are
-caduceus-ps   masked language models; nothing has been published about their likelihood, so the number is ours alone.
+mdlm-owt      AG News, test part, zero-shot as published: GPT-2 tokens of a thousand texts at a time
+with the end token after each,
+              cut into blocks of 1,022 between a begin and an end token, the remainder dropped,
+              every token counted.
+caduceus-ph   hg38 chr20 (fetched from UCSC), windows of --length bases spread over the chromosome,
+without N. These weights are caduceus-ps   masked language models; nothing has been published about
+their likelihood, so the number is ours alone.
 
-"As published" is the published estimate: one mask per sequence by coins at stratified times for MDLM, the mean cross-entropy
-of 15 % of the tokens for Caduceus. "NELBO" is `dnadiff.likelihood`: exact counts, several masks a sequence, with errors.
-Without --revision the newest commit is taken; what was taken is printed.
+"As published" is the published estimate: one mask per sequence by coins at stratified times for
+MDLM, the mean cross-entropy of 15 % of the tokens for Caduceus. "NELBO" is `dnadiff.likelihood`:
+exact counts, several masks a sequence, with errors. Without --revision the newest commit is taken;
+what was taken is printed.
 """
 
 import argparse
@@ -158,7 +164,8 @@ def main() -> None:
 
     print("\nPerplexity per token\n")
     print(
-        "| weights | sequences | published | as published, here | NELBO, here |\n|---|---|---|---|---|"
+        "| weights | sequences | published | as published, here | NELBO, here "
+        "|\n|---|---|---|---|---|"
     )
     for name, count, theirs, ours, bound in rows:
         print(f"| {name} | {count} | {theirs} | {ours:.3f} | {bound} |")

@@ -1,7 +1,8 @@
 """Folders, starts and comparisons that the reliability harnesses share.
 
-Each trial begins with an empty output folder and a cache that holds nothing but compiled kernels, always under the same names, because
-some files record paths. Commands run in child processes, forked from one that has imported everything and computed nothing.
+Each trial begins with an empty output folder and a cache that holds nothing but compiled kernels,
+always under the same names, because some files record paths. Commands run in child processes,
+forked from one that has imported everything and computed nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Bench:
         after: Callable[[], None] = lambda: None,
         timeout: float = 120.0,
     ) -> Outcome:
-        """Run the command of a case, for so many seconds at most; `before` and `after` are called in the child process."""
+        """Run the command of a case, for so many seconds at most; `before` and `after` are called
+        in the child process."""
 
         def work() -> int:
             before()
@@ -133,7 +135,8 @@ class Bench:
                     importlib.import_module(name)
 
     def contents(self, case: Case, hidden: bool = True) -> Contents:
-        """A digest of each file and folder under `out` and `cache`; `hidden` includes temporary files."""
+        """A digest of each file and folder under `out` and `cache`; `hidden` includes temporary
+        files."""
         paths = sorted(path for folder in (self.out, self.cache) for path in folder.rglob("*"))
         named = [(path, str(path.relative_to(self.folder))) for path in paths]
         return {
@@ -168,7 +171,8 @@ class Bench:
             outcome = self.start(case, decide=note, after=self.note_modules)
             if outcome.status:
                 raise ValueError(
-                    f"{case.name}: the undisturbed command ends with status {outcome.status}: {outcome.errors[-600:]}"
+                    f"{case.name}: the undisturbed command ends with status {outcome.status}: "
+                    f"{outcome.errors[-600:]}"
                 )
             self.import_what_was_used()
             contents = self.contents(case)
@@ -189,7 +193,8 @@ class Bench:
         return path.is_relative_to(self.out) or path.is_relative_to(self.cache)
 
     def half_written(self, case: Case, reference: Reference) -> list[str]:
-        """Files under their final names that are no complete version of themselves; locks have no content."""
+        """Files under their final names that are no complete version of themselves; locks have no
+        content."""
         found = []
         for name, value in self.contents(case, hidden=False).items():
             known = reference.versions.get(name)
@@ -202,7 +207,8 @@ class Bench:
                 found.append(f"{name} is no file of the undisturbed run")
             elif known is not None and value not in known:
                 found.append(
-                    f"{name} is half-written or has other contents ({(self.folder / name).stat().st_size} bytes)"
+                    f"{name} is half-written or has other contents "
+                    f"({(self.folder / name).stat().st_size} bytes)"
                 )
         return found
 
@@ -236,7 +242,8 @@ class Bench:
 
 
 class Reference:
-    """The undisturbed run of a case: final `contents`, all complete `versions` of each file, and the `outcome` with its calls."""
+    """The undisturbed run of a case: final `contents`, all complete `versions` of each file, and
+    the `outcome` with its calls."""
 
     def __init__(self, contents: Contents, versions: dict[str, set[str]], outcome: Outcome) -> None:
         self.contents, self.versions, self.outcome = contents, versions, outcome
@@ -265,7 +272,8 @@ def differences(one: Contents, other: Contents) -> list[str]:
 
 
 def digest(path: Path, name: str, ignored: Sequence[str]) -> str:
-    """A digest of what a file named `name` says, without the keys and columns of `ignored`; of its bytes if it cannot be read."""
+    """A digest of what a file named `name` says, without the keys and columns of `ignored`; of its
+    bytes if it cannot be read."""
     content = path.read_bytes()
     ignored, suffix = (*ignored, *_STAMPS), Path(name).suffix
     with suppress(
@@ -301,8 +309,8 @@ def digest(path: Path, name: str, ignored: Sequence[str]) -> str:
 def _checkpoint(content: bytes) -> dict[str, Any]:
     """A checkpoint without two of Lightning's counts, which depend on where it was saved.
 
-    Its last training batch counts as completed or not, which Lightning corrects on resume. Its total of validation batches includes those
-    of a validation that is repeated.
+    Its last training batch counts as completed or not, which Lightning corrects on resume. Its
+    total of validation batches includes those of a validation that is repeated.
     """
     found = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     loops = found["loops"]["fit_loop"]
@@ -357,7 +365,8 @@ def make_writable(folder: Path) -> None:
 
 
 def one_line(errors: str) -> str:
-    """The error message that a command printed last, without `error: `; empty if there is none or it has several lines."""
+    """The error message that a command printed last, without `error: `; empty if there is none or
+    it has several lines."""
     lines = [line for line in errors.splitlines() if line.strip()]
     if any(line.startswith("Traceback") for line in lines):
         return ""

@@ -1,7 +1,7 @@
 """Every command on tiny input: what the reliability harnesses run.
 
-`World` holds the input files and trained runs; `CASES` holds at least one complete command line for each command of the package. A
-command without a case fails the test suite.
+`World` holds the input files and trained runs; `CASES` holds at least one complete command line for
+each command of the package. A command without a case fails the test suite.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ class Case:
 
     Args:
         command: name of the command.
-        arguments: overrides. `{world}` is the folder of input files, which the command only reads; `{out}` is an empty folder for
-            everything that it writes (also the run folder).
+        arguments: overrides. `{world}` is the folder of input files, which the command only reads;
+            `{out}` is an empty folder for everything that it writes (also the run folder).
         resume: further arguments of a second start after the first was interrupted.
         inputs: files in the world that the command reads and a user may have damaged.
-        compared: files in `out` (glob patterns) that an interrupted and restarted command must reproduce byte for byte.
-        ignored: keys of files and columns of tables that measure time or memory, or say how a run was started; they are not compared.
+        compared: files in `out` (glob patterns) that an interrupted and restarted command must
+            reproduce byte for byte.
+        ignored: keys of files and columns of tables that measure time or memory, or say how a run
+            was started; they are not compared.
     """
 
     command: str
@@ -375,7 +377,8 @@ def missing() -> list[str]:
 
 
 def build_world(folder: Path, runs: bool = True) -> None:
-    """Write the input files and, unless `runs` is false, train the runs that most cases read. Takes some seconds.
+    """Write the input files and, unless `runs` is false, train the runs that most cases read. Takes
+    some seconds.
 
     The content depends on no clock.
     """

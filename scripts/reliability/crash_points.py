@@ -1,16 +1,22 @@
-"""Kill every command at each system call that changes a file, start it again, and compare with an undisturbed run.
+"""Kill every command at each system call that changes a file, start it again, and compare with an
+undisturbed run.
 
-    python scripts/reliability/crash_points.py --json docs/tables/crash_points.json      # about 40 minutes on one core
-    python scripts/reliability/crash_points.py --case "train text" --points 17           # one kill
+    python scripts/reliability/crash_points.py --json docs/tables/crash_points.json      # about 40
+    minutes on one core python scripts/reliability/crash_points.py --case "train text" --points 17
+    # one kill
 
-A case of `cases.py` first runs undisturbed. Then it is killed with SIGKILL just before its k-th call that changes a file under the run,
-output and cache folders (`supervisor.py`), for every k up to `--first` and a sample of later ones; in some trials the second start is
-killed too. After each kill:
+A case of `cases.py` first runs undisturbed. Then it is killed with SIGKILL just before its k-th
+call that changes a file under the run, output and cache folders (`supervisor.py`), for every k up
+to `--first` and a sample of later ones; in some trials the second start is killed too. After each
+kill:
 
-1. every file under its final name is a complete version of itself (`metrics.csv` has complete rows but perhaps the last),
-2. the next start of the same command, with the arguments that resume it, ends with status 0; or it refuses because its output exists,
+1. every file under its final name is a complete version of itself (`metrics.csv` has complete rows
+  but perhaps the last),
+2. the next start of the same command, with the arguments that resume it, ends with status 0; or it
+  refuses because its output exists,
    and nothing is missing,
-3. output and cache equal those of the undisturbed run: every bit of weights, averages, optimizer and position in the data, every byte of
+3. output and cache equal those of the undisturbed run: every bit of weights, averages, optimizer
+  and position in the data, every byte of
    other files but for times,
 4. no temporary file is left.
 """
@@ -52,8 +58,9 @@ COLUMNS = (
 
 @dataclass
 class Row:
-    """The kills of one case: `calls` of the undisturbed run, next `starts` (one for kills that leave the same files), those `refused`
-    because their output is complete, and `failures` in words."""
+    """The kills of one case: `calls` of the undisturbed run, next `starts` (one for kills that
+    leave the same files), those `refused` because their output is complete, and `failures` in
+    words."""
 
     case: str
     calls: int = 0
@@ -95,7 +102,8 @@ class Killer:
 
 @dataclass(frozen=True)
 class Choice:
-    """Where to kill: at each of `points` (`first` start, `second` start or 0), or else at every call up to `first` and a sample of others."""
+    """Where to kill: at each of `points` (`first` start, `second` start or 0), or else at every
+    call up to `first` and a sample of others."""
 
     points: tuple[tuple[int, int], ...] = ()
     first: int = 60
@@ -150,9 +158,11 @@ def trial(
     row: Row,
     known: dict[str, list[str]],
 ) -> list[str]:
-    """Kill the first start at `point`, the second one at `second` unless that is 0, and let the next finish; returns what is wrong.
+    """Kill the first start at `point`, the second one at `second` unless that is 0, and let the
+    next finish; returns what is wrong.
 
-    `known` holds what went wrong after kills that left the same files with the same bytes: they are not started again.
+    `known` holds what went wrong after kills that left the same files with the same bytes: they are
+    not started again.
     """
     bench.reset()
     killer = Killer(point)
@@ -183,7 +193,10 @@ def finish(bench: Bench, case: Case, reference: Reference, row: Row) -> Iterator
     row.starts += 1
     row.refused += is_refusal(last)
     if last.status and not is_refusal(last):
-        yield f"the next start ends with status {last.status}: {one_line(last.errors) or last.errors[-600:]}"
+        yield (
+            f"the next start ends with status {last.status}: "
+            f"{one_line(last.errors) or last.errors[-600:]}"
+        )
     yield from (f"after the next start {problem}" for problem in bench.compare(case, reference))
 
 
@@ -250,7 +263,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json",
         type=Path,
-        help="write the rows to this file; a case in it with the same settings and without a failure is not run again",
+        help=(
+            "write the rows to this file; a case in it with the same settings and without a "
+            "failure is not run again"
+        ),
     )
     parser.add_argument(
         "--folder",

@@ -1,19 +1,21 @@
-"""What a damaged file contains by the definition of its format, written independently of the readers of the package.
+"""What a damaged file contains by the definition of its format, written independently of the
+readers of the package.
 
-Each function returns the content of a valid file, or raises `InvalidError`. A reader that accepts a file must return the content of the
-undamaged one, or what these functions find:
+Each function returns the content of a valid file, or raises `InvalidError`. A reader that accepts a
+file must return the content of the undamaged one, or what these functions find:
 
-gzip, bgzip   every member complete with its checksum and length, nothing but zeros after the last; bgzip ends with its empty block
-FASTA         headers at the beginning of a line (any line ends), a name, at least one nucleotide letter, no name twice
-2bit          every record where the index says, none overlapping, blocks sorted and inside, the last record at the end of the file
-GenBank       LOCUS to // for every record, as many letters as LOCUS says, nothing after the last //
-BED           3 columns or more, not fewer than in the first row, plain integers, a region inside its record
-GTF, GFF3     8 columns or more, not fewer than in the first row, plain integers, a region inside its record
-VCF           ##fileformat, a line for each contig, the line of the columns; as many fields in each row, in any order
-variants      tabs; chrom, pos, ref and alt in the header, as many fields in each row, plain integers from 1
-CSV, TSV      as many fields in each row as in the header, no open quote, no empty cell but in a column of texts
-text, JSONL   UTF-8; one object with a text per line
-tables with checksums (Parquet, zip, .dnd, caches): nothing but the undamaged content
+gzip, bgzip   every member complete with its checksum and length, nothing but zeros after the last;
+bgzip ends with its empty block FASTA         headers at the beginning of a line (any line ends), a
+name, at least one nucleotide letter, no name twice 2bit          every record where the index says,
+none overlapping, blocks sorted and inside, the last record at the end of the file GenBank
+LOCUS to // for every record, as many letters as LOCUS says, nothing after the last // BED
+3 columns or more, not fewer than in the first row, plain integers, a region inside its record GTF,
+GFF3     8 columns or more, not fewer than in the first row, plain integers, a region inside its
+record VCF           ##fileformat, a line for each contig, the line of the columns; as many fields
+in each row, in any order variants      tabs; chrom, pos, ref and alt in the header, as many fields
+in each row, plain integers from 1 CSV, TSV      as many fields in each row as in the header, no
+open quote, no empty cell but in a column of texts text, JSONL   UTF-8; one object with a text per
+line tables with checksums (Parquet, zip, .dnd, caches): nothing but the undamaged content
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""Damage every file that the package reads, in thousands of ways, and check that no damage hangs, crashes or passes unnoticed.
+"""Damage every file that the package reads, in thousands of ways, and check that no damage hangs,
+crashes or passes unnoticed.
 
-    python scripts/reliability/fuzz.py [--count 10000] [--seed 0] [--reader NAME ...] [--json FILE] [--folder FOLDER]
-    python scripts/reliability/fuzz.py --reader NAME --input N --save FILE
+    python scripts/reliability/fuzz.py [--count 10000] [--seed 0] [--reader NAME ...] [--json FILE]
+    [--folder FOLDER] python scripts/reliability/fuzz.py --reader NAME --input N --save FILE
 
-An input is a reader (`readers`), one of its files, and one or two mutations (`mutations`), all decided by seed, reader and number. Each is
-read in a forked process. It passes if the reader, within 10 seconds and 2 GB,
+An input is a reader (`readers`), one of its files, and one or two mutations (`mutations`), all
+decided by seed, reader and number. Each is read in a forked process. It passes if the reader,
+within 10 seconds and 2 GB,
 
-- returns the content of the undamaged file, or what the damaged file contains by the definition of its format (`formats`), or
+- returns the content of the undamaged file, or what the damaged file contains by the definition of
+  its format (`formats`), or
 - raises ValueError or OSError (no UnicodeError) with one line of text that names the file.
 
-The exit status is 1 if an input does not pass. With --input the damaged file is saved and read once more, with the traceback.
+The exit status is 1 if an input does not pass. With --input the damaged file is saved and read once
+more, with the traceback.
 """
 
 from __future__ import annotations
@@ -82,7 +86,8 @@ class Row:
 
 
 def damage(reader: Reader, source: Path, seed: int, number: int) -> tuple[Path, bytes, str, bool]:
-    """The damaged file of an input: its path in the folder, content, mutations, and whether its time stamp is kept."""
+    """The damaged file of an input: its path in the folder, content, mutations, and whether its
+    time stamp is kept."""
     draw = random.Random(f"{seed} {reader.name} {number}")
     pattern = draw.choice(sorted(reader.files))
     path = draw.choice(sorted(source.glob(pattern)))
@@ -134,7 +139,8 @@ def judge(reader: Reader, work: Path, path: Path, names: str, undamaged: object)
 
 
 def refusal(reader: Reader, path: Path, error: Exception) -> tuple[str, str]:
-    """Whether an error is of a documented type and names the file, and what a command shows of it is one line."""
+    """Whether an error is of a documented type and names the file, and what a command shows of it
+    is one line."""
     from dnadiff.commands import explain
     from dnadiff.progress import printable
 
@@ -194,7 +200,8 @@ def _memory(key: str) -> int:
 def outcomes(
     reader: Reader, source: Path, work: Path, seed: int, numbers: Sequence[int]
 ) -> Iterator[Outcome]:
-    """The outcome of each input; a process that hangs or dies is replaced by another, which continues with the next input."""
+    """The outcome of each input; a process that hangs or dies is replaced by another, which
+    continues with the next input."""
     left = list(numbers)
     while left:
         ours, theirs = os.pipe()
@@ -265,12 +272,14 @@ def _received(pipe: int, child: int) -> Iterator[Outcome]:
 
 
 def prepare(readers: Sequence[Reader], folder: Path) -> None:
-    """Write the undamaged files, in a forked process so that this one stays small and without threads."""
+    """Write the undamaged files, in a forked process so that this one stays small and without
+    threads."""
     child = os.fork()
     if child:
         if os.waitpid(child, 0)[1]:
             raise SystemExit(
-                f"the undamaged files could not be written:\n{(folder / 'prepare.log').read_text()[-2000:]}"
+                "the undamaged files could not be "
+                f"written:\n{(folder / 'prepare.log').read_text()[-2000:]}"
             )
         return
     status = 1
@@ -366,7 +375,8 @@ def import_all(readers: Sequence[Reader]) -> None:
 def run(
     readers: Sequence[Reader], count: int, seed: int, folder: Path, keep: int = 3
 ) -> Iterator[Row]:
-    """Damage and read `count` files of these readers, one reader after the other; the first inputs that do not pass are saved in `wrong`."""
+    """Damage and read `count` files of these readers, one reader after the other; the first inputs
+    that do not pass are saved in `wrong`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     before = Path.cwd()
@@ -474,7 +484,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             target.write_text(json.dumps({"seed": given.seed, "readers": content}, indent=1) + "\n")
     print(summary(rows))
     print(
-        f"{sum(row.counts.total() for row in rows):,} inputs in {time.monotonic() - started:.0f} s, seed {given.seed}"
+        f"{sum(row.counts.total() for row in rows):,} inputs in {time.monotonic() - started:.0f} "
+        f"s, seed {given.seed}"
     )
     return int(any(row.wrong for row in rows))
 

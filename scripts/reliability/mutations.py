@@ -1,7 +1,9 @@
-"""Damage to files: each mutation takes the content of a file and returns another, decided by a `random.Random` alone.
+"""Damage to files: each mutation takes the content of a file and returns another, decided by a
+`random.Random` alone.
 
-A kind is a list of mutations that suit a format. Names that begin with `forged` make a well-formed file of other values, with correct
-checksums: nothing can tell it from a file that somebody meant to write. All others are damage to bytes, fields or lines.
+A kind is a list of mutations that suit a format. Names that begin with `forged` make a well-formed
+file of other values, with correct checksums: nothing can tell it from a file that somebody meant to
+write. All others are damage to bytes, fields or lines.
 """
 
 from __future__ import annotations
@@ -470,7 +472,8 @@ def forged_safetensors(draw: random.Random, data: bytes) -> bytes:
 
 
 def forged_dnd(draw: random.Random, data: bytes) -> bytes:
-    """A .dnd file with another value in its header or its side information, and a correct digest."""
+    """A .dnd file with another value in its header or its side information, and a correct
+    digest."""
     import hashlib
     import lzma
 
@@ -508,7 +511,8 @@ def mutate(draw: random.Random, kind: Sequence[Mutation], data: bytes) -> tuple[
     for _ in range(20):
         chosen = draw.choice(kind)
         if names and names[0].startswith("forged") != chosen.__name__.startswith("forged"):
-            continue  # what a forged file says may differ: nobody knows what damage to it may be read as
+            # what a forged file says may differ: nobody knows what damage to it may be read as
+            continue
         try:
             new = chosen(draw, new)
             names.append(chosen.__name__)

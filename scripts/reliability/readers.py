@@ -1,7 +1,9 @@
-"""Every reader of a file that a user gives, and of every file that the package loads back, on tiny files.
+"""Every reader of a file that a user gives, and of every file that the package loads back, on tiny
+files.
 
-A `Reader` writes undamaged files, reads them through the function that the commands call, and states what a damaged file may be read as
-(`formats`). Paths are relative to the working folder, so that the files have the same bytes in any folder.
+A `Reader` writes undamaged files, reads them through the function that the commands call, and
+states what a damaged file may be read as (`formats`). Paths are relative to the working folder, so
+that the files have the same bytes in any folder.
 """
 
 from __future__ import annotations
@@ -51,10 +53,11 @@ class Reader:
         make: writes undamaged files into a folder.
         files: the files that are damaged (patterns), each with its kinds of damage.
         read: the content of the folder, comparable by `==`.
-        expected: what a folder with a damaged file of this name contains by the definition of its format; raises `InvalidError` if it is
-            not a complete file.
+        expected: what a folder with a damaged file of this name contains by the definition of its
+            format; raises `InvalidError` if it is not a complete file.
         share: relative number of inputs.
-        command_files: what the commands call these files: endings of input files in `cases`, or names in a run folder.
+        command_files: what the commands call these files: endings of input files in `cases`, or
+            names in a run folder.
         also_named: words that an error may name instead of the file.
     """
 
@@ -556,7 +559,9 @@ def _interval_task(folder: Path) -> object:
 
 def _of_intervals(folder: Path, name: str) -> object:
     if name.endswith(".yaml"):
-        return Anything()  # an independent check of YAML is not worth it: only the names of the classes are used, and compared
+        # an independent check of YAML is not worth it: only the names of the classes are used, and
+        # compared
+        return Anything()
     records, found = dict(formats.unknown_as_n(formats.fasta((folder / "g.fa").read_bytes()))), []
     complement = str.maketrans("ACGTN", "TGCAN")
     for file in sorted((folder / "t").rglob("*.csv.gz")):
@@ -790,7 +795,8 @@ def _of_tokenizer(folder: Path, name: str) -> object:
 
 
 class _WithIds:
-    """Equal to the content of a tokenizer that has these tokens; whether a text gets tokens is its own business."""
+    """Equal to the content of a tokenizer that has these tokens; whether a text gets tokens is its
+    own business."""
 
     def __init__(self, vocab: Mapping[str, int], merges: int) -> None:
         self.known = tuple(sorted(vocab.items())), merges
@@ -1140,7 +1146,10 @@ def _read_card(folder: Path) -> object:
     return license_in(folder / "README.md")
 
 
-CARD = b"---\nlibrary_name: dnadiff\nlicense: apache-2.0\ntags: [dna]\n---\n\n# Model\n\nlicense: mit\n"
+CARD = (
+    b"---\nlibrary_name: dnadiff\nlicense: apache-2.0\ntags: [dna]\n---\n\n# Model\n\nlicense: "
+    b"mit\n"
+)
 _FOLDER = {"p/config.json": m.JSON, "p/model.safetensors": m.SAFETENSORS}
 _NAMES = ("config.json", "model.safetensors", "pytorch_model.bin")
 PUBLISHED = (
@@ -1860,7 +1869,8 @@ READERS = {
 
 
 def readers_of(command: str) -> list[str]:
-    """The readers of the files that a command reads: those of its inputs in `cases`, and of its own results that it loads back."""
+    """The readers of the files that a command reads: those of its inputs in `cases`, and of its own
+    results that it loads back."""
     import cases
 
     read = {command}

@@ -1,11 +1,14 @@
-"""Kill a third of the shards of a scoring and of a sampling run, requeue them, merge, and compare with one run.
+"""Kill a third of the shards of a scoring and of a sampling run, requeue them, merge, and compare
+with one run.
 
-    python scripts/reliability/shards.py --json docs/tables/shards.json       # 200 shards of each: about 20 minutes on one core
-    python scripts/reliability/shards.py --shards 6 --command sample
+    python scripts/reliability/shards.py --json docs/tables/shards.json       # 200 shards of each:
+    about 20 minutes on one core python scripts/reliability/shards.py --shards 6 --command sample
 
-Shards run in random order, each in a process of its own. A third of them are killed with SIGKILL just before one of their calls that
-change a file (`supervisor.py`), drawn at random, and go to the end of the queue; some of these are killed a second time. The merge is killed
-once too. With `--folder` the files are kept, and a run that was stopped continues with the shards that are not complete.
+Shards run in random order, each in a process of its own. A third of them are killed with SIGKILL
+just before one of their calls that change a file (`supervisor.py`), drawn at random, and go to the
+end of the queue; some of these are killed a second time. The merge is killed once too. With
+`--folder` the files are kept, and a run that was stopped continues with the shards that are not
+complete.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ def case_of(command: str, shards: int, world: Path) -> Case:
 
 
 def kill_shards(bench: Bench, command: str, shards: int, seed: int = 0) -> dict:
-    """Run, kill, requeue and merge the shards of one command, and compare; a ValueError if one fails without being killed."""
+    """Run, kill, requeue and merge the shards of one command, and compare; a ValueError if one
+    fails without being killed."""
     start, draw = time.monotonic(), random.Random(f"{command} {seed}")
     case = case_of(command, shards, bench.world)
     whole, parts = bench.out / "whole" / OUTPUTS[command], bench.out / "parts" / OUTPUTS[command]
@@ -129,7 +133,8 @@ def finished(bench: Bench, case: Case) -> str:
     outcome = bench.start(case, timeout=_TIMEOUT)
     if outcome.status:
         raise ValueError(
-            f"{case.command}: status {outcome.status}: {one_line(outcome.errors) or outcome.errors[-600:]}"
+            f"{case.command}: status {outcome.status}: "
+            f"{one_line(outcome.errors) or outcome.errors[-600:]}"
         )
     return outcome.output + outcome.errors
 

@@ -1,11 +1,14 @@
 """Runs a function in a child process whose file changes are decided one by one.
 
-A seccomp filter in the child reports every system call that changes a file: opening for writing, write, truncate, fsync, rename, unlink,
-mkdir, link, and mapping a file for shared writing. The supervisor resolves the path, counts the calls under the watched folders, and lets
-each one pass, kills the whole process group before it is executed, or makes it fail with an errno. Threads and child processes (data
-loader workers, compilers) inherit the filter, and writes of C++ libraries are seen too. No privilege is needed.
+A seccomp filter in the child reports every system call that changes a file: opening for writing,
+write, truncate, fsync, rename, unlink, mkdir, link, and mapping a file for shared writing. The
+supervisor resolves the path, counts the calls under the watched folders, and lets each one pass,
+kills the whole process group before it is executed, or makes it fail with an errno. Threads and
+child processes (data loader workers, compilers) inherit the filter, and writes of C++ libraries are
+seen too. No privilege is needed.
 
-Writes through a mapping are not system calls and cannot be counted; the package maps files for reading only.
+Writes through a mapping are not system calls and cannot be counted; the package maps files for
+reading only.
 
 Fork from a process that has imported but computed nothing: threads of OpenMP do not survive a fork.
 """
@@ -29,7 +32,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# System call numbers of x86-64 and 64-bit ARM, which has only the newer calls: include/uapi/asm-generic/unistd.h.
+# System call numbers of x86-64 and 64-bit ARM, which has only the newer calls:
+# include/uapi/asm-generic/unistd.h.
 _NUMBERS = {
     "x86_64": {
         **{
@@ -91,7 +95,8 @@ _NUMBERS = {
 }
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
-# Where the arguments of a call name files: a number is a descriptor, a pair a descriptor of a folder (None: the current one) and a path.
+# Where the arguments of a call name files: a number is a descriptor, a pair a descriptor of a
+# folder (None: the current one) and a path.
 _BY_HANDLE = {
     **dict.fromkeys(
         (
@@ -180,7 +185,10 @@ class Outcome:
 def unavailable() -> str:
     """Why processes cannot be supervised here; empty if they can."""
     if not sys.platform.startswith("linux") or platform.machine() not in _NUMBERS:
-        return f"system calls are intercepted on Linux with x86-64 or ARM processors only, this is {sys.platform} {platform.machine()}"
+        return (
+            "system calls are intercepted on Linux with x86-64 or ARM processors only, this is "
+            f"{sys.platform} {platform.machine()}"
+        )
     receiver, sender = socket.socketpair()
     child = os.fork()
     if not child:
@@ -201,7 +209,8 @@ def supervise(
     decide: Decision = lambda call: PASS,
     timeout: float = 120.0,
 ) -> Outcome:
-    """Run `work` in a child process and let `decide` answer each change of a file in `folders`; returns when all its processes ended."""
+    """Run `work` in a child process and let `decide` answer each change of a file in `folders`;
+    returns when all its processes ended."""
     started, roots = time.monotonic(), [os.path.realpath(f) for f in folders]
     receiver, sender = socket.socketpair()
     printed = [_pipe(), _pipe()]
@@ -233,7 +242,8 @@ def supervise(
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe for what a child prints: limits on the size of files do not apply to it, and a megabyte fits in."""
+    """A pipe for what a child prints: limits on the size of files do not apply to it, and a
+    megabyte fits in."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 20)
     os.set_blocking(reader, False)
@@ -385,7 +395,8 @@ def _install() -> int:
 
 
 def _program(numbers: dict[str, int], architecture: int) -> bytes:
-    """A filter that reports the calls in `numbers`; those that open a file for reading or print are allowed at once."""
+    """A filter that reports the calls in `numbers`; those that open a file for reading or print are
+    allowed at once."""
 
     def code(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("=HBBI", operation, if_true, if_false, value)

@@ -1,11 +1,15 @@
-"""Let the system fail under every command: full disk, read-only folders, limits, signals, clocks, other processes.
+"""Let the system fail under every command: full disk, read-only folders, limits, signals, clocks,
+other processes.
 
-    python scripts/reliability/system_faults.py --json docs/tables/system_faults.json    # about 30 minutes on one core
-    python scripts/reliability/system_faults.py --case train --fault full_disk --points 17
+    python scripts/reliability/system_faults.py --json docs/tables/system_faults.json    # about 30
+    minutes on one core python scripts/reliability/system_faults.py --case train --fault full_disk
+    --points 17
 
-The command of each case of `cases.py` meets each fault at some of its calls that change a file (`supervisor.py`). It must either end with
-the result of an undisturbed run, or with a one-line error (for the disk, one that names the file) and a status other than 0, leaving
-neither a temporary nor a half-written file. Once the fault is gone, the next start must end with the result of an undisturbed run.
+The command of each case of `cases.py` meets each fault at some of its calls that change a file
+(`supervisor.py`). It must either end with the result of an undisturbed run, or with a one-line
+error (for the disk, one that names the file) and a status other than 0, leaving neither a temporary
+nor a half-written file. Once the fault is gone, the next start must end with the result of an
+undisturbed run.
 
 Faults:
 
@@ -13,12 +17,12 @@ Faults:
     io_error      call k alone fails (EIO)
     read_only     the output folder, and then the cache, cannot be changed (EROFS)
     file_size     files are limited to some bytes (RLIMIT_FSIZE)
-    memory        the address space is limited (RLIMIT_AS); OpenMP itself ends a process that cannot start a thread, with a line of its own
-    sigint        SIGINT at call k: status 130, and no temporary file is left
-    sigterm       SIGTERM at call k; training saves a checkpoint first
-    clock         the clock jumps by up to a day at each reading, and input files are from 1970 or 2100
-    two           a second process runs the same command with the same cache, while the first is held at call k
-    worker        (train) the data loader's process is killed
+    memory        the address space is limited (RLIMIT_AS); OpenMP itself ends a process that cannot
+    start a thread, with a line of its own sigint        SIGINT at call k: status 130, and no
+    temporary file is left sigterm       SIGTERM at call k; training saves a checkpoint first
+    clock         the clock jumps by up to a day at each reading, and input files are from 1970 or
+    2100 two           a second process runs the same command with the same cache, while the first
+    is held at call k worker        (train) the data loader's process is killed
 """
 
 from __future__ import annotations
@@ -63,7 +67,8 @@ class Row:
 
 @dataclass
 class Trial:
-    """Where faults are tried: the folders, the case, its undisturbed run, the points to try and the seed."""
+    """Where faults are tried: the folders, the case, its undisturbed run, the points to try and the
+    seed."""
 
     bench: Bench
     case: Case
@@ -98,7 +103,8 @@ class Trial:
         keeps_parts: bool = False,
         saves: bool = False,
     ) -> Iterator[str]:
-        """What is wrong with the end of a command that met a fault; with `saves` it may have saved a checkpoint at another step."""
+        """What is wrong with the end of a command that met a fault; with `saves` it may have saved
+        a checkpoint at another step."""
         if outcome.timed_out:
             yield "it did not end"
         elif outcome.status == 0:
@@ -149,7 +155,10 @@ class Trial:
         last = self.bench.start(self.case, resumed=True)
         complete = is_refusal(last)
         if last.status and not complete:
-            yield f"the next start ends with status {last.status}: {one_line(last.errors) or last.errors[-600:]}"
+            yield (
+                f"the next start ends with status {last.status}: "
+                f"{one_line(last.errors) or last.errors[-600:]}"
+            )
         for problem in self.bench.compare(self.case, self.reference):
             if not (
                 complete and problem.startswith("cache/") and problem.endswith(" is missing")
@@ -238,7 +247,10 @@ def clock(trial: Trial) -> Iterator[str]:
                 os.utime(path, ((year - 1970) * 31_556_952.0 + 1, (year - 1970) * 31_556_952.0 + 1))
         outcome = trial.start(before=partial(jumping, number))
         if outcome.status:
-            yield f"input files of {year or 'today'}: it ended with status {outcome.status}: {outcome.errors[-400:]}"
+            yield (
+                f"input files of {year or 'today'}: it ended with status {outcome.status}: "
+                f"{outcome.errors[-400:]}"
+            )
         for problem in trial.problems(outcome, statuses=()):
             if year is None or not problem.startswith(
                 "cache/"
@@ -299,7 +311,8 @@ FAULTS: dict[str, Callable[[Trial], Iterator[str]]] = {
 
 
 class Companion:
-    """Starts a second process when the first one reaches a call, and holds the first until it ends or waits, at most 2 seconds."""
+    """Starts a second process when the first one reaches a call, and holds the first until it ends
+    or waits, at most 2 seconds."""
 
     def __init__(self, trial: Trial, point: int) -> None:
         self.trial, self.point, self.process, self.status = trial, point, 0, 0
@@ -453,7 +466,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"FAILED {one.name}, {fault}, {problem}", flush=True)
                 row.seconds = round(time.monotonic() - start, 1)
                 print(
-                    f"{one.name}, {fault}: {row.trials} trials, {row.succeeded} succeeded, {len(row.failures)} failed, {row.seconds} s",
+                    f"{one.name}, {fault}: {row.trials} trials, {row.succeeded} succeeded, "
+                    f"{len(row.failures)} failed, {row.seconds} s",
                     flush=True,
                 )
                 rows.append(row)

@@ -1,10 +1,13 @@
 """Wrong use: every key of every command gets values that it cannot take, and is misspelled.
 
-    python scripts/reliability/wrong_use.py [--command NAME] [--key KEY] [--value VALUE] [--json FILE]
+    python scripts/reliability/wrong_use.py [--command NAME] [--key KEY] [--value VALUE] [--json
+    FILE]
 
-The keys come from the YAML files: all leaves of the composed configuration of a command, with every choice of every config group that
-it reads. A key of a class (`_target_`) is tested once for each command and class. A wrong value must end in one line on standard error,
-`error: ...`, that names the key, with nothing written; a value that is accepted must be listed in `VALID`. Keys of Hydra itself are left out.
+The keys come from the YAML files: all leaves of the composed configuration of a command, with every
+choice of every config group that it reads. A key of a class (`_target_`) is tested once for each
+command and class. A wrong value must end in one line on standard error, `error: ...`, that names
+the key, with nothing written; a value that is accepted must be listed in `VALID`. Keys of Hydra
+itself are left out.
 """
 
 from __future__ import annotations
@@ -238,7 +241,8 @@ class Outcome:
         return self.verdict not in ("refused", "accepted")
 
 
-# What the choice of a group needs to work on the tiny input, in place of the case's own arguments under that group.
+# What the choice of a group needs to work on the tiny input, in place of the case's own arguments
+# under that group.
 NETWORK = ("backbone.d_model=16", "backbone.n_layers=1")
 WINDOWS = ("data.length=32", "data.batch_size=4", "data.max_valid_windows=4")
 EPOCH = "data.epoch_size=40"
@@ -533,7 +537,8 @@ class Harness:
         return self.bases[command, choice]
 
     def keys(self, command: str, choices: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
-        """Each key of a command with the first choice that has it, as in `backbone.d_model`, `backbone=dit`."""
+        """Each key of a command with the first choice that has it, as in `backbone.d_model`,
+        `backbone=dit`."""
         from omegaconf import OmegaConf
 
         seen = set()
@@ -571,7 +576,8 @@ class Harness:
                     )
 
     def run_all(self, cells: Iterable[Cell]) -> Iterator[Outcome]:
-        """The outcomes of cells. Where a command line fails without a wrong value, those with one show nothing and are left out."""
+        """The outcomes of cells. Where a command line fails without a wrong value, those with one
+        show nothing and are left out."""
         failing: set[tuple[str, str]] = set()
         for cell in cells:
             if (cell.command, cell.choice) not in failing:
@@ -671,7 +677,8 @@ def judge(cell: Cell, line: str, written: Sequence[str]) -> str:
 
 
 def all_choices(command: str) -> list[str]:
-    """Every choice of every config group that a command reads; the empty one is the case's own command line."""
+    """Every choice of every config group that a command reads; the empty one is the case's own
+    command line."""
     from dnadiff.config import choices
 
     listed = [f"{group}={name}" for group, names in choices(command).items() for name in names]
@@ -684,7 +691,8 @@ def all_choices(command: str) -> list[str]:
 def leaves(
     content: Mapping[str, Any], prefix: str = "", owner: str = "", local: str = ""
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Dotted keys of everything that is not a mapping, each with the class that it belongs to and its name there."""
+    """Dotted keys of everything that is not a mapping, each with the class that it belongs to and
+    its name there."""
     if "_target_" in content:
         owner, local = str(content["_target_"]), ""
     for key, value in content.items():
@@ -782,7 +790,8 @@ def main() -> int:
                 outcomes.append(outcome)
                 if outcome.is_wrong or options.verbose:
                     print(
-                        f"{command} {outcome.cell.choice} {outcome.cell.override}: {outcome.verdict}: {outcome.line}",
+                        f"{command} {outcome.cell.choice} {outcome.cell.override}: "
+                        f"{outcome.verdict}: {outcome.line}",
                         flush=True,
                     )
         return report(outcomes, time.monotonic() - before, options.json)
@@ -799,7 +808,8 @@ def report(outcomes: Sequence[Outcome], seconds: float, output: Path | None) -> 
     """Print the summary and write the table; 1 if a cell failed."""
     rows = table(outcomes)
     print(
-        f"{'command':12} {'keys':>5} {'tried':>6} {'refused':>8} {'valid':>6} {'wrong':>6} {'slowest':>8}"
+        f"{'command':12} {'keys':>5} {'tried':>6} {'refused':>8} {'valid':>6} {'wrong':>6} "
+        f"{'slowest':>8}"
     )
     for command in [*dict.fromkeys(o.cell.command for o in outcomes), "all"]:
         part = [r for r in rows if command in (r["command"], "all")]
@@ -808,7 +818,8 @@ def report(outcomes: Sequence[Outcome], seconds: float, output: Path | None) -> 
         )
         numbers = [sum(r[key] for r in part) for key in COUNTS]
         print(
-            f"{command:12} {len(part):5} {numbers[0]:6} {numbers[1]:8} {numbers[2]:6} {numbers[3]:6} {slowest:7.1f}s"
+            f"{command:12} {len(part):5} {numbers[0]:6} {numbers[1]:8} {numbers[2]:6} "
+            f"{numbers[3]:6} {slowest:7.1f}s"
         )
     print(f"{seconds:.0f} s")
     if output is not None:

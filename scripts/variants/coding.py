@@ -1,12 +1,15 @@
 """Synonymous against nonsense and missense SNVs in the held-out genes of E. coli K-12.
 
-    python scripts/variants/coding.py --checkpoint RUN [--output DIR] [--genes N] [--per-class N] [--list] [--table] [--collect FILE]
+    python scripts/variants/coding.py --checkpoint RUN [--output DIR] [--genes N] [--per-class N]
+    [--list] [--table] [--collect FILE]
 
-Only genes that are inside the test part of the network's own split, read once. All SNVs of the codons between start and stop are classified
-by the genetic code, and of each gene and class at most `--per-class` are drawn. Left out: genes of several parts (joined, or with alternative
-products), those that are not one open reading frame, and SNVs where coding sequences overlap. Scores: the network (`masked`), Markov models
-of orders 6 and 12 of the training part, and codon usage of the training genes, which is given the reading frame. AUROC is the probability
-that a synonymous SNV has the higher score; intervals are over genes. Novel bases are in no 24-mer of the training part.
+Only genes that are inside the test part of the network's own split, read once. All SNVs of the
+codons between start and stop are classified by the genetic code, and of each gene and class at most
+`--per-class` are drawn. Left out: genes of several parts (joined, or with alternative products),
+those that are not one open reading frame, and SNVs where coding sequences overlap. Scores: the
+network (`masked`), Markov models of orders 6 and 12 of the training part, and codon usage of the
+training genes, which is given the reading frame. AUROC is the probability that a synonymous SNV has
+the higher score; intervals are over genes. Novel bases are in no 24-mer of the training part.
 """
 
 from __future__ import annotations
@@ -117,7 +120,8 @@ class Genes:
     """The coding sequences of a genome that can be read codon by codon.
 
     Attributes:
-        frames: genes in one part whose length is a multiple of 3, with at most one stop inside (a selenocysteine).
+        frames: genes in one part whose length is a multiple of 3, with at most one stop inside (a
+            selenocysteine).
         left_out: the other rows by reason.
         overlaps: for each record (L,) bool, whether several coding sequences share a base.
     """
@@ -188,7 +192,8 @@ def chosen_snvs(
 
 
 def codon_usage(genes: Genes, training: tuple[str, int, int], rows: list[SNV]) -> np.ndarray:
-    """log frequency of the new codon minus that of the old one in the genes of the training part."""
+    """log frequency of the new codon minus that of the old one in the genes of the training
+    part."""
     counts = Counter(
         codon
         for gene in genes.frames
@@ -202,7 +207,8 @@ def codon_usage(genes: Genes, training: tuple[str, int, int], rows: list[SNV]) -
 
 
 class Study:
-    """The pieces of the study; scores of SNVs are kept in files of their own, and tables need `snvs` and `auroc` alone."""
+    """The pieces of the study; scores of SNVs are kept in files of their own, and tables need
+    `snvs` and `auroc` alone."""
 
     tables = "snvs", "auroc", "auroc_novel"
 
@@ -296,9 +302,12 @@ def table(rows: dict) -> str:
         "AUROC, novel bases",
     ]
     said = (
-        f"{counts['genes']} genes; {counts['synonymous']:,} synonymous, {counts['missense']:,} missense and {counts['nonsense']:,} nonsense SNVs, "
-        f"{counts['novel']:,} of all at novel bases. Left out in the test part: {counts['several parts']} genes of several parts, "
-        f"{counts['no open reading frame']} that are no open reading frame, and {counts['SNVs in overlaps']:,} SNVs where coding sequences overlap."
+        f"{counts['genes']} genes; {counts['synonymous']:,} synonymous, {counts['missense']:,} "
+        f"missense and {counts['nonsense']:,} nonsense SNVs, "
+        f"{counts['novel']:,} of all at novel bases. Left out in the test part: "
+        f"{counts['several parts']} genes of several parts, "
+        f"{counts['no open reading frame']} that are no open reading frame, and "
+        f"{counts['SNVs in overlaps']:,} SNVs where coding sequences overlap."
     )
     return f"{said}\n\n{study.markdown(header, lines)}"
 

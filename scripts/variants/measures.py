@@ -1,4 +1,5 @@
-"""AUROC and Spearman's correlation with paired bootstrap intervals, and the scores of variants by Markov models."""
+"""AUROC and Spearman's correlation with paired bootstrap intervals, and the scores of variants by
+Markov models."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def bootstrap(
     num_resamples: int | None = None,
     seed: int = 0,
 ) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
-    """`measure(score, weight)` of each score with its 95 % interval over groups, and `minus` each reference score.
+    """`measure(score, weight)` of each score with its 95 % interval over groups, and `minus` each
+    reference score.
 
     All scores share the resamples, so that differences are paired.
     """
@@ -79,7 +81,8 @@ def _quantiles(values: np.ndarray) -> Interval:
 def over_sets(
     values: Scores, references: Sequence[str]
 ) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
-    """The mean of values that several sets gave, (n,) per name, with the 95 % interval of Student's t over the sets, and `minus` each reference."""
+    """The mean of values that several sets gave, (n,) per name, with the 95 % interval of Student's
+    t over the sets, and `minus` each reference."""
     return {
         name: {
             **_mean(value),

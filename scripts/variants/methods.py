@@ -1,11 +1,16 @@
-"""The methods against each other on a trained model: calibration of SE, variance at equal calls, indels, several sites per window.
+"""The methods against each other on a trained model: calibration of SE, variance at equal calls,
+indels, several sites per window.
 
-    python scripts/variants/methods.py --checkpoint RUN [--genome FILE] [--region chrom:first-last] [--output DIR] [--list] [--table] [--collect FILE]
+    python scripts/variants/methods.py --checkpoint RUN [--genome FILE] [--region chrom:first-last]
+    [--output DIR] [--list] [--table] [--collect FILE]
 
-All variants are random ones of the validation part, or of `--region`. One strand, except for `sites`.
+All variants are random ones of the validation part, or of `--region`. One strand, except for
+`sites`.
 
-calibration: the error that `block` and `window` report, over the spread of their results in 200 repetitions with other random numbers.
-variance: SNVs; the variance of one order of `block` times its calls, and that of one draw of `window` times its calls.
+calibration: the error that `block` and `window` report, over the spread of their results in 200
+    repetitions with other random numbers.
+variance: SNVs; the variance of one order of `block` times its calls, and that of one draw of
+    `window` times its calls.
 indels: `block` minus `window` for insertions and deletions of 1 to 6 bases.
 sites: all SNVs of a stretch with several sites per window, minus the same with one.
 
@@ -63,7 +68,8 @@ Region = tuple[str, int, int]
 def random_variants(
     genome: Genome, region: Region, number: int, indels: bool, seed: int = 0
 ) -> list[Variant]:
-    """Random SNVs, or insertions and deletions of 1 to 6 bases after a base that REF and ALT share; no two at the same position."""
+    """Random SNVs, or insertions and deletions of 1 to 6 bases after a base that REF and ALT share;
+    no two at the same position."""
     draw, (record, low, high), found = np.random.default_rng(seed), region, {}
     while len(found) < number:
         start, size = int(draw.integers(low, high - 7)), int(draw.integers(1, 7))
@@ -151,7 +157,8 @@ class Study:
         """Variance times calls of both methods, and their ratio with an interval over SNVs."""
         size = self.size["variance"]
         rows = random_variants(self.subject.genome, self.region, size["snvs"], indels=False)
-        # One order: its steps from the variant on for REF, and for ALT all of them but the first, which both share: on average one for each base.
+        # One order: its steps from the variant on for REF, and for ALT all of them but the first,
+        # which both share: on average one for each base.
         factors = {"block": size["orders"] * (block + 1), "window": 2 * size["draws"]}
         costs = {}
         for name, overrides in self.methods("variance", block).items():
@@ -218,7 +225,8 @@ class Study:
 
 
 def ratio(llr: np.ndarray, se: np.ndarray) -> dict:
-    """The root mean square of the claimed errors over the standard deviation of the results, with an interval over repetitions."""
+    """The root mean square of the claimed errors over the standard deviation of the results, with
+    an interval over repetitions."""
     index = np.arange(len(llr))
 
     def measure(rows: np.ndarray, weight: np.ndarray) -> float:
@@ -232,11 +240,13 @@ def ratio(llr: np.ndarray, se: np.ndarray) -> dict:
 
 
 def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float) -> dict:
-    """Two scores of the same variants, x with the smaller error: x - y with its 95 % interval, and correlations.
+    """Two scores of the same variants, x with the smaller error: x - y with its 95 % interval, and
+    correlations.
 
     Args:
         noise: the squared Monte Carlo error of each difference.
-        noise_of_y: mean squared error of y. The correlation without noise divides by the spread of y without it.
+        noise_of_y: mean squared error of y. The correlation without noise divides by the spread of
+            y without it.
     """
     index, difference = np.arange(len(x)), x - y
     mean = measures.bootstrap(

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/results/variants.md from the files in docs/tables, between `<!-- table NAME -->` and `<!-- end -->`.
+"""Writes the tables of docs/results/variants.md from the files in docs/tables, between
+`<!-- table NAME -->` and `<!-- end -->`.
 
     python scripts/variants/page.py
 

@@ -1,15 +1,20 @@
-"""Designed sigma-70 promoters and the saturated HNF4A promoter: does the likelihood follow the measured expression?
+"""Designed sigma-70 promoters and the saturated HNF4A promoter: does the likelihood follow the
+measured expression?
 
-    python scripts/variants/promoters.py --csv FILE --checkpoint RUN [--output DIR] [--list] [--table] [--collect FILE]
-    python scripts/variants/promoters.py --mpra FILE --genome FILE [--checkpoint RUN] [--train] [--output DIR] ...
+    python scripts/variants/promoters.py --csv FILE --checkpoint RUN [--output DIR] [--list]
+    [--table] [--collect FILE] python scripts/variants/promoters.py --mpra FILE --genome FILE
+    [--checkpoint RUN] [--train] [--output DIR] ...
 
-Sigma-70: Spearman's correlation between log expression and log-likelihood within each background, where it orders promoters as the
-likelihood ratio to any one of them does, and the mean over backgrounds with an interval over them. Only the inner 150 bases are read, on the
-strand given; controls are left out. The network's NELBO uses the same masks for all promoters. Compared with the best pair of -35 and -10
-(TTGACA, 16 to 18 bases, TATAAT; a weight matrix) and with Markov models of the training part.
+Sigma-70: Spearman's correlation between log expression and log-likelihood within each background,
+where it orders promoters as the likelihood ratio to any one of them does, and the mean over
+backgrounds with an interval over them. Only the inner 150 bases are read, on the strand given;
+controls are left out. The network's NELBO uses the same masks for all promoters. Compared with the
+best pair of -35 and -10 (TTGACA, 16 to 18 bases, TATAAT; a weight matrix) and with Markov models of
+the training part.
 
-HNF4A: Spearman's correlation of the measured effect and the LLR of all SNVs, with an interval over blocks of 10 positions, compared with Markov
-models on the same SNVs. Without --checkpoint a network is trained first (`experiment=chr20_hnf4a`, 15 minutes on two cores); it resumes. The
+HNF4A: Spearman's correlation of the measured effect and the LLR of all SNVs, with an interval over
+    blocks of 10 positions, compared with Markov models on the same SNVs. Without --checkpoint a
+    network is trained first (`experiment=chr20_hnf4a`, 15 minutes on two cores); it resumes. The
 promoter must be in the test part of the network.
 """
 
@@ -49,7 +54,8 @@ _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of an
 
 
 def sigma70_score(letters: str) -> float:
-    """The best pair of hexamers of the weight matrix in a sequence, on its own strand: log odds in nats."""
+    """The best pair of hexamers of the weight matrix in a sequence, on its own strand: log odds in
+    nats."""
     minus_35, minus_10 = (_matches(letters, motif) for motif in (MINUS_35, MINUS_10))
     best = [
         minus_35[: len(minus_10) - 6 - spacer] + minus_10[6 + spacer :]
@@ -153,7 +159,8 @@ class Sigma70:
         }
 
     def spearman(self) -> dict:
-        """Spearman's correlation with log expression in each background, its mean over backgrounds, and the noise of the network's score."""
+        """Spearman's correlation with log expression in each background, its mean over backgrounds,
+        and the noise of the network's score."""
         repeats = [np.array(self.kept[name]["network"]) for name in self.networks]
         scores = {
             "network": np.mean(repeats, 0),
@@ -223,11 +230,13 @@ class HNF4A:
             for i in data.intervals["test"]
         ):
             raise ValueError(
-                f"{record}:{low + 1}-{high} is not in the test part of {self.subject.checkpoint}; train it with experiment={EXPERIMENT}"
+                f"{record}:{low + 1}-{high} is not in the test part of {self.subject.checkpoint}; "
+                f"train it with experiment={EXPERIMENT}"
             )
 
     def snvs(self) -> dict:
-        """How many SNVs there are, and how much of the promoter and its flanks occurs in the training part."""
+        """How many SNVs there are, and how much of the promoter and its flanks occurs in the
+        training part."""
         (record, low, high), to_bases = self.region, DNATokenizer().bases
         around = to_bases(self.subject.genome.window(record, low - CONTEXT, high + CONTEXT))
         covered = KmerSet([to_bases(ids) for ids in self.subject.data.sequences("train")]).covered(
@@ -338,7 +347,10 @@ def compared(found: dict, references: tuple[str, ...], title: str) -> str:
 def sigma70_table(found: dict) -> str:
     """The means over backgrounds, and each background."""
     means = compared(found["mean"], (MATRIX, *MARKOV), "mean Spearman (95 %)")
-    said = f"Spearman's correlation of the network's scores by two sets of masks: {found['between_masks']:.2f} (mean over backgrounds)."
+    said = (
+        "Spearman's correlation of the network's scores by two sets of masks: "
+        f"{found['between_masks']:.2f} (mean over backgrounds)."
+    )
     sets = [
         [name, f"{each['promoters']:,}", *(measures.shown(each[score]) for score in found["mean"])]
         for name, each in found["backgrounds"].items()
@@ -352,7 +364,8 @@ def hnf4a_table(rows: dict) -> str:
     """The correlation of each score, and how much of the promoter occurs in the training part."""
     means, counts = compared(rows["spearman"], MARKOV, "Spearman (95 %)"), rows["snvs"]
     said = (
-        f"{counts['snvs']} SNVs at {counts['positions']} positions. Bases in a 24-mer of the training part: {counts['repeated']:.0%} of the promoter, "
+        f"{counts['snvs']} SNVs at {counts['positions']} positions. Bases in a 24-mer of the "
+        f"training part: {counts['repeated']:.0%} of the promoter, "
         f"{counts['repeated_flanks']:.0%} of the {CONTEXT} bases on each side."
     )
     return f"{means}\n\n{said}"

@@ -1,4 +1,5 @@
-"""What the studies of variants share: a model with the genome of its variants, pieces that hold for these alone, and scores in files that resume."""
+"""What the studies of variants share: a model with the genome of its variants, pieces that hold for
+these alone, and scores in files that resume."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class Subject:
         }
 
     def kept(self, options: argparse.Namespace, folder: Path, **settings: object) -> study.Kept:
-        """The pieces of a study in `folder`, or in `folder/quick`; one that was made with other weights, bases or settings is run again."""
+        """The pieces of a study in `folder`, or in `folder/quick`; one that was made with other
+        weights, bases or settings is run again."""
         return study.Kept(
             folder / "quick" if options.quick else folder, {**self.hashes, **settings}, strict=True
         )
@@ -97,7 +99,8 @@ class Subject:
 
     @cached_property
     def markov(self) -> dict[int, BackoffMarkov]:
-        """Markov models of orders 6 and 12, fitted on the training part and tuned on the validation part of the network's own split."""
+        """Markov models of orders 6 and 12, fitted on the training part and tuned on the validation
+        part of the network's own split."""
         return fit_markov(self.data, (6, 12))
 
     def part(self, name: str) -> tuple[str, int, int]:
@@ -113,7 +116,8 @@ class Subject:
         *overrides: str,
         resume: bool = True,
     ) -> pandas.DataFrame:
-        """The rows of `python -m dnadiff.variants` for some variants. A call that was interrupted resumes.
+        """The rows of `python -m dnadiff.variants` for some variants. A call that was interrupted
+        resumes.
 
         The name of the file contains a hash of everything that the scores depend on.
 

@@ -1,13 +1,18 @@
-"""Throughput of `python -m dnadiff.variants` by method, compared with forward passes of the same network; memory; kill and resume.
+"""Throughput of `python -m dnadiff.variants` by method, compared with forward passes of the same
+network; memory; kill and resume.
 
-    python scripts/variants/throughput.py --checkpoint RUN [--genome FILE] [--output DIR] [--list] [--table] [--collect FILE]
+    python scripts/variants/throughput.py --checkpoint RUN [--genome FILE] [--output DIR] [--list]
+    [--table] [--collect FILE]
 
-For an idle machine. Each command is a process of its own that counts the windows that its network reads, the time inside the network and its
-peak memory. The limit is the number of forward passes per second with the same batch, each window masked at one site: the fastest of many
-calls, before and after the commands. Rates leave out the start of a command: they begin with the first call of the network after the warm-up.
+For an idle machine. Each command is a process of its own that counts the windows that its network
+reads, the time inside the network and its peak memory. The limit is the number of forward passes
+per second with the same batch, each window masked at one site: the fastest of many calls, before
+and after the commands. Rates leave out the start of a command: they begin with the first call of
+the network after the warm-up.
 
 speed: variants per second, and windows and bases per second, by method.
-memory: peak memory with 1,000, 10,000 and 100,000 random SNVs in windows of 64 bases, and with 1,000 in the training window.
+memory: peak memory with 1,000, 10,000 and 100,000 random SNVs in windows of 64 bases, and with
+    1,000 in the training window.
 resume: a run that was killed (SIGKILL) and resumed, compared byte by byte with one that was not.
 """
 
@@ -53,7 +58,8 @@ QUICK = {
     "resumed": 1500,
     "seconds": 0.1,
 }
-# Prints the windows of each call of the network, when it began and when it ended, and the peak memory.
+# Prints the windows of each call of the network, when it began and when it ended, and the peak
+# memory.
 _MEASURED = """
 import importlib, json, sys, time
 from dnadiff.training.memory import peak_memory
@@ -182,7 +188,8 @@ class Study:
         }
 
     def passes_per_second(self) -> float:
-        """Forward passes (windows) per second, masked at one site each, of the fastest of several calls."""
+        """Forward passes (windows) per second, masked at one site each, of the fastest of several
+        calls."""
         model = self.subject.model
         ids = torch.randint(7, 11, (BATCH, model.length))
         where = torch.zeros(ids.shape, dtype=torch.bool)
@@ -296,7 +303,8 @@ def table(rows: dict) -> str:
         row = rows["machine"]
         parts.insert(
             0,
-            f"{row['threads']} threads, batch of {row['batch']}, windows of {row['window']:,} bases, {row['parameters']:,} parameters.",
+            f"{row['threads']} threads, batch of {row['batch']}, windows of {row['window']:,} "
+            f"bases, {row['parameters']:,} parameters.",
         )
     return "\n\n".join([*parts, *resumed(rows)])
 
@@ -308,7 +316,8 @@ def resumed(rows: dict) -> list[str]:
     row = rows["resume"]
     same = "the same bytes as" if row["same_bytes"] else "other bytes than"
     return [
-        f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: {same} a run that was not killed."
+        f"{row['variants']:,} SNVs, killed after {row['lines_when_killed']:,} lines and resumed: "
+        f"{same} a run that was not killed."
     ]
 
 

@@ -1,4 +1,5 @@
-"""Networks with the weights of tests/parity, loaded by the same list of names that reads published folders."""
+"""Networks with the weights of tests/parity, loaded by the same list of names that reads published
+folders."""
 
 import pytest
 
@@ -16,7 +17,8 @@ def dna():
 
 @pytest.fixture(scope="session")
 def published(parity):
-    """published(network, file name, prefix) copies the weights of a file into a network and returns its arrays."""
+    """published(network, file name, prefix) copies the weights of a file into a network and returns
+    its arrays."""
 
     def fill(network, name, prefix=""):
         file = parity(name)

@@ -109,7 +109,8 @@ def test_with_padding_every_tile_is_masked():
 
 @pytest.fixture
 def streams(monkeypatch):
-    """streams(length, size, valid, device) -> the attention of both streams with dense masks, and with `flex_attention`."""
+    """streams(length, size, valid, device) -> the attention of both streams with dense masks, and
+    with `flex_attention`."""
 
     def make(length, size, valid, device="cpu"):
         if device == "cpu":  # not compiled: the rule without the kernel

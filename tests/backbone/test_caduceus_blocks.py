@@ -1,4 +1,5 @@
-"""Caduceus in blocks: one pass over two streams equals every block on its own after its clean prefix, and nothing leaks from the right."""
+"""Caduceus in blocks: one pass over two streams equals every block on its own after its clean
+prefix, and nothing leaks from the right."""
 
 import pytest
 import torch

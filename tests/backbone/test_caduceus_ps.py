@@ -12,7 +12,8 @@ from dnadiff.process import AbsorbingProcess
 
 
 def random_network(dna, **options):
-    """A network with all parameters changed, so that no property holds only because a parameter is zero."""
+    """A network with all parameters changed, so that no property holds only because a parameter is
+    zero."""
     torch.manual_seed(0)
     network = CaduceusPS(dna, 16, 3, **options).eval()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""DiT in blocks: two streams at once equal one block after another, and no block sees what is after it."""
+"""DiT in blocks: two streams at once equal one block after another, and no block sees what is after
+it."""
 
 import copy
 
@@ -14,7 +15,8 @@ SIZES = [1, 2, 3, 5, LENGTH]
 
 
 def build(dna, n_layers=3, **options):
-    """A network in float64 with random parameters, because the head and the gates of a new one are zero."""
+    """A network in float64 with random parameters, because the head and the gates of a new one are
+    zero."""
     torch.manual_seed(0)
     network = DiT(
         dna, 16, n_layers, 2, 8, **{"dropout": 0.0, "max_length": LENGTH} | options

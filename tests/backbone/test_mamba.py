@@ -25,7 +25,8 @@ def test_features_do_not_depend_on_later_tokens(dna, scan):
 
 
 def test_output_is_that_of_a_published_caduceus_without_its_reverse_direction(published, dna):
-    # There is no file of a unidirectional network, but a bidirectional one whose reverse scan gives zero is equivalent.
+    # There is no file of a unidirectional network, but a bidirectional one whose reverse scan gives
+    # zero is equivalent.
     both = Caduceus(dna, 32, 3)
     ids = published(both, "caduceus_ph")["input_ids"]
     with torch.no_grad():
@@ -44,7 +45,9 @@ def test_output_is_that_of_a_published_caduceus_without_its_reverse_direction(pu
 def test_a_diffusion_denoiser_refuses_a_causal_network(dna):
     with pytest.raises(
         ValueError,
-        match="Denoiser does not fit Mamba: it needs a bidirectional network, such as caduceus or dit",
+        match=(
+            "Denoiser does not fit Mamba: it needs a bidirectional network, such as caduceus or dit"
+        ),
     ):
         Denoiser(Mamba(dna, 16, 1))
 

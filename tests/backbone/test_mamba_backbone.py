@@ -173,7 +173,8 @@ def test_activation_checkpointing_does_not_change_gradients(kind, dna, ids):
 
 
 def test_a_scan_may_be_chosen_inside_a_checkpointed_layer(dna, ids):
-    # The choice runs and differentiates scans, which must not count as part of the layer when it is recomputed.
+    # The choice runs and differentiates scans, which must not count as part of the layer when it is
+    # recomputed.
     select._fastest.cache_clear()
     select._failure.cache_clear()
     build(Caduceus, dna, activation_checkpointing=True)(ids).sum().backward()

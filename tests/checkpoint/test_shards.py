@@ -22,7 +22,8 @@ def content(scale=1.0):
 
 
 def save(path, token, size=2, scale=1.0, ranks=None):
-    """What `size` processes write, one after the other; the first, which writes the file that lists the others, is last."""
+    """What `size` processes write, one after the other; the first, which writes the file that lists
+    the others, is last."""
     for rank in reversed(range(size)) if ranks is None else ranks:
 
         def own(value, rank=rank):

@@ -1,4 +1,5 @@
-"""Which names are models: published folders, bundled models, and what is said of a name that is none."""
+"""Which names are models: published folders, bundled models, and what is said of a name that is
+none."""
 
 import json
 import shutil

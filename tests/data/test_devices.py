@@ -44,7 +44,8 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Runs of six steps over two epochs of 16 windows, by one process and by two, with the same global batch."""
+    """Runs of six steps over two epochs of 16 windows, by one process and by two, with the same
+    global batch."""
     folder = tmp_path_factory.mktemp("devices")
     (folder / "recorder.py").write_text(RECORDER)
     for devices in (1, 2):

@@ -1,4 +1,5 @@
-"""Fetching from a server on this machine: resuming, checking, and what is said without a network."""
+"""Fetching from a server on this machine: resuming, checking, and what is said without a
+network."""
 
 import hashlib
 import http.server

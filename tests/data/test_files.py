@@ -1,4 +1,5 @@
-"""Writing of files: errors name the file, the size that it needs and the space that is free; what was there before stays."""
+"""Writing of files: errors name the file, the size that it needs and the space that is free; what
+was there before stays."""
 
 import errno
 import fcntl
@@ -23,7 +24,8 @@ LIMITED = r"limited to 20,000 bytes \(ulimit -f; [\d,]+ bytes are free in "
 
 @contextmanager
 def limited_files(size=20_000):
-    """Files of at most `size` bytes, which is how a full disk is simulated: the write fails after some bytes."""
+    """Files of at most `size` bytes, which is how a full disk is simulated: the write fails after
+    some bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -122,7 +124,10 @@ def test_a_pipe_is_refused_because_inputs_are_read_more_than_once(tmp_path):
     for read in (files.open_binary(tmp_path / "pipe").__enter__, lambda: pack(tmp_path / "pipe")):
         with pytest.raises(
             ValueError,
-            match="pipe is a pipe or a device, and inputs are read more than once; write it to a file first",
+            match=(
+                "pipe is a pipe or a device, and inputs are read more than once; write it to a "
+                "file first"
+            ),
         ):
             read()
 

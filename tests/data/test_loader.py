@@ -127,7 +127,8 @@ def test_batches_draw_nothing_from_the_global_generator():
     [("fork", (2, 4)), pytest.param("spawn", (1, 4), marks=pytest.mark.slow)],
 )
 def test_workers_of_either_kind_give_the_same_windows_as_biopython(tmp_path, start_method, workers):
-    # Two gzip files and soft-masking; what is compared is the multiset of (index, window) of an epoch.
+    # Two gzip files and soft-masking; what is compared is the multiset of (index, window) of an
+    # epoch.
     texts = {
         f"r{i}": "".join(
             "ACGTacgtN"[(j * j + i * j // 3) % 9] if j % 97 else "NNN" for j in range(900)

@@ -36,7 +36,9 @@ def test_every_ambiguity_code_becomes_n():
 def test_other_letters_are_named_with_their_position(sequence, letter, position):
     with pytest.raises(
         ValueError,
-        match=f"letter '{letter}' at position {position} is not a nucleotide; allowed are A, C, G, T",
+        match=(
+            f"letter '{letter}' at position {position} is not a nucleotide; allowed are A, C, G, T"
+        ),
     ):
         DNA.encode(sequence)
 

@@ -1,4 +1,5 @@
-"""Constrained distributions on the enumerable toy: what is kept, how far the distribution is off, and that weights put it right."""
+"""Constrained distributions on the enumerable toy: what is kept, how far the distribution is off,
+and that weights put it right."""
 
 import itertools
 
@@ -35,7 +36,8 @@ def make(name):
 
 
 class Exact(BaseDenoiser):
-    """The toy's posteriors by enumeration, for all three kinds of samplers; blocks have two tokens."""
+    """The toy's posteriors by enumeration, for all three kinds of samplers; blocks have two
+    tokens."""
 
     def __init__(self, toy, reads=BidirectionalBackbone):
         super().__init__(toy.vocab)
@@ -241,7 +243,8 @@ def test_without_allowed_mass_the_constraint_alone_decides(toy):
 
 
 def test_ratios_keep_their_sum(toy):
-    # SEDD's sampler unmasks tokens at the rate that the sum of the ratios says; a constraint changes which, not how many
+    # SEDD's sampler unmasks tokens at the rate that the sum of the ratios says; a constraint
+    # changes which, not how many
     class Ratios(BaseDenoiser):
         normalized = False
 

@@ -1,4 +1,5 @@
-"""Design from the command line and from Python: templates, motifs, infilling, GC, weights, resuming, and invalid options."""
+"""Design from the command line and from Python: templates, motifs, infilling, GC, weights,
+resuming, and invalid options."""
 
 import gzip
 import hashlib
@@ -387,7 +388,8 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
 def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(
     sampler, cli, trained, tmp_path, monkeypatch
 ):
-    # `evaluate` stored an h(n) in the run in the meantime: the number of groups was 64, and would be 9.
+    # `evaluate` stored an h(n) in the run in the meantime: the number of groups was 64, and would
+    # be 9.
     args = [f"checkpoint={trained}", "num_samples=4", "batch_size=2", "length=64", *sampler]
     monkeypatch.setattr(
         StoredCurve,

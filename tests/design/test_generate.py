@@ -1,4 +1,5 @@
-"""Requests filled by every sampler and backbone: constraints hold in every output, and noise depends on the sample only."""
+"""Requests filled by every sampler and backbone: constraints hold in every output, and noise
+depends on the sample only."""
 
 from dataclasses import replace
 from functools import cache
@@ -218,7 +219,8 @@ def test_which_samples_have_weights():
 
 
 def test_a_constraint_at_one_rare_length_is_found():
-    # The motif's R is outside the prompt at 600 tokens alone; one of 600 samples has as many, and 256 evenly spaced ones had not.
+    # The motif's R is outside the prompt at 600 tokens alone; one of 600 samples has as many, and
+    # 256 evenly spaced ones had not.
     def request(seed):
         return Free(DNA, 600, (301, 600), seed, "A" * 300, read_motifs("R@-300"))
 

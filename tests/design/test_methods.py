@@ -1,4 +1,5 @@
-"""Design methods on a world of 64 sequences: what claims p(x) exp(beta r(x)) reaches it, with its weights included."""
+"""Design methods on a world of 64 sequences: what claims p(x) exp(beta r(x)) reaches it, with its
+weights included."""
 
 import itertools
 from typing import ClassVar
@@ -95,7 +96,8 @@ def generator(make_oracle):
 
 @pytest.fixture
 def quick_text(monkeypatch):
-    """Decode with a table: decoding takes most of the time of many designs for a reward that is a table."""
+    """Decode with a table: decoding takes most of the time of many designs for a reward that is a
+    table."""
     letters = np.zeros(DNA.vocab.size, np.uint8)
     letters[DNA.ids_from_bases(range(4)).astype(int)] = list(b"ACGT")
     monkeypatch.setattr(
@@ -123,7 +125,8 @@ def reached(designer, count, batch_size, template="NNN"):
 
 
 def target(reward, beta, template="NNN", tilt=0.0):
-    """The exact distribution p(x | template) exp(beta r(x)), and the log of its normalizing constant given the fixed bases."""
+    """The exact distribution p(x | template) exp(beta r(x)), and the log of its normalizing
+    constant given the fixed bases."""
     allowed = {"N": "ACGT", "R": "AG", "Y": "CT", "S": "CG"}
     fits = np.array([all(b in allowed.get(a, a) for a, b in zip(template, word)) for word in WORDS])
     visible = np.array(
@@ -167,8 +170,9 @@ def test_weighted_designs_have_the_target_distribution(generator, name, template
 @pytest.mark.parametrize("template", ["NNN", "NCN", "RNY"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_total_variation_of_many_designs_is_below_one_percent(generator, name, template):
-    # The distance falls with the root of the number of designs. Resampling at every step leaves fewer distinct ancestors (64,000 designs are
-    # .016 away), and the weights of SVDD vary more (100,000 are .011 away).
+    # The distance falls with the root of the number of designs. Resampling at every step leaves
+    # fewer distinct ancestors (64,000 designs are .016 away), and the weights of SVDD vary more
+    # (100,000 are .011 away).
     count = 300_000 if name == "smc that always resamples" or name.startswith("svdd") else 100_000
     found, _ = reached(
         Designer(generator(), METHODS[name], as_reward(scores), BETA), count, 100_000, template
@@ -208,7 +212,8 @@ def test_the_total_variation_of_many_chains_is_below_one_percent(
 
 
 class Enumerated(Draws):
-    """Two rows and two positions with the uniform numbers that `numbers` has for a purpose and a step."""
+    """Two rows and two positions with the uniform numbers that `numbers` has for a purpose and a
+    step."""
 
     numbers: ClassVar[dict] = {}
 
@@ -218,8 +223,9 @@ class Enumerated(Draws):
 
 @pytest.mark.slow
 def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
-    # All outcomes of two particles over {A, C}^2, of which the rows fill their two positions in opposite orders. The second token of a row
-    # has its own number, also after the row was resampled: with the number of the first token, the mean would be 3 % too small.
+    # All outcomes of two particles over {A, C}^2, of which the rows fill their two positions in
+    # opposite orders. The second token of a row has its own number, also after the row was
+    # resampled: with the number of the first token, the mean would be 3 % too small.
     monkeypatch.setattr("dnadiff.design.method.batch.Draws", Enumerated)
     words = ["AA", "AC", "CA", "CC"]
     ids = torch.from_numpy(np.stack([DNA.encode(word) for word in words]).astype(np.int64))
@@ -235,7 +241,8 @@ def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
     )
     designer.goal.reward._is_checked = True
     two = Templates([("x", dna_pattern(DNA, 2, "NN"))], 2, DNA.vocab.mask_id)
-    # The number of the systematic resampling decides at these limits, by the difference of the rewards, -2 to 2.
+    # The number of the systematic resampling decides at these limits, by the difference of the
+    # rewards, -2 to 2.
     share = 1 / (1 + np.exp(-BETA * np.arange(-2, 3)))
     limits = [0.0, *sorted({round(float(x % 1), 12) for x in 2 * share if 0 < x % 1 < 1}), 1.0]
     total = 0.0
@@ -258,7 +265,8 @@ def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
 
 
 def test_resampling_keeps_what_belongs_to_a_particle(make_oracle):
-    # A sampler that fills several positions in some steps and none in others, and a network that is conditioned on time.
+    # A sampler that fills several positions in some steps and none in others, and a network that is
+    # conditioned on time.
     for sampler in (Ancestral(num_steps=6), FirstHitting()):
         denoiser = make_oracle(IDS, JOINT, DNA.vocab)
         denoiser.time_conditioning = True
@@ -280,7 +288,10 @@ def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(gener
     made = generator()
     made.denoiser.max_length = 2
     designer = Designer(made, method, as_reward(scores), BETA)
-    message = f"method {type(method).__name__} reads whole sequences, and 3 tokens are more than the 2 that this network takes; use .*at most 2"
+    message = (
+        f"method {type(method).__name__} reads whole sequences, and 3 tokens are more than "
+        "the 2 that this network takes; use .*at most 2"
+    )
     with pytest.raises(ValueError, match=message):
         next(designer.batches(request(2), 1, 2))
     assert (designer.reward_calls, made.denoiser.calls) == (0, 0)
@@ -420,7 +431,8 @@ def test_resample_move_has_weights_only_if_every_call_draws_one_position(generat
 
 
 def test_metropolis_leaves_the_target_distribution_unchanged(generator):
-    # Started from the exact distribution, one step ends there; proposals in one call (num_groups=1) would not.
+    # Started from the exact distribution, one step ends there; proposals in one call (num_groups=1)
+    # would not.
     exact, _ = target(scores, BETA)
     starts = np.random.default_rng(0).choice(64, 3_000, p=exact)
     (pattern,) = request(1).patterns
@@ -537,7 +549,10 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
         Designer(generator(), SMC(), as_reward(scores), -1)
     with pytest.raises(
         ValueError,
-        match="needs a sampler whose order does not depend on tokens, not Confidence; set sampler=grouped",
+        match=(
+            "needs a sampler whose order does not depend on tokens, not Confidence; set "
+            "sampler=grouped"
+        ),
     ):
         Designer(generator(Confidence()), SVDD(), as_reward(scores))
     with pytest.raises(
@@ -574,7 +589,8 @@ def test_a_population_of_one_is_refused_and_a_small_one_warns(generator, caplog)
             ValueError, match="method SMC steers a population, and a batch has one design here"
         ):
             check(SMC(), count, batch_size, num_templates=3)
-        # Importance sampling does not resample, and moves have their reward in a population of one too.
+        # Importance sampling does not resample, and moves have their reward in a population of one
+        # too.
         assert not any(
             check(method, count, batch_size)
             for method in (SMC(threshold=0.0), ResampleMove(), BestOfN(), SVDD())

@@ -1,4 +1,5 @@
-"""The options of `sample`: what they say about importance weights, and the settings of a sampler that depend on the model."""
+"""The options of `sample`: what they say about importance weights, and the settings of a sampler
+that depend on the model."""
 
 from types import SimpleNamespace
 
@@ -53,7 +54,8 @@ def test_weights_of_block_diffusion_are_those_of_the_sampler_inside(
 
 
 class Half:
-    """A stored curve that asks for half as many groups as tokens, and records the lengths that it was asked about."""
+    """A stored curve that asks for half as many groups as tokens, and records the lengths that it
+    was asked about."""
 
     def __init__(self):
         self.lengths = []

@@ -1,4 +1,5 @@
-"""Designs from the command line: every method, weighted sums, given sequences, resuming, and invalid options."""
+"""Designs from the command line: every method, weighted sums, given sequences, resuming, and
+invalid options."""
 
 import json
 import signal
@@ -259,7 +260,8 @@ def test_a_reward_of_a_trusted_package(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "mine" / "__init__.py").write_text(
         "import numpy as np\nfrom dnadiff.design.reward import Reward\n\n\nclass Adenine(Reward):\n"
         "    def __init__(self, scale: float = 1.0) -> None:\n        self.scale = scale\n\n"
-        "    def __call__(self, sequences):\n        return np.array([self.scale * s.count('A') for s in sequences])\n"
+        "    def __call__(self, sequences):\n        return np.array([self.scale * s.count('A') "
+        "for s in sequences])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     args = ["+reward._target_=mine.Adenine", "+reward.scale=2.0"]

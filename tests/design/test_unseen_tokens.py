@@ -1,4 +1,5 @@
-"""Weights of models that go from left to right: tokens that a draw does not see are scored during sampling, at any length."""
+"""Weights of models that go from left to right: tokens that a draw does not see are scored during
+sampling, at any length."""
 
 import pytest
 import torch
@@ -56,7 +57,8 @@ def drawn(denoiser, sampler, template, kind=None, allowed=None, tilt=None, cond=
 
 
 def every_log_p(denoiser, tokens, hidden, place, cond=None, valid=None):
-    """log p (B, V) at one place by reading the whole sequence, with the `hidden (L,)` or (B, L) tokens masked."""
+    """log p (B, V) at one place by reading the whole sequence, with the `hidden (L,)` or (B, L)
+    tokens masked."""
     with torch.no_grad():
         return denoiser.log_probs(
             torch.where(hidden, denoiser.vocab.mask_id, tokens), None, cond, None, valid
@@ -71,7 +73,8 @@ def log_p(denoiser, tokens, hidden, place, cond=None, valid=None):
 
 
 def unseen_log_p(denoiser, tokens, template, size, cond=None, valid=None):
-    """The chain rule of the fixed letters in blocks after the first one with a mask, one place after the other."""
+    """The chain rule of the fixed letters in blocks after the first one with a mask, one place
+    after the other."""
     masked, total = template == 3, torch.zeros(len(tokens), dtype=torch.float64)
     for place in range(tokens.shape[1]):
         start = place - place % size
@@ -98,8 +101,9 @@ def test_the_weight_is_the_probability_of_the_tokens_that_were_not_seen(size, we
 @pytest.mark.parametrize("weight", [1.0, 1.5])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_weighted_samples_have_the_distribution_given_all_constraints(size, weight):
-    # By enumeration: the probability of being drawn times the weight is the model's times exp(tilt), where the constraints hold. The first
-    # two tokens are drawn, the second is no 0, and neither sees a fixed one of a later block.
+    # By enumeration: the probability of being drawn times the weight is the model's times
+    # exp(tilt), where the constraints hold. The first two tokens are drawn, the second is no 0, and
+    # neither sees a fixed one of a later block.
     model, count = Guided(block_model(size, SMALL), weight), 1000
     cond, template = torch.tensor([[1.0, 0.0]]), torch.tensor([[3, 3, 1, 2]]).expand(count, 4)
     allowed, tilt = (

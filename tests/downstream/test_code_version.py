@@ -12,7 +12,8 @@ from dnadiff.downstream import code_version as module
 from dnadiff.downstream.code_version import SOURCES, code_version
 
 PACKAGE = Path(dnadiff.__file__).parent
-# Modules that compute predictions from items, and what they import without its results depending on it.
+# Modules that compute predictions from items, and what they import without its results depending on
+# it.
 COMPUTING = [
     "baselines",
     "classifier",

@@ -48,7 +48,8 @@ def test_a_weight_of_zero_leaves_a_model_out_even_if_it_is_certain_and_wrong():
 
 
 def test_the_weight_has_the_lowest_loss_on_validation():
-    # The loss of w * .8 + (1 - w) * .3 and w * .1 + (1 - w) * .6 is lowest at w = .1: log(.3 + .5 w) + log(.6 - .5 w).
+    # The loss of w * .8 + (1 - w) * .3 and w * .1 + (1 - w) * .6 is lowest at w = .1: log(.3 + .5
+    # w) + log(.6 - .5 w).
     first, second = log([[0.8, 0.2], [0.9, 0.1]]), log([[0.3, 0.7], [0.4, 0.6]])
     best = max(np.linspace(0, 1, 21), key=lambda w: (0.3 + 0.5 * w) * (0.6 - 0.5 * w))
     assert (

@@ -280,7 +280,8 @@ def test_a_head_with_positions_learns_what_the_mean_cannot(name):
 
 
 def of_two_lengths(count, seed):
-    """Class 1 has 30 bases, class 0 has 28 or 32: the class is the length, and no monotonic function of it."""
+    """Class 1 has 30 bases, class 0 has 28 or 32: the class is the length, and no monotonic
+    function of it."""
     random, labels = np.random.default_rng(seed), np.arange(count) % 2
     lengths = np.where(labels, 30, random.choice([28, 32], count))
     return Items.from_sequences(
@@ -319,7 +320,10 @@ def test_flatten_needs_one_length():
     check_head(settings("flatten"), TaskData("t", ["a", "b"], one, one, one))
     with pytest.raises(
         ValueError,
-        match="head=flatten is for sequences of one length, and these have 9 to 12 bases; set head=attention",
+        match=(
+            "head=flatten is for sequences of one length, and these have 9 to 12 bases; set "
+            "head=attention"
+        ),
     ):
         check_head(settings("flatten"), TaskData("t", ["a", "b"], one, one, several))
     made = build_classifier(network("dit"), settings("flatten"), HeadInputs(), 2, 12, True)

@@ -28,7 +28,8 @@ def test_sequences_that_are_mostly_padding_are_reported(monkeypatch, caplog):
         assert not caplog.messages
         items(*["ACGTA"] * 10, "A" * 30)
     assert caplog.messages[0].startswith(
-        "11 sequences are padded to the 30 bases of the longest one and take 0.0 GB; cut them (task.max_length)"
+        "11 sequences are padded to the 30 bases of the longest one and take 0.0 GB; cut them "
+        "(task.max_length)"
     )
 
 

@@ -69,7 +69,8 @@ def test_a_promoter_that_cannot_be_used_is_named(tmp_path):
         (",1,lac_promoter\n", "line 2 has the name 'lac_promoter', which has no background"),
         (
             ",0,x_bg1:2\n",
-            "line 2 has 0 in column 'expression', and task.transform=log2 with task.loss=mse takes a number above 0",
+            "line 2 has 0 in column 'expression', and task.transform=log2 with task.loss=mse takes "
+            "a number above 0",
         ),
         (
             ",strong,x_bg1:2\n",
@@ -99,7 +100,8 @@ def test_the_genome_split_of_measured_starts_is_used_and_overlapping_sequences_s
         f"{sequence},{0.5 + number % 7},{part}" for number, (sequence, part) in enumerate(rows)
     ]
     (tmp_path / "t.csv").write_text("sequence,expression,split\n" + "\n".join(lines) + "\n")
-    # Neighbors overlap by 50 bases: all training rows are one cluster, of which no validation part can be cut off.
+    # Neighbors overlap by 50 bases: all training rows are one cluster, of which no validation part
+    # can be cut off.
     with pytest.raises(ValueError, match="too few different sequences"):
         task("ecoli_tss", str(tmp_path / "t.csv")).load(DNA)
     data = task("ecoli_tss", str(tmp_path / "t.csv"), "task.cluster_kmer=null").load(DNA)

@@ -93,7 +93,8 @@ def test_a_protocol_that_is_not_a_string_is_refused():
 
 
 def values(*, valid: float = 1.0, test: float = 2.0) -> TaskData:
-    """A regression whose validation items have the value `valid`, and whose test items have 0 and `test`."""
+    """A regression whose validation items have the value `valid`, and whose test items have 0 and
+    `test`."""
     own, several = data(), torch.arange(180.0)[:, None] % 7
     parts = (
         (own.train, several),
@@ -176,7 +177,8 @@ def test_drawn_items_keep_the_shares_of_strata_of_any_size():
         (
             "fixed",
             1,
-            "^t: the division of seed 1 leaves no training item of class '[ab]', of which there are 90 in 180; "
+            "^t: the division of seed 1 leaves no training item of class '[ab]', of which there "
+            "are 90 in 180; "
             "set train_items higher than 1, or null$",
         ),
         ("paper", 50, r"task\.protocol=paper divides it; set task\.protocol=fixed"),

@@ -195,13 +195,19 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
         ("ACGT", "remove it, or fine-tune with head=attention"),
         ("A" * 17, "set window=16"),
     ):
-        message = f"sequence 1 has {len(letters)} bases, and the FlattenHead of this classifier accepts only sequences of 16; {remedy}"
+        message = (
+            f"sequence 1 has {len(letters)} bases, and the FlattenHead of this classifier "
+            f"accepts only sequences of 16; {remedy}"
+        )
         with pytest.raises(ValueError, match=message):
             model.predict(["ACGTACGTACGTACGT", letters])
     assert model.window_of(None) == model.window_of(16) == 16
     with pytest.raises(
         ValueError,
-        match="window 12 does not fit the FlattenHead of this classifier, which accepts only 16; set it to that",
+        match=(
+            "window 12 does not fit the FlattenHead of this classifier, which accepts only 16; "
+            "set it to that"
+        ),
     ):
         model.window_of(12)
 

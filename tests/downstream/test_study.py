@@ -176,7 +176,8 @@ def test_a_study_says_what_its_intervals_are_over(size, units):
     result = run_study(TaskData("t", ["a", "b"], items, items, items), {"x": Constant()}, [1], [])
     assert result["task"]["resampled"] == units
     few = [
-        "intervals are over items of 3 groups: they do not include the variation between groups, and may be too narrow for new ones"
+        "intervals are over items of 3 groups: they do not include the variation between groups, "
+        "and may be too narrow for new ones"
     ]
     assert remarks(result) == (few if units.startswith("items of") else [])
 
@@ -285,7 +286,11 @@ def test_a_study_says_when_the_length_reveals_the_class(lengths, said):
             return torch.tensor([[0.0, -1.0]]).repeat(len(data.test), 1)
 
     lines = remarks(run_study(data, {"x": Constant()}, [1], []))
-    expected = "the length alone predicts the class of 100 % of the validation sequences (the most frequent class: 50 %): check"
+    expected = (
+        "the length alone predicts the class of 100 % of the validation sequences (the "
+        "most "
+        "frequent class: 50 %): check"
+    )
     assert [line.startswith(expected) for line in lines] == [True] * said
     shuffled = torch.randperm(80, generator=torch.Generator().manual_seed(0))
     mixed = Items(items.ids, items.lengths[shuffled], labels)

@@ -57,7 +57,8 @@ def test_a_stretch_without_a_kmer_center_contains_no_kmer_of_the_set():
 
 @pytest.fixture
 def toy(tmp_path: Path) -> dict[str, str]:
-    """300 bases: training 0-180, test 180-240, validation 240-300; the second half of each part is a region."""
+    """300 bases: training 0-180, test 180-240, validation 240-300; the second half of each part is
+    a region."""
     sequence = letters(np.random.default_rng(1), 300)
     (tmp_path / "toy.fa").write_text(f">c\n{sequence}\n")
     (tmp_path / "regions.bed").write_text(

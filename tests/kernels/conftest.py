@@ -25,7 +25,8 @@ def scan_inputs() -> Callable[..., list[Tensor]]:
 
 @pytest.fixture
 def mixer_tensors() -> Callable[..., list[Tensor]]:
-    """One or two hidden states (2, L, D), in_proj, out_proj and the weights of the directions, the same numbers in every dtype."""
+    """One or two hidden states (2, L, D), in_proj, out_proj and the weights of the directions, the
+    same numbers in every dtype."""
 
     def make(
         L: int,
@@ -97,7 +98,8 @@ def close() -> Callable[..., None]:
 
 @pytest.fixture
 def clear_caches():
-    """Clears the caches of working scans, working products and the loaded library, before and after."""
+    """Clears the caches of working scans, working products and the loaded library, before and
+    after."""
 
     def clear() -> None:
         for cached in (select._failure, select._fastest, native.library, cpu_linear._onednn_wins):

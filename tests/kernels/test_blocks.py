@@ -17,7 +17,8 @@ from dnadiff.kernels import (
     short_conv,
 )
 
-# The fast scans, with the type in which they are compared with the reference in float64, and the tolerance.
+# The fast scans, with the type in which they are compared with the reference in float64, and the
+# tolerance.
 EXACT = [
     ("reference", torch.float64, 1e-10),
     ("portable", torch.float64, 1e-10),
@@ -26,7 +27,8 @@ EXACT = [
 every_scan = pytest.mark.parametrize(
     ("scan", "dtype", "tolerance"), EXACT, ids=[name for name, *_ in EXACT]
 )
-# L, block size: one and several blocks in a chunk and several chunks in a block, shorter last blocks, b = 1, b = L.
+# L, block size: one and several blocks in a chunk and several chunks in a block, shorter last
+# blocks, b = 1, b = L.
 SHAPES = [(7, 1), (12, 4), (13, 4), (37, 16), (70, 33), (150, 70), (20, 20), (100, 64)]
 
 
@@ -85,7 +87,8 @@ def test_pieces_that_hand_over_their_state_are_one_long_scan(
 
 
 def separate_blocks(clean, noised, block):
-    """The noised version by its definition: every block is scanned after the clean positions before it, all from their first one."""
+    """The noised version by its definition: every block is scanned after the clean positions before
+    it, all from their first one."""
     A, D, bias, parts = clean.A, clean.D, clean.delta_bias, []
     for i in range(0, clean.u.shape[1], block):
         rows = (
@@ -98,7 +101,8 @@ def separate_blocks(clean, noised, block):
 
 
 def two_versions(scan_inputs, L, dtype):
-    """The inputs of a clean and of a noised version with common parameters, and all their leaves."""
+    """The inputs of a clean and of a noised version with common parameters, and all their
+    leaves."""
     leaves = scan_inputs(2, L, 5, 3, dtype)
     noised = [x.detach().roll(1, 0).requires_grad_() for x in (*leaves[:2], *leaves[3:5])]
     clean = ScanInputs(*leaves)
@@ -427,7 +431,10 @@ def test_mamba_ssm_is_refused_with_the_reason(scan_inputs, monkeypatch, caplog):
     inputs = scan_inputs(1, 6, 2, 2)
     monkeypatch.setattr(select, "_failure", lambda name: "")
     monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
-    reason = "scan 'mamba_ssm' was asked for and cannot run: states that enter or leave a scan; its kernel always starts from zero; set scan=portable"
+    reason = (
+        "scan 'mamba_ssm' was asked for and cannot run: states that enter or leave a scan; "
+        "its kernel always starts from zero; set scan=portable"
+    )
     for call in (
         lambda: selective_scan(*inputs, return_last_state=True, scan="mamba_ssm"),
         lambda: scan_with_states(ScanInputs(*inputs), 2, scan="mamba_ssm"),
@@ -440,7 +447,8 @@ def test_mamba_ssm_is_refused_with_the_reason(scan_inputs, monkeypatch, caplog):
     select._warn_once.cache_clear()
     assert scan_blocks(ScanInputs(*inputs), 2).shape == (1, 6, 2)
     assert caplog.messages == [
-        "selective scan: portable instead of mamba_ssm, because of states that enter or leave a scan; its kernel always starts from zero"
+        "selective scan: portable instead of mamba_ssm, because of states that enter or leave a "
+        "scan; its kernel always starts from zero"
     ]
 
 

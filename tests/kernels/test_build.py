@@ -16,7 +16,8 @@ from dnadiff.kernels import SCANS, available_scans, build, linear, narrow_linear
 
 
 def overwrite(path, content):
-    """Another file of the same name. Changing a library in place that this process has mapped ends the process with a bus error."""
+    """Another file of the same name. Changing a library in place that this process has mapped ends
+    the process with a bus error."""
     os.remove(path)  # not Path.unlink, which a test replaces
     path.write_bytes(content)
 
@@ -170,7 +171,8 @@ def test_a_folder_that_others_may_write_is_not_trusted(mode, built, filled_cache
 def test_a_library_that_others_can_write_is_never_loaded(filled_cache, built, compiled, tmp_path):
     source = tmp_path / "planted.cpp"
     source.write_text(
-        f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/ran", "w")); }}\n'
+        f"#include <cstdio>\n__attribute__((constructor)) void run() {{ "
+        f'fclose(fopen("{tmp_path}/ran", "w")); }}\n'
     )
     subprocess.run(
         [

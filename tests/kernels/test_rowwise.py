@@ -1,4 +1,5 @@
-"""The operations on single positions: the gated sum, the norm, the narrow linear map and matrix products."""
+"""The operations on single positions: the gated sum, the norm, the narrow linear map and matrix
+products."""
 
 import pytest
 import torch

@@ -304,7 +304,8 @@ def test_a_wrong_sum_for_the_gradient_of_a_weight_disables_onednn(monkeypatch):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """A module named mamba_ssm with the signature of `selective_scan_fn` in version 2.2, in place of its CUDA kernel."""
+    """A module named mamba_ssm with the signature of `selective_scan_fn` in version 2.2, in place
+    of its CUDA kernel."""
 
     def selective_scan_fn(
         u,

@@ -60,7 +60,8 @@ def test_every_scan_matches_the_float64_reference(
 @pytest.mark.parametrize("N", STATES)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_long_scans_match_in_float64(N, reverse, scan_inputs, values_and_grads, close):
-    # The reference's loop over positions takes seconds here: it confirms the portable scan once in each direction, with which others agree.
+    # The reference's loop over positions takes seconds here: it confirms the portable scan once in
+    # each direction, with which others agree.
     inputs = scan_inputs(1, 4097, 3, N, torch.float64)
     expected = values_and_grads(selective_scan, inputs, reverse=reverse, scan="portable")
     if N == 5:

@@ -1,4 +1,5 @@
-"""The Triton back end without a GPU: results from Triton's interpreter, in a separate process, and kernels compiled ahead of time.
+"""The Triton back end without a GPU: results from Triton's interpreter, in a separate process, and
+kernels compiled ahead of time.
 
 With a CUDA device the same cases run there (`-m gpu`).
 """
@@ -40,7 +41,8 @@ def script(path: Path) -> ModuleType:
 
 
 cases = script(HERE / "triton_cases.py")
-# For networks in half precision: the error relative to that of the portable scan, which also rounds. Others: 1e-5, gradients 1e-4.
+# For networks in half precision: the error relative to that of the portable scan, which also
+# rounds. Others: 1e-5, gradients 1e-4.
 HALF = {name: 1e-2 for name in (*cases.SCANS, *cases.STATES, *cases.LOSSES) if "bfloat16" in name}
 HALF |= {"float16": 2e-3, "network under autocast": 1.5, "network of bfloat16": 1.5}
 QUICK = [
@@ -144,7 +146,8 @@ def test_every_kernel_builds_for_hopper(registers):
 
 
 def kernels_of(module: ModuleType) -> set[str]:
-    """The kernels of a module that are launched: device functions have no sizes that change from call to call."""
+    """The kernels of a module that are launched: device functions have no sizes that change from
+    call to call."""
     return {
         name
         for name, value in vars(module).items()
@@ -165,7 +168,8 @@ def test_every_specialization_of_a_real_width_builds_with_few_spills(registers, 
     ):  # rows of 236 do not start at multiples of 16
         for launch in registers.different(registers.layer(E, 16, dtype, chunks, ways)):
             built = launch.build(arch)
-            # On sm_80 `gradients` with a gate spills up to 348 bytes in 16 bits; its tiles were chosen by times on sm_90.
+            # On sm_80 `gradients` with a gate spills up to 348 bytes in 16 bits; its tiles were
+            # chosen by times on sm_90.
             limit = {80: 360, 90: 300}[arch] if launch.kernel.__name__ == "gradients" else 160
             assert built.spilled <= limit, (launch.name(), built.spilled)
 
@@ -251,7 +255,8 @@ def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(
     selective_scan(*inputs)
     selective_scan(*inputs)
     assert [m for m in caplog.messages if "65 states" in m] == [
-        "selective scan: portable instead of cpu, because of 65 states a channel; this kernel holds at most 64 in registers"
+        "selective scan: portable instead of cpu, because of 65 states a channel; this kernel "
+        "holds at most 64 in registers"
     ]
     with pytest.raises(
         RuntimeError, match="scan 'cpu' was asked for and cannot run: 65 states a channel"

@@ -8,7 +8,8 @@ from dnadiff.backbone.mixer import BiMamba
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kernels import MixerWay, fuses_two_streams, two_stream_mixer
 
-# L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk of 32, 48 or 64, and shorter last blocks.
+# L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk
+# of 32, 48 or 64, and shorter last blocks.
 SHAPES = [
     ((3, 2, 3, 1, 1, 4), (1, 2, 3)),
     ((33, 8, 16, 16, 1, 1), (1, 16, 32)),
@@ -91,7 +92,8 @@ def test_a_row_has_the_same_result_in_any_batch(mixer_tensors):
 
 @pytest.mark.parametrize("block", [1, 16])
 def test_the_operations_by_default_are_those_of_a_layer(block, close):
-    """`portable` has no mixer of two streams of its own, so the layer combines operations, and the call its own defaults."""
+    """`portable` has no mixer of two streams of its own, so the layer combines operations, and the
+    call its own defaults."""
     torch.manual_seed(0)
     layer, noised, clean = BiMamba(20).double(), *torch.randn(2, 2, 60, 20, dtype=torch.float64)
     valid = torch.arange(60).expand(2, 60) < torch.tensor([[60], [41]])

@@ -1,6 +1,8 @@
-"""Cases of the Triton kernels for `test_triton.py`: run on a GPU, or without one by Triton's interpreter in a separate process.
+"""Cases of the Triton kernels for `test_triton.py`: run on a GPU, or without one by Triton's
+interpreter in a separate process.
 
-TRITON_INTERPRET=1 python tests/kernels/triton_cases.py NAME ...     # prints {name: largest error of outputs and gradients}
+TRITON_INTERPRET=1 python tests/kernels/triton_cases.py NAME ...     # prints {name: largest error
+of outputs and gradients}
 """
 
 import json
@@ -96,7 +98,8 @@ ROWWISE = ("convolutions", "one convolution", "gate", "norm", "norm after additi
 
 
 def tile(small: bool, chunks: bool) -> None:
-    """Sizes for tests: segments and chunks of a few positions, blocks of 8 channels; whether time is cut into chunks."""
+    """Sizes for tests: segments and chunks of a few positions, blocks of 8 channels; whether time
+    is cut into chunks."""
     if small:
         triton_scan._KEPT = triton_scan._SHORTEST = 8
         triton_scan._FORWARD_TILE = triton_scan._CHUNK_TILE = triton_scan._BACKWARD_TILE = 32
@@ -289,9 +292,11 @@ def block_conv(reverse: bool, L: int, block: int, given: bool, device: str) -> l
 
 
 def network(name: str, device: str) -> list[float]:
-    """Bidirectional networks and one of one direction, against the portable scan in float32: features and gradients of all weights.
+    """Bidirectional networks and one of one direction, against the portable scan in float32:
+    features and gradients of all weights.
 
-    In half precision both round: the result is the error of the kernels over that of the portable scan, root mean squares over all tensors.
+    In half precision both round: the result is the error of the kernels over that of the portable
+    scan, root mean squares over all tensors.
     """
     from dnadiff.backbone.caduceus import Caduceus
     from dnadiff.backbone.caduceus_ps import CaduceusPS
@@ -346,7 +351,8 @@ def network(name: str, device: str) -> list[float]:
 
 
 def calls(device: str) -> list[float]:
-    """Calls with gradients of some inputs or one output alone, inputs in other layouts and types, and checkpointing; against portable.
+    """Calls with gradients of some inputs or one output alone, inputs in other layouts and types,
+    and checkpointing; against portable.
 
     A second derivative must be refused, not be wrong.
     """
@@ -422,7 +428,8 @@ def calls(device: str) -> list[float]:
 
 
 def operators(device: str) -> list[float]:
-    """PyTorch's checks of a custom operator: schema, gradients, and that the shapes and types of the fake implementation are right."""
+    """PyTorch's checks of a custom operator: schema, gradients, and that the shapes and types of
+    the fake implementation are right."""
     tile(device == "cpu", chunks=False)
     u, delta, z, B, C, A, D, taps = random(
         device, *[(1, 3, 2)] * 3, *[(1, 3, 4)] * 2, (4, 2), (2,), (4, 2)
@@ -491,7 +498,8 @@ def operators(device: str) -> list[float]:
 
 
 def compiled(device: str) -> list[float]:
-    """A network with compiled blocks, one graph each, against the same network without: with and without autocast."""
+    """A network with compiled blocks, one graph each, against the same network without: with and
+    without autocast."""
     from dnadiff.backbone.caduceus import Caduceus
     from dnadiff.kernels import select
     from dnadiff.vocab import Vocab
@@ -596,7 +604,8 @@ def run(name: str, device: str) -> list[float]:
 
 
 def patch_interpreter() -> None:
-    """Fixes Triton 3.6's interpreter: it uses arrays of one element as numbers, which NumPy 2.4 refuses, and truncates to bfloat16 where GPUs round."""
+    """Fixes Triton 3.6's interpreter: it uses arrays of one element as numbers, which NumPy 2.4
+    refuses, and truncates to bfloat16 where GPUs round."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -621,7 +630,8 @@ def patch_interpreter() -> None:
 
 
 def check_bounds(interpreter: ModuleType) -> None:
-    """Refuse every access outside the arguments of a kernel: on a GPU it may read another tensor, or end the process."""
+    """Refuse every access outside the arguments of a kernel: on a GPU it may read another tensor,
+    or end the process."""
     extents: list[tuple[int, int]] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     to_host, load, store = (

@@ -1,4 +1,5 @@
-"""h(n) of a block diffusion model: summed over blocks in memory that does not grow with them, with whole windows resampled."""
+"""h(n) of a block diffusion model: summed over blocks in memory that does not grow with them, with
+whole windows resampled."""
 
 import numpy as np
 import pytest
@@ -110,7 +111,10 @@ def test_sequences_with_other_first_blocks_are_refused_before_they_are_read(
         BlockDenoiser, "nll", lambda self, *args: made.append(0) or nll(self, *args)
     )
     batches = [windows(2, length)[0] for length in (16, 3)]
-    message = "batches have sequences of 3 and of .* tokens, and h.n. of blocks of 4 is of sequences of at least 4 .*; evaluate them apart"
+    message = (
+        "batches have sequences of 3 and of .* tokens, and h.n. of blocks of 4 is of "
+        "sequences of at least 4 .*; evaluate them apart"
+    )
     with pytest.raises(ValueError, match=message):
         estimate(denoiser, PROCESS, kind(batches), 2, curve=True)
     assert (
@@ -125,7 +129,8 @@ def test_sequences_with_other_first_blocks_are_refused_before_they_are_read(
 
 
 def test_whole_windows_are_resampled(denoiser):
-    # Units of the bootstrap were runs of blocks, which ended inside windows: with 7 windows of 16 blocks there were 23.
+    # Units of the bootstrap were runs of blocks, which ended inside windows: with 7 windows of 16
+    # blocks there were 23.
     result = estimate(denoiser, PROCESS, windows(7, 64), 4, curve=True)
     sums = CurveSums.from_estimates(result, None, 64)
     assert sums.tokens.tolist() == [61, *[64] * 6]

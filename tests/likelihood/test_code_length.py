@@ -21,7 +21,8 @@ def process(toy):
 
 
 class Wrong(BaseDenoiser):
-    """A predictor of the toy's letters that is no posterior of any law: logits are arbitrary functions of what is visible."""
+    """A predictor of the toy's letters that is no posterior of any law: logits are arbitrary
+    functions of what is visible."""
 
     def __init__(self) -> None:
         super().__init__(Vocab(4, 3, 3, (3,)))
@@ -209,7 +210,8 @@ def test_the_fitted_curve_falls_and_keeps_its_sum():
 
 
 def measured(true, windows, draws=8, noise=0.6, seed=0):
-    """Samples of windows whose curve is `true` but for their level, with stratified counts and less noise the more is masked."""
+    """Samples of windows whose curve is `true` but for their level, with stratified counts and less
+    noise the more is masked."""
     random, length = np.random.default_rng(seed), len(true)
     level = random.normal(0, 0.03, windows)
     u = (random.random((windows, draws)) + np.arange(draws) // 2) / (draws // 2)
@@ -221,7 +223,8 @@ def measured(true, windows, draws=8, noise=0.6, seed=0):
 
 
 def test_a_curve_that_rises_is_neither_capped_nor_levelled():
-    # A network on data unlike its own does worse with more context; capped at h(0) the table said 2.03 bits for 2.43.
+    # A network on data unlike its own does worse with more context; capped at h(0) the table said
+    # 2.03 bits for 2.43.
     true = 1.4 + 0.6 * np.arange(64) / 64
     samples = measured(true, 400)
     table = curve.code_length_table(samples)

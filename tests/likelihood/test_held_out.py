@@ -75,6 +75,6 @@ def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monke
         and bounded[2].strengths == fitted[2].strengths[:3]
     )
     assert (
-        "order 12 are left out because the counts of 480 training bases do not fit into memory; set orders=[2]"
-        in caplog.text
+        "order 12 are left out because the counts of 480 training bases do not fit into memory; "
+        "set orders=[2]" in caplog.text
     )

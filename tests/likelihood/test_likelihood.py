@@ -156,7 +156,8 @@ def test_mdlm_protocol_is_one_draw_without_an_error_and_leaves_out_a_thousandth(
         0.999 * math.log(3), abs=3 * result.interval().se
     )
 
-    # With the mean of the Bernoulli masks instead of draws only the integrand remains, which distinguishes log V from 0.999 log V.
+    # With the mean of the Bernoulli masks instead of draws only the integrand remains, which
+    # distinguishes log V from 0.999 log V.
     noise, everything = process.noise, lambda ids, t, maskable, draws: torch.full_like(ids, 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "corrupt", everything)
@@ -184,7 +185,8 @@ def test_mdlm_protocol_has_the_nelbo_as_its_mean(toy, oracle, process, many):
     ids=lambda n: type(n).__name__,
 )
 def test_mdlm_protocol_is_refused_where_it_would_give_no_bound(toy, many, noise):
-    # A uniform predictor came to 1.27, 0.99 and 0.03 bits of four letters instead of 2; exact counts know no schedule.
+    # A uniform predictor came to 1.27, 0.99 and 0.03 bits of four letters instead of 2; exact
+    # counts know no schedule.
     process = AbsorbingProcess(toy.vocab, noise)
     with pytest.raises(ValueError, match="set protocol=count"):
         likelihood.one_draw(Uniform(), process, whole(many[:4]))
@@ -194,7 +196,8 @@ def test_mdlm_protocol_is_refused_where_it_would_give_no_bound(toy, many, noise)
 
 
 def test_mdlm_protocol_gives_each_window_its_own_nelbo_over_the_seeds(process):
-    # Two windows, each always in its half of the times, came to 0 and 1.87 where both cost 1: tokens cost 1/t-th of it late alone.
+    # Two windows, each always in its half of the times, came to 0 and 1.87 where both cost 1:
+    # tokens cost 1/t-th of it late alone.
     class Late(Uniform):
         def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
             cost = torch.where(t > 0.5, 2.0, 0.0)[:, None].expand(xt.shape)[positions]
@@ -425,7 +428,8 @@ def test_200_disjoint_sets_of_windows_spread_as_se_total_says(network, genome_wi
 
 @pytest.mark.slow
 def test_neighboring_windows_in_default_blocks_cover_the_mean_of_the_genome(network):
-    """60 stretches of 320 windows side by side, 16 a block: se_total and the interval as `evaluate` gives them."""
+    """60 stretches of 320 windows side by side, 16 a block: se_total and the interval as `evaluate`
+    gives them."""
     from dnadiff.data.genome.fasta import read_fasta
 
     ids = torch.from_numpy(
@@ -445,7 +449,8 @@ def test_neighboring_windows_in_default_blocks_cover_the_mean_of_the_genome(netw
     values, claimed = np.array([f.value for f in found]), np.sqrt(np.mean([f.se**2 for f in found]))
     covered = np.mean([f.low < values.mean() < f.high for f in found])
     print(
-        f"spread {values.std(ddof=1):.6f}, se_total {claimed:.6f}, ratio {claimed / values.std(ddof=1):.3f}, covered {covered:.2f}"
+        f"spread {values.std(ddof=1):.6f}, se_total {claimed:.6f}, ratio "
+        f"{claimed / values.std(ddof=1):.3f}, covered {covered:.2f}"
     )
     assert claimed == pytest.approx(values.std(ddof=1), rel=0.3)
     assert covered > 0.85

@@ -1,4 +1,5 @@
-"""Exact likelihoods of deterministic orders: a distribution over sequences, equal to the chain rule by hand."""
+"""Exact likelihoods of deterministic orders: a distribution over sequences, equal to the chain rule
+by hand."""
 
 import itertools
 import json

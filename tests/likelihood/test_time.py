@@ -1,4 +1,5 @@
-"""Likelihoods of a network that is conditioned on time: it gets the time that samplers give it, also where a template fixes most tokens."""
+"""Likelihoods of a network that is conditioned on time: it gets the time that samplers give it,
+also where a template fixes most tokens."""
 
 import itertools
 import math
@@ -21,7 +22,8 @@ DNA = DNATokenizer()
 
 
 class Timed(BaseDenoiser):
-    """A (with p) and C at every position; p depends on the time, and on the number of A to the left."""
+    """A (with p) and C at every position; p depends on the time, and on the number of A to the
+    left."""
 
     time_conditioning = True
 
@@ -42,7 +44,8 @@ def process():
 
 
 def by_enumeration(denoiser, template, text):
-    """-log p of the open positions under one random position per call, averaged over all orders, at the fraction of masked tokens."""
+    """-log p of the open positions under one random position per call, averaged over all orders, at
+    the fraction of masked tokens."""
     given, total = (
         torch.from_numpy(DNA.encode(text)).long(),
         sum(letter != "n" for letter in template),
@@ -75,7 +78,8 @@ def test_the_bound_of_8_open_among_64_tokens_is_at_the_times_of_the_sampler():
 
 
 def test_the_bound_of_a_template_is_the_code_length_of_its_sampler():
-    # An N of the genome cannot be masked, so it is no part of the window whose masked fraction is the time.
+    # An N of the genome cannot be masked, so it is no part of the window whose masked fraction is
+    # the time.
     denoiser, text = Timed(), "CAnnACCAAC"
     template = "CAnnNCNNAC"
     ids = torch.from_numpy(DNA.encode(text)).long()[None]

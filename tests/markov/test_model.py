@@ -65,7 +65,8 @@ def storage(request, monkeypatch):
 
 
 def test_probabilities_of_a_hand_computed_example(storage):
-    # AAC and its reverse complement GTT: A 2, C 1, G 1, T 2; after A one A and one C; after G one T; after T one T.
+    # AAC and its reverse complement GTT: A 2, C 1, G 1, T 2; after A one A and one C; after G one
+    # T; after T one T.
     model = BackoffMarkov.fit([bases("AAC")], order=1, strength=[4, 2])
     order0 = np.array([3, 2, 2, 3]) / 10
     assert prob_rows(model, bases("A"), order=0)[0] == pytest.approx(order0)
@@ -271,7 +272,8 @@ def test_order_0_at_41_percent_gc():
 
 @pytest.mark.slow
 def test_chr20_bits_per_base(shared_data):
-    # strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of index 0 to 7 (greedy, about four minutes)
+    # strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of index 0 to 7
+    # (greedy, about four minutes)
     from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.data.tokenizer import DNATokenizer
 

@@ -125,7 +125,8 @@ def windows_of_many_kinds(number, rng, length=120):
 
 
 def test_one_kmer_in_twenty_is_outside_the_range_by_chance():
-    # Sets of real windows overlap: without the correction 25 %, 16 % and 27 % of the 3-mers are outside.
+    # Sets of real windows overlap: without the correction 25 %, 16 % and 27 % of the 3-mers are
+    # outside.
     for number, total in ((60, 120), (40, 160), (100, 160)):
         rng, found = np.random.default_rng(number), []
         for seed in range(30):
@@ -140,7 +141,8 @@ def test_one_kmer_in_twenty_is_outside_the_range_by_chance():
 
 
 def test_sets_for_a_histogram_vary_as_independent_sets_do():
-    # The mean of an independent set of 40 differs from that of 80 windows with the variance 1/40 + 1/80.
+    # The mean of an independent set of 40 differs from that of 80 windows with the variance 1/40 +
+    # 1/80.
     sets = independent_sets(40, 80, 4000, 0)
     values = np.random.default_rng(0).normal(size=80)
     assert values[sets].mean(1).std() / values.std() == pytest.approx(

@@ -71,7 +71,8 @@ def test_a_table_reads_the_designed_part_and_the_last_value_of_a_header(tmp_path
     records = [
         Record(
             "a",
-            'synthetic label="x reward=9 y" designed=3-6 reward=0.5 log_prob=-4.000 longest_match=3',
+            'synthetic label="x reward=9 y" designed=3-6 reward=0.5 log_prob=-4.000 '
+            "longest_match=3",
             b"AAGTGCAA",
         ),
         Record("b", "synthetic designed=1-4 reward=-1e-3", b"gtgcAAAA"),

@@ -34,7 +34,8 @@ def test_samples_of_the_same_source_are_within_the_baseline(real):
 
 
 def test_one_metric_in_twenty_is_outside_the_baseline_by_chance(real):
-    # Without the correction for overlapping sets 27 % would be: sets that share windows vary less than an independent one.
+    # Without the correction for overlapping sets 27 % would be: sets that share windows vary less
+    # than an independent one.
     evaluator, rng = (
         SampleQualityEvaluator(random_windows(40, 120, 8), real, order=2),
         np.random.default_rng(0),
@@ -50,7 +51,8 @@ def test_one_metric_in_twenty_is_outside_the_baseline_by_chance(real):
 
 
 def test_one_distance_in_twenty_has_its_mutual_information_outside_the_range_by_chance():
-    # Windows of several kinds have mutual information; without the correction 26 % of the curve would be outside.
+    # Windows of several kinds have mutual information; without the correction 26 % of the curve
+    # would be outside.
     rng, outside = np.random.default_rng(0), []
     for seed in range(20):
         samples, real = (windows_of_two_kinds(number, rng) for number in (40, 80))
@@ -72,7 +74,8 @@ def windows_of_two_kinds(number, rng):
 
 @pytest.fixture
 def few_models(monkeypatch):
-    """For tests of other metrics: few of the models that are trained to discriminate samples and to predict real windows."""
+    """For tests of other metrics: few of the models that are trained to discriminate samples and to
+    predict real windows."""
     monkeypatch.setattr(sample_quality, "_NUM_SLOW", 3)
 
 

@@ -46,7 +46,8 @@ def brute_force_orf(bases):
 
 
 def test_longest_orf_equals_brute_force():
-    # A stop in every frame of both strands (TTAATTAATTAA), then nine codons without one in frame 0, then stops again.
+    # A stop in every frame of both strands (TTAATTAATTAA), then nine codons without one in frame 0,
+    # then stops again.
     stops = "TTAATTAATTAA"
     sequence = stops + "ATGGCCGCCGCCGCCGCCGCCGCCGCC" + stops
     assert longest_orf(windows_of(sequence))[0] == brute_force_orf(as_bases(sequence)) >= 27

@@ -1,4 +1,5 @@
-"""A world of 27 sequences in which every expectation can be summed: networks that are tables, and masks that are all masks."""
+"""A world of 27 sequences in which every expectation can be summed: networks that are tables, and
+masks that are all masks."""
 
 import itertools
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ ORDERS = list(itertools.permutations(range(3)))
 
 
 class Table(BidirectionalBackbone):
-    """A network with any output for any input: logits (64, 3, 4), indexed by the three tokens (ids 0..2, mask 3)."""
+    """A network with any output for any input: logits (64, 3, 4), indexed by the three tokens (ids
+    0..2, mask 3)."""
 
     def __init__(self, vocab, logits):
         super().__init__(vocab, 4, takes_sigma=True)
@@ -33,7 +35,8 @@ class CausalTable(Table, CausalBackbone):
 
 
 class Everything(DiscreteTime):
-    """Every mask of every sequence at one time, each row weighing its probability times `factor`; `DiscreteTime` so that D3PM takes it."""
+    """Every mask of every sequence at one time, each row weighing its probability times `factor`;
+    `DiscreteTime` so that D3PM takes it."""
 
     def __init__(self, joint, t, factor, num_steps=1):
         self.num_steps, self.joint, self.t, self.factor = num_steps, joint, t, factor
@@ -54,8 +57,9 @@ class Everything(DiscreteTime):
 def exact(toy):
     """Sums over the toy world.
 
-    `at(objective, denoiser, t, factor, num_steps)`: nats of a sequence at one time; `objective(masking)` makes the objective.
-    `continuous(objective, denoiser, noise, p)`: its integral over mask probabilities `p` (exact: the integrand is a polynomial).
+    `at(objective, denoiser, t, factor, num_steps)`: nats of a sequence at one time;
+    `objective(masking)` makes the objective. `continuous(objective, denoiser, noise, p)`: its
+    integral over mask probabilities `p` (exact: the integrand is a polynomial).
     `steps(objective, denoiser, noise, T)`: its sum over T steps.
     """
     x0 = toy.sequences.repeat_interleave(8, 0)
@@ -88,7 +92,8 @@ def exact(toy):
 
 @pytest.fixture
 def table(toy):
-    """A network with random output, in float64; `table(causal=True)` for a causal one: position l depends on tokens before it alone."""
+    """A network with random output, in float64; `table(causal=True)` for a causal one: position l
+    depends on tokens before it alone."""
 
     def make(causal=False, seed=1, to_mask=0.0):
         logits = torch.randn(
@@ -108,7 +113,8 @@ def table(toy):
 
 @pytest.fixture
 def chain_rule(toy):
-    """Mean nats of a sequence when a denoiser unmasks one position after the other: `chain_rule(denoiser, orders)`."""
+    """Mean nats of a sequence when a denoiser unmasks one position after the other:
+    `chain_rule(denoiser, orders)`."""
 
     def nll(denoiser, orders=ORDERS):
         total = 0.0

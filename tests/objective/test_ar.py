@@ -94,7 +94,10 @@ def test_misfits_are_refused(denoiser):
     both_sides = DiT(DNA, 16, 1, 2, 8)
     with pytest.raises(
         ValueError,
-        match="objective AR does not fit backbone DiT: it needs a causal network, transformer or mamba",
+        match=(
+            "objective AR does not fit backbone DiT: it needs a causal network, transformer or "
+            "mamba"
+        ),
     ):
         check_fit(AR, both_sides)
     with pytest.raises(ValueError, match="objective MDLM does not fit backbone Transformer"):

@@ -1,4 +1,5 @@
-"""Block diffusion: the two ends are `mdlm` and the chain rule, and any block size equals enumeration."""
+"""Block diffusion: the two ends are `mdlm` and the chain rule, and any block size equals
+enumeration."""
 
 import itertools
 
@@ -108,7 +109,8 @@ def test_blocks_of_one_are_the_chain_rule(process, net, x0):
 
 
 def enumerated(denoiser, x0, size):
-    """The bound of each sequence (B,), by enumeration of the masks of each block: sum over k and masks of k of the mean cross-entropy."""
+    """The bound of each sequence (B,), by enumeration of the masks of each block: sum over k and
+    masks of k of the mean cross-entropy."""
     total = torch.zeros(len(x0), dtype=torch.float64)
     for start in range(0, x0.shape[1], size):
         places = range(start, min(start + size, x0.shape[1]))
@@ -201,7 +203,10 @@ def test_impossible_block_sizes_are_refused(process, value):
 def test_networks_that_do_not_fit_are_refused(process, dna):
     with pytest.raises(
         ValueError,
-        match="BlockMDLM does not fit backbone Mamba: it needs a network that reads blocks, caduceus or dit",
+        match=(
+            "BlockMDLM does not fit backbone Mamba: it needs a network that reads blocks, "
+            "caduceus or dit"
+        ),
     ):
         BlockMDLM(process, 4).denoiser(Mamba(dna, 8, 1))
     with pytest.raises(ValueError, match="time_conditioning=true"):

@@ -1,4 +1,5 @@
-"""Mask rates on an interval: their distribution, and the mean and variance of the loss by enumeration of all masks."""
+"""Mask rates on an interval: their distribution, and the mean and variance of the loss by
+enumeration of all masks."""
 
 import itertools
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ B = 3  # tokens of a block
 
 @dataclass(frozen=True)
 class Chosen(Draws):
-    """Draws whose uniforms are given: one for the rate of each row, and 0 where a position is masked, else 1."""
+    """Draws whose uniforms are given: one for the rate of each row, and 0 where a position is
+    masked, else 1."""
 
     time: torch.Tensor | None = None
     mask: torch.Tensor | None = None
@@ -47,7 +49,8 @@ def net():
 
 
 def expected(objective, denoiser, x0, power, nodes):
-    """The mean of a power of the loss of one block: all masks at the nodes of a quadrature over the rates."""
+    """The mean of a power of the loss of one block: all masks at the nodes of a quadrature over the
+    rates."""
     points, weights = numpy.polynomial.legendre.leggauss(nodes)
     masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=B)), dtype=torch.float64)
     total = 0.0
@@ -102,7 +105,8 @@ def test_moments_equal_enumeration(low, high, net, x0):
 
 @pytest.mark.parametrize("length", [1, 2, 16, 1024])
 def test_the_loss_of_a_uniform_predictor_has_a_known_mean_and_variance(length):
-    # Binomial masks cost log V each: mean log V, and variance (log V)^2 E[(1 - p)/(p length)], with E[1/p] = log(high/low)/(high - low).
+    # Binomial masks cost log V each: mean log V, and variance (log V)^2 E[(1 - p)/(p length)], with
+    # E[1/p] = log(high/low)/(high - low).
     for low, high in ((0.001, 1.0), (0.3, 0.8), (0.45, 0.95)):
         first, second = Clipped(low, high).moments(length)
         k = torch.arange(1, length + 1, dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Objectives through the command line: what is trained, what a checkpoint rebuilds, and what is refused before data is read."""
+"""Objectives through the command line: what is trained, what a checkpoint rebuilds, and what is
+refused before data is read."""
 
 import pytest
 import yaml
@@ -127,7 +128,8 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
     [
         (
             ["objective=ar"],
-            "objective AR does not fit backbone Caduceus: it needs a causal network, transformer or mamba",
+            "objective AR does not fit backbone Caduceus: it needs a causal network, transformer "
+            "or mamba",
         ),
         (
             ["objective=mdlm", "backbone=mamba"],
@@ -160,7 +162,8 @@ def test_misfits_are_refused_in_one_line_before_data_is_read(arguments, message,
 
 
 def test_runs_of_before_go_on_loading(trained, tmp_path):
-    # Configurations without the newer keys: no objective.masking, no null, no time input of the backbone.
+    # Configurations without the newer keys: no objective.masking, no null, no time input of the
+    # backbone.
     import torch
 
     content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)

@@ -74,7 +74,8 @@ def test_without_mass_on_the_mask_it_is_the_subs_term():
 
 
 def test_the_first_step_is_finite():
-    # facts 10: -log p(x0) with nothing on the mask; with 0.1 there, log(1 + 0.1 alpha/(1 - alpha)) more
+    # facts 10: -log p(x0) with nothing on the mask; with 0.1 there, log(1 + 0.1 alpha/(1 - alpha))
+    # more
     assert term(D3PM(PROCESS, DiscreteTime(4)), [0.3, 0.3, 0.2, 0.2, 0.0], 0.25) == pytest.approx(
         -math.log(0.3)
     )

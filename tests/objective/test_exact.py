@@ -54,7 +54,8 @@ def test_continuous_bound_is_the_entropy_for_the_oracle_whatever_the_schedule(
         noise.sigma(t.double())[:, None].expand(xt.shape)[positions],
     )
     ends = [1 - float(noise.alpha(torch.tensor(end, dtype=torch.float64))) for end in (0.0, 1.0)]
-    # A schedule cut at its ends integrates over less; the rest of the integral is that of one without ends.
+    # A schedule cut at its ends integrates over less; the rest of the integral is that of one
+    # without ends.
     whole = partial(
         exact.continuous,
         lambda m: MDLM(AbsorbingProcess(toy.vocab, LogLinear(0.0)), m),
@@ -90,7 +91,8 @@ def test_continuous_bound_of_any_predictor_is_the_mean_over_all_orders(
 
 
 def chain_bound(toy, process, posterior, truth, num_steps):
-    """The evidence lower bound of a Markov chain over all states: sum over steps and positions of KL(q(xs | xt, x0) || posterior)."""
+    """The evidence lower bound of a Markov chain over all states: sum over steps and positions of
+    KL(q(xs | xt, x0) || posterior)."""
     total = 0.0
     for i in range(1, num_steps + 1):
         t, s = (torch.full((27,), j / num_steps, dtype=torch.float64) for j in (i, i - 1))
@@ -194,7 +196,8 @@ def test_more_steps_tighten_the_bound_down_to_the_entropy(toy, process, exact, o
     ("num_steps", "expected"), [(1, 1.386294), (2, 1.039721), (4, 0.866434), (10, 0.762462)]
 )
 def test_two_copies_of_a_bit_in_discrete_time(num_steps, expected, make_oracle):
-    # facts 3: L log 2 (1/T) sum (i/T)^(L-1), L = 2. Masks are independent, so four states per step make up the sum.
+    # facts 3: L log 2 (1/T) sum (i/T)^(L-1), L = 2. Masks are independent, so four states per step
+    # make up the sum.
     class Four(DiscreteTime):
         def __init__(self, t, factor):
             self.num_steps, self.t, self.factor = num_steps, t, factor
@@ -230,7 +233,8 @@ def test_score_entropy_of_normalized_ratios_is_mdlm_and_of_others_more(
     assert exact.continuous(partial(SEDD, process), denoiser, process.noise) == pytest.approx(
         expected, abs=1e-6
     )
-    # Ratios too large by a factor c cost c - 1 - log c more at each of the three positions; the likelihood normalizes them away.
+    # Ratios too large by a factor c cost c - 1 - log c more at each of the three positions; the
+    # likelihood normalizes them away.
     with torch.no_grad():
         backbone.logits += math.log(1.3)
     time = torch.tensor([0.4], dtype=torch.float64)

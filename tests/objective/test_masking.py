@@ -76,7 +76,8 @@ def test_change_of_variables_is_a_schedule():
     ids=lambda n: type(n).__name__,
 )
 def test_importance_sampling_leaves_the_mean_unchanged(noise, toy, oracle):
-    # facts 7, whatever the schedule: the entropy within five standard errors and the 1e-3 that all schedules leave out
+    # facts 7, whatever the schedule: the entropy within five standard errors and the 1e-3 that all
+    # schedules leave out
     process, size = AbsorbingProcess(toy.vocab, noise), 20_000
     x0 = toy.sequences[
         torch.multinomial(
@@ -135,7 +136,8 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
     ],
 )
 def test_bounds_that_miss_an_end_are_refused_in_training_and_validation(noise, masking, message):
-    # Left to run, a uniform predictor of four letters comes to 1.25, 1.26, 0.99, ... and even -0.45 bits instead of 2.
+    # Left to run, a uniform predictor of four letters comes to 1.25, 1.26, 0.99, ... and even -0.45
+    # bits instead of 2.
     process = AbsorbingProcess(DNA, noise)
     for objective in (MDLM, SEDD, D3PM) if isinstance(masking, DiscreteTime) else (MDLM, SEDD):
         with pytest.raises(ValueError, match=message):
@@ -156,7 +158,8 @@ def uniform_bits(process, masking, rows=256, seed=0):
     "noise", [ShiftedLogOdds(), LogLinear(), Cosine()], ids=lambda n: type(n).__name__
 )
 def test_validation_in_discrete_time_meets_the_steps_that_do_the_work(noise):
-    # Even draws met the first of 1,000 steps, which unmasks 96 % of the tokens of ShiftedLogOdds, in one row of 1,000: 0.2 bits.
+    # Even draws met the first of 1,000 steps, which unmasks 96 % of the tokens of ShiftedLogOdds,
+    # in one row of 1,000: 0.2 bits.
     process = AbsorbingProcess(DNA, noise)
     end = 2 * noise.mask_probability(1.0)
     found = [uniform_bits(process, DiscreteTime(1000).evaluation(), seed=s) for s in range(8)]
@@ -166,7 +169,8 @@ def test_validation_in_discrete_time_meets_the_steps_that_do_the_work(noise):
 
 
 def test_importance_drawn_steps_have_the_mean_of_uniform_ones():
-    # Over all strata the draws are the distribution itself: t = i/T as often as alpha_s - alpha_t, weighing (1 - alpha(1))/(1 - alpha_t).
+    # Over all strata the draws are the distribution itself: t = i/T as often as alpha_s - alpha_t,
+    # weighing (1 - alpha(1))/(1 - alpha_t).
     noise, rows = Cosine(), 4000
     process, x0 = AbsorbingProcess(DNA, noise), torch.full((rows, 1), 7)
     _, t, weight = DiscreteTime(5).evaluation()(process, x0, x0 > 0, Draws.for_batch(0, rows))
@@ -188,7 +192,8 @@ def test_importance_drawn_steps_have_the_mean_of_uniform_ones():
     ids=lambda m: type(m).__name__,
 )
 def test_every_row_sees_all_strata_over_the_seeds(masking):
-    # Rows in a fixed order, as in validation: a stratum tied to the row number would always give a row the same times.
+    # Rows in a fixed order, as in validation: a stratum tied to the row number would always give a
+    # row the same times.
     process, x0 = AbsorbingProcess(DNA, LogLinear()), torch.full((8, 16), 7)
     times = torch.stack(
         [masking(process, x0, x0 > 0, Draws.for_batch(seed, 8)).t for seed in range(400)]

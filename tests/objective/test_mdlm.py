@@ -50,7 +50,8 @@ def test_uniform_predictor_costs_log_v_with_independent_masks():
         ]
     )
     assert values.mean().item() == pytest.approx(0.999 * math.log(4), abs=0.02)
-    # The independent masks of a row cover 1 - alpha of its tokens: the rest is an integral over its times, which a quadrature distinguishes from log 4.
+    # The independent masks of a row cover 1 - alpha of its tokens: the rest is an integral over its
+    # times, which a quadrature distinguishes from log 4.
     nodes, fractions = numpy.polynomial.legendre.leggauss(20)
     spread = torch.from_numpy((nodes + 1) / 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -77,7 +78,8 @@ def test_copies_of_one_bit_cost_one_bit(make_oracle):
     oracle = make_oracle(torch.tensor([[0] * 8, [1] * 8]), torch.tensor([0.5, 0.5]), vocab)
     process = AbsorbingProcess(vocab, LogLinear(0.0))
     x0 = torch.zeros(8, 8, dtype=torch.int64)
-    # Stratified counts over 8 rows of length 8 are the counts 1..8, each once: only the full mask costs anything.
+    # Stratified counts over 8 rows of length 8 are the counts 1..8, each once: only the full mask
+    # costs anything.
     result = MDLM(process, ExactCount())(oracle, x0, torch.ones_like(x0), Draws.for_batch(0, 8))
     assert 8 * result.loss.item() == pytest.approx(math.log(2))
 
@@ -150,7 +152,11 @@ def test_a_counted_token_that_is_never_emitted_is_refused():
 
 
 def test_misfits_are_refused():
-    message = "objective MDLM does not fit backbone Transformer: it needs a bidirectional network, such as caduceus or dit"
+    message = (
+        "objective MDLM does not fit backbone Transformer: it needs a bidirectional "
+        "network, "
+        "such as caduceus or dit"
+    )
     with pytest.raises(ValueError, match=message):
         check_fit(MDLM, Transformer(DNA, 16, 1, 2))
     with pytest.raises(

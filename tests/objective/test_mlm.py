@@ -33,7 +33,8 @@ def test_fractions_are_those_of_bert():
 
 
 class Cells:
-    """Draws that run through every outcome of three tokens: left alone, hidden, replaced by letter 0, 1 or 2, kept."""
+    """Draws that run through every outcome of three tokens: left alone, hidden, replaced by letter
+    0, 1 or 2, kept."""
 
     outcomes = (
         (0.5, 0.5, 0.5),

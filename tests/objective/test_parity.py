@@ -101,7 +101,8 @@ def test_log_scores(parity, name, vocab, num_steps):
     ours = sedd.log_score(file["xt"], file["t"], None, everywhere, None).view(
         file["raw_logits"].shape
     )
-    # The mask's own column is left out at visible tokens, where the published network says anything and nobody reads it.
+    # The mask's own column is left out at visible tokens, where the published network says anything
+    # and nobody reads it.
     assert ours[masked].isfinite().all() and (~ours[~masked].isfinite()).sum(-1).eq(1).all()
     torch.testing.assert_close(
         ours[ours.isfinite()], file["sedd_log_score"][ours.isfinite()], rtol=1e-5, atol=1e-5

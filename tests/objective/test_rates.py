@@ -1,4 +1,5 @@
-"""Mask rates from a mixture of a uniform and a Beta distribution: their distribution, and the bound."""
+"""Mask rates from a mixture of a uniform and a Beta distribution: their distribution, and the
+bound."""
 
 import numpy
 import pytest
@@ -42,7 +43,8 @@ def test_the_density_is_that_of_the_mixture(alpha, beta, uniform):
     numpy.testing.assert_allclose(
         masking.density(rates).numpy(), expected, rtol=2e-3, atol=3e-3
     )  # quantiles are interpolated
-    # The density is that of the interpolated rates: importance sampling is exact, here of the integral of r^2.
+    # The density is that of the interpolated rates: importance sampling is exact, here of the
+    # integral of r^2.
     drawn = masking.rates((torch.arange(2**20, dtype=torch.float64) + 0.5) / 2**20)
     assert float((drawn**2 / masking.density(drawn)).mean()) == pytest.approx(1 / 3, abs=1e-5)
 
@@ -50,7 +52,8 @@ def test_the_density_is_that_of_the_mixture(alpha, beta, uniform):
 @pytest.mark.parametrize(("alpha", "beta", "uniform"), SETTINGS)
 @pytest.mark.parametrize(("masked", "length"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 20)])
 def test_every_mask_counts_as_in_the_bound(alpha, beta, uniform, masked, length):
-    # A mask of k of L tokens has the probability r^k (1 - r)^(L - k), and the bound integrates 1/r times that over all rates.
+    # A mask of k of L tokens has the probability r^k (1 - r)^(L - k), and the bound integrates 1/r
+    # times that over all rates.
     masking = BetaRates(alpha, beta, uniform)
     rate = masking.rates((torch.arange(2**18, dtype=torch.float64) + 0.5) / 2**18)
     found = (rate ** (masked - 1) * (1 - rate) ** (length - masked) / masking.density(rate)).mean()

@@ -96,7 +96,8 @@ class Waits(TorchDispatchMode):
     "name", ["mdlm", "sedd", "mlm", "ar", "d3pm both", "block_mdlm", "block_mdlm with next tokens"]
 )
 def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
-    # By the operators of a step on the CPU. D3PM without carry-over has two network calls, and waits before the second.
+    # By the operators of a step on the CPU. D3PM without carry-over has two network calls, and
+    # waits before the second.
     monkeypatch.setattr(module, "LARGE", 1)
     process = AbsorbingProcess(VOCAB, LogLinear())
     if name.startswith("block"):

@@ -13,7 +13,8 @@ PARITY = Path(__file__).parents[1] / "parity"
 
 @pytest.fixture(scope="session")
 def folder_of():
-    """folder_of(name, path, change of the weights, changed keys, binary) -> the folder, and the arrays of the parity file."""
+    """folder_of(name, path, change of the weights, changed keys, binary) -> the folder, and the
+    arrays of the parity file."""
 
     def make(name, tmp_path, change=lambda weights: weights, settings=None, binary=False):
         with safe_open(PARITY / f"{name}.safetensors", "pt") as file:

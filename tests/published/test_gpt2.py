@@ -15,7 +15,8 @@ VOCAB = Vocab(62, 60, 61, (60, 61))  # the 60 tokens of the parity file, a mask 
 
 @pytest.fixture
 def folder(parity, tmp_path):
-    """folder(changed keys, further tensors): a folder in the format of the Hub, and the arrays of the file."""
+    """folder(changed keys, further tensors): a folder in the format of the Hub, and the arrays of
+    the file."""
 
     def make(changes=None, more=None):
         arrays, source = parity("gpt2"), Path(__file__).parents[1] / "parity" / "gpt2.safetensors"
@@ -73,7 +74,8 @@ def test_constants_in_old_files_are_checked(folder):
         (
             {"activation_function": "relu"},
             VOCAB,
-            "activation_function is relu, but these networks support only activation_function gelu_new",
+            "activation_function is relu, but these networks support only activation_function "
+            "gelu_new",
         ),
         ({"model_type": "llama"}, VOCAB, "describes a model of type 'llama'; known are gpt2"),
         ({}, Vocab(62, 60, 61, (60,)), "this GPT-2 has 60 tokens; the tokenizer has 62"),

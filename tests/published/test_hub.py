@@ -1,4 +1,5 @@
-"""Models of the Hugging Face Hub, fetched with its own package from a server on this machine that stands in for it."""
+"""Models of the Hugging Face Hub, fetched with its own package from a server on this machine that
+stands in for it."""
 
 import hashlib
 import importlib

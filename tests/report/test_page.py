@@ -241,7 +241,8 @@ def test_same_input_gives_the_same_bytes_also_from_json(tmp_path):
 def test_verdicts_follow_from_the_intervals():
     said = sentences(RunResults(evaluation=_evaluation(), finetune=_finetune()))
     assert said[0].endswith(
-        "the model is better than order 0 and 3; not distinguishable from order 6; worse than order 12."
+        "the model is better than order 0 and 3; not distinguishable from order 6; worse than "
+        "order 12."
     )
     assert said[1] == "On ecoli_coding, fine-tuned is better than from scratch."
     rows = {

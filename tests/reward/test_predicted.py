@@ -1,4 +1,5 @@
-"""The prediction of a fine-tuned model as a reward: its values are those of `predict`, and its gradient that of the network."""
+"""The prediction of a fine-tuned model as a reward: its values are those of `predict`, and its
+gradient that of the network."""
 
 import csv
 
@@ -113,7 +114,8 @@ def test_the_gradient_is_that_of_the_network(runs, name, monkeypatch):
         and slope.shape == (3, 20, 4)
         and np.abs(slope).max() > 1e-4
     )
-    # Move the embedding of A towards that of C, and, for the other strand, that of T towards that of G: a change of the one-hot sequence.
+    # Move the embedding of A towards that of C, and, for the other strand, that of T towards that
+    # of G: a change of the one-hot sequence.
     tokenizer = reward._model.tokenizer
     ids = torch.from_numpy(tokenizer.ids_from_bases(range(4)).astype(np.int64))
     moved = torch.zeros(len(ids), dtype=torch.bool)
@@ -160,7 +162,8 @@ def test_the_gradient_of_sequences_that_are_their_own_reverse_complements_is_tha
         slopes[1], abs=1e-6
     )
     assert np.abs(slope).max() > 1e-4
-    # The prediction is the same for both strands, so the gradient is that of the reverse complement, read backwards.
+    # The prediction is the same for both strands, so the gradient is that of the reverse
+    # complement, read backwards.
     assert slope[0] == pytest.approx(slope[0][::-1, ::-1], abs=1e-5)
 
 
@@ -228,7 +231,8 @@ def test_another_length_than_that_of_fine_tuning_is_logged_once(runs, caplog):
         reward.check_length(length)
     (line,) = [record.message for record in caplog.records if "was fine-tuned on" in record.message]
     assert line.endswith(
-        "on sequences of at most 20 bases, and designs have 30; predictions may be less accurate at other lengths"
+        "on sequences of at most 20 bases, and designs have 30; predictions may be less accurate "
+        "at other lengths"
     )
 
 

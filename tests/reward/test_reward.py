@@ -110,7 +110,8 @@ def test_matrices_of_a_file(tmp_path):
 
 def test_restriction_sites_are_counted_on_both_strands():
     sites = RestrictionSites(["EcoRI", "BsaI"])
-    # GAATTC is its own reverse complement and counts once; BsaI is GGTCTC, and GAGACC on the other strand.
+    # GAATTC is its own reverse complement and counts once; BsaI is GGTCTC, and GAGACC on the other
+    # strand.
     assert sites(["GAATTC", "GGTCTCGAGACC", "GAATTCGAATTC", "ACGT"]).tolist() == [-1, -2, -2, 0]
     assert RestrictionSites("GRCGYC")(["GACGTC", "GGCGCC", "GACGGC"]).tolist() == [-1, -1, 0]
     assert site_of("EcoRI") == "GAATTC"

@@ -16,9 +16,11 @@ from dnadiff.process import AbsorbingProcess
 
 
 class Table(BaseDenoiser):
-    """The exact posteriors of a joint distribution over all (V - 1)^L sequences, as a table over all V^L states; the mask is the last id.
+    """The exact posteriors of a joint distribution over all (V - 1)^L sequences, as a table over
+    all V^L states; the mask is the last id.
 
-    It counts what it is requested, and refuses to be requested for nothing or at positions that are not masked.
+    It counts what it is requested, and refuses to be requested for nothing or at positions that are
+    not masked.
     """
 
     def __init__(self, joint, vocab):
@@ -106,7 +108,8 @@ TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbo
 
 
 def make(name, **settings):
-    """The sampler of a yaml with some settings changed; those that it has not are of the sampler inside."""
+    """The sampler of a yaml with some settings changed; those that it has not are of the sampler
+    inside."""
     known = settings_of(name)
     if "sampler" in known:
         inner = {
@@ -140,7 +143,8 @@ def frequencies(tokens, letters):
 
 @pytest.fixture
 def world(toy):
-    """Exact models and how to sample them; `table(sampler)` is the toy distribution for samplers of its kind."""
+    """Exact models and how to sample them; `table(sampler)` is the toy distribution for samplers of
+    its kind."""
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
         return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)

@@ -69,7 +69,8 @@ def test_step_sizes_equal_those_of_groups(world):
 
 @pytest.mark.parametrize(("bound", "calls"), [(0.0, 3), (0.4, 2), (3.0, 1)])
 def test_the_entropy_bound_is_a_budget_for_each_call(bound, calls, world):
-    # Entropies .325, .611 and .693 nats: .325 + .611 - .611 = .325 is within .4, a third position is not.
+    # Entropies .325, .611 and .693 nats: .325 + .611 - .611 = .325 is within .4, a third position
+    # is not.
     model = world.table(None, product([0.9, 0.1], [0.3, 0.7], [0.5, 0.5]), BIT)
     assert world.draw(EntropyBounded(bound), model, 30).nfe == calls
 

@@ -68,7 +68,8 @@ def test_several_tokens_at_once_equal_the_full_pass(kind):
 
 @torch.no_grad()
 def test_in_bfloat16_token_by_token_is_as_good_as_the_full_pass():
-    # Both against float32. A state kept in bfloat16 forgets: slow channels decay by less than the type can say.
+    # Both against float32. A state kept in bfloat16 forgets: slow channels decay by less than the
+    # type can say.
     exact, denoiser, ids = (
         network("mamba"),
         network("mamba").to(torch.bfloat16),
@@ -137,7 +138,10 @@ def test_a_token_does_not_wait_for_the_gpu_where_no_sequence_ends(world, monkeyp
 def test_misfits_are_refused():
     with pytest.raises(
         ValueError,
-        match="Autoregressive samples from an autoregressive model, and this is a model that unmasks in any order",
+        match=(
+            "Autoregressive samples from an autoregressive model, and this is a model that "
+            "unmasks in any order"
+        ),
     ):
         Autoregressive().sample(
             Denoiser(DiT(DNA, 16, 1, 2, 8)), PROCESS, PROCESS.prior(1, 4), Draws.for_batch(0, 1)

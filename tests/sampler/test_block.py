@@ -1,4 +1,5 @@
-"""Block sampling: the state replaces earlier blocks exactly, and samples have the distribution of the model."""
+"""Block sampling: the state replaces earlier blocks exactly, and samples have the distribution of
+the model."""
 
 import itertools
 
@@ -60,7 +61,8 @@ def sample(model, sampler, x_init, seed=0, **kwargs):
 
 
 class Uncached(BlockDenoiser):
-    """The same predictions by reading everything again: `log_probs` of the whole sequence. The state is what has been read."""
+    """The same predictions by reading everything again: `log_probs` of the whole sequence. The
+    state is what has been read."""
 
     def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
         before = xt[:, :0] if state is None else state.tensors[0]
@@ -109,7 +111,8 @@ def test_network_calls_are_counted_and_bounded():
 
 
 def enumerated(model, length, size):
-    """p of each sequence of three letters by blocks in which one position after the other is unmasked in random order."""
+    """p of each sequence of three letters by blocks in which one position after the other is
+    unmasked in random order."""
     sequences = torch.tensor(list(itertools.product(range(3), repeat=length)))
     p = torch.ones(len(sequences), dtype=torch.float64)
     with torch.no_grad():
@@ -198,7 +201,10 @@ def test_models_and_samplers_that_do_not_fit_are_refused():
     model, x_init = denoiser(4), torch.full((1, 8), 3)
     with pytest.raises(
         ValueError,
-        match="Grouped samples from a model that unmasks in any order, and this is a model that was trained in blocks",
+        match=(
+            "Grouped samples from a model that unmasks in any order, and this is a model that "
+            "was trained in blocks"
+        ),
     ):
         sample(model, Grouped(2), x_init)
     with pytest.raises(
@@ -249,7 +255,8 @@ def test_functions_for_any_order_refuse_a_block_model():
 
 
 def test_log_prob_of_a_design_is_given_the_fixed_tokens_of_the_first_block():
-    # One block: the generated tokens given the others. Blocks of one: everything from the first generated token on.
+    # One block: the generated tokens given the others. Blocks of one: everything from the first
+    # generated token on.
     pattern = Pattern(np.array([7, 3, 3, 8, 3, 9]), np.full(6, FREE, np.uint8), None)
     target, tokens = Target("t", pattern, (0, 6), (0, 6), {}), np.array([7, 8, 9, 8, 10, 9])
     found = {}

@@ -1,4 +1,5 @@
-"""What the network is conditioned on: each sequence gets its own labels, padding and time, whichever sequences are evaluated."""
+"""What the network is conditioned on: each sequence gets its own labels, padding and time,
+whichever sequences are evaluated."""
 
 import pytest
 import torch
@@ -34,7 +35,8 @@ LENGTH = VALID.sum(-1)
 
 
 class Recorder(BaseDenoiser):
-    """One distribution at every position, and a record (row, t, fraction masked) of each sequence that it is requested about; its label is its row."""
+    """One distribution at every position, and a record (row, t, fraction masked) of each sequence
+    that it is requested about; its label is its row."""
 
     def __init__(self, reads=BidirectionalBackbone, **more):
         super().__init__(BIT)
@@ -116,7 +118,8 @@ def conditioned(world, sampler, model=None):
 
 
 class Letters(BaseDenoiser):
-    """A distribution of its own at every position, for each time, label and padding; it counts the sequences that it reads."""
+    """A distribution of its own at every position, for each time, label and padding; it counts the
+    sequences that it reads."""
 
     def __init__(self, **more):
         super().__init__(BIT)

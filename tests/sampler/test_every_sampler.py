@@ -42,7 +42,8 @@ STEPS = {
 
 @EVERY
 def test_counts_are_correct(name, world):
-    # facts 22 and the promise of `Samples`: calls and rows are those that the model saw (it also refuses idle rows)
+    # facts 22 and the promise of `Samples`: calls and rows are those that the model saw (it also
+    # refuses idle rows)
     sampler = world.make(name)
     model = world.table(sampler)
     result = world.draw(sampler, model, 40)
@@ -165,7 +166,8 @@ def test_every_exact_sampler_has_its_steps_here():
 
 @pytest.mark.parametrize("name", EXACT)
 def test_total_variation_falls_as_steps_grow(name, world):
-    # By 20,000 draws: an exact sampler's distance is `floor` on average, with a spread of less than a fifth of it.
+    # By 20,000 draws: an exact sampler's distance is `floor` on average, with a spread of less than
+    # a fifth of it.
     batch = 20_000
     floor = 0.5 * (2 / torch.pi * world.joint * (1 - world.joint) / batch).sqrt().sum().item()
 
@@ -186,7 +188,8 @@ def test_total_variation_falls_as_steps_grow(name, world):
         assert distance() < 1.6 * floor
         return
     key, few, many = STEPS[name]
-    # A step error is left where time is a grid: of the order of 1/T, a few percent of what one step loses.
+    # A step error is left where time is a grid: of the order of 1/T, a few percent of what one step
+    # loses.
     assert distance(**{key: few}) > 8 * floor and distance(**{key: many}) < 2 * floor
 
 
@@ -257,7 +260,8 @@ class Twice(BaseDenoiser):
 @EVERY
 @pytest.mark.parametrize("normalized", [True, False])
 def test_guidance_doubles_the_rows_and_leaves_the_steps(name, normalized, world):
-    # facts 21: the unmasking rate does not change; here both distributions are one, so the tokens do not change either
+    # facts 21: the unmasking rate does not change; here both distributions are one, so the tokens
+    # do not change either
     sampler = world.make(name)
     if sampler.reads is CausalBackbone:
         pytest.skip("guidance is for models that unmask")

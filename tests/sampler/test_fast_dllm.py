@@ -90,7 +90,8 @@ def test_a_cache_of_two_layers_is_approximate_once_a_token_changes():
 @pytest.mark.parametrize("inner", INNER, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("size", [1, 5, LENGTH])
 def test_all_caches_sample_the_same_with_one_layer(inner, size):
-    # Keys and values of the first layer depend on their own token alone, so that every cache is exact.
+    # Keys and values of the first layer depend on their own token alone, so that every cache is
+    # exact.
     inner = Grouped(1) if size == 1 and isinstance(inner, (Grouped, Confidence)) else inner
     model = Denoiser(network(1))
     found = [sample(model, FastDLLM(inner, size, cache), template()) for cache in CACHES]
@@ -215,7 +216,8 @@ def test_wrong_models_and_settings_are_refused():
 
 
 def test_every_order_of_the_toy_comes_out_with_one_token_per_call(world):
-    # With one position per call and a cache that is exact, the samples have the distribution of the model.
+    # With one position per call and a cache that is exact, the samples have the distribution of the
+    # model.
     sampler = FastDLLM(FirstHitting(), 2, NoCache())
     tokens = world.draw(sampler, world.table(sampler), 40_000, seed=1).tokens
     found = world.frequencies(tokens, 3)

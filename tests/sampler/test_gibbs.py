@@ -11,7 +11,8 @@ from dnadiff.sampler.semi_ar import SemiAR
 
 
 def test_sweeps_bring_a_given_sequence_to_the_distribution(world):
-    # From any sequence, here 000: single-position sweeps have the model's distribution as their only stationary one.
+    # From any sequence, here 000: single-position sweeps have the model's distribution as their
+    # only stationary one.
     batch = 20_000
     floor = 0.5 * (2 / torch.pi * world.joint * (1 - world.joint) / batch).sqrt().sum().item()
     start = torch.zeros(batch, 3, dtype=torch.int64)
@@ -56,7 +57,8 @@ class Enumerated(Gibbs):
 
 
 def sweep(world, num_groups):
-    """The probability (27, 27) that one sweep turns each sequence into each other, averaged over the orders of the positions."""
+    """The probability (27, 27) that one sweep turns each sequence into each other, averaged over
+    the orders of the positions."""
     starts, ends = (
         x.reshape(-1, 3)
         for x in (world.sequences[:, None].expand(-1, 27, -1), world.sequences.expand(27, -1, -1))

@@ -48,7 +48,8 @@ def test_a_template_enters_where_as_many_tokens_are_visible():
     ids=["1", "2", "1+2", "first_hitting"],
 )
 def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
-    # facts 18, over every plan that the sampler can draw: -log p of the tokens given the plan, averaged, is sum_k s_k h(n_k)
+    # facts 18, over every plan that the sampler can draw: -log p of the tokens given the plan,
+    # averaged, is sum_k s_k h(n_k)
     process = AbsorbingProcess(toy.vocab, LogLinear(0.0))
     with torch.no_grad():
         h = (toy.joint @ likelihood.exact_curve(oracle, process, toy.sequences)).numpy()

@@ -104,8 +104,9 @@ class FairBits(BaseDenoiser):
 
 
 def test_ancestral_calls_the_network_only_when_something_is_unmasked():
-    # facts 16: caching for each sequence keeps 1 + (T - 1)(1 - (1 - 1/T)^L) rows on average where the first step always asks, as the
-    # published one does; drawing the steps beforehand avoids that call too: T (1 - (1 - 1/T)^L), at any batch size.
+    # facts 16: caching for each sequence keeps 1 + (T - 1)(1 - (1 - 1/T)^L) rows on average where
+    # the first step always asks, as the published one does; drawing the steps beforehand avoids
+    # that call too: T (1 - (1 - 1/T)^L), at any batch size.
     steps, length, batch, uniform = 50, 20, 300, FairBits(BIT)
     result = run(Ancestral(steps), uniform, BIT, batch, length, eps=0.0)
     expected = steps * (1 - (1 - 1 / steps) ** length)

@@ -48,7 +48,8 @@ def test_nested_settings_are_dicts_with_the_class():
 
 @dataclass(eq=False)
 class LeftToRight(Sampler):
-    """A user's own sampler: `width` positions per call from the left, by the most probable token."""
+    """A user's own sampler: `width` positions per call from the left, by the most probable
+    token."""
 
     width: int = 1
 

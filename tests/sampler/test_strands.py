@@ -20,8 +20,9 @@ BATCH, LENGTH = 6_000, 3
 
 
 def asymmetry(kind, sampler):
-    """sum (n_x - n_rc)^2/(n_x + n_rc) over the 32 pairs of 3-base sequences (none is its own partner): chi-squared with 32 degrees of
-    freedom if both strands have one distribution: 32 on average, above 75 with probability 3e-5."""
+    """sum (n_x - n_rc)^2/(n_x + n_rc) over the 32 pairs of 3-base sequences (none is its own
+    partner): chi-squared with 32 degrees of freedom if both strands have one distribution: 32 on
+    average, above 75 with probability 3e-5."""
     torch.manual_seed(1)
     network = kind(DNA, 8, 1, d_state=4).eval()
     for name, p in network.named_parameters():

@@ -23,7 +23,8 @@ def test_draws_do_not_depend_on_chunks(monkeypatch):
 
 
 def test_gpus_draw_in_chunks_of_bounded_memory():
-    # 8 x 1024 masked positions of GPT-2's vocabulary took 3.3 GB for each of several arrays in float64.
+    # 8 x 1024 masked positions of GPT-2's vocabulary took 3.3 GB for each of several arrays in
+    # float64.
     assert base.rows_at_once(torch.device("cuda"), 50_257) == (1 << 26) // 50_257
     assert base.rows_at_once(torch.device("cuda"), 1 << 30) == 1
 

@@ -12,9 +12,13 @@ from dnadiff.config import compose
 CLUSTER = Path(__file__).parents[2] / "scripts" / "cluster"
 
 
-# Stand-ins: a program that ends at once, and processes that wait for SIGUSR1, for which the script is sent it.
+# Stand-ins: a program that ends at once, and processes that wait for SIGUSR1, for which the script
+# is sent it.
 ENDS = "exit {status}"
-WAITS = "trap 'exit {status}' USR1; sleep 0.3; kill -USR1 $PPID; for _ in $(seq 500); do sleep 0.02; done"
+WAITS = (
+    "trap 'exit {status}' USR1; sleep 0.3; kill -USR1 $PPID; for _ in $(seq 500); do sleep "
+    "0.02; done"
+)
 
 
 def run(script, tmp_path, *arguments, status=0, processes=ENDS, **variables):
@@ -55,7 +59,8 @@ def test_a_job_is_queued_again_if_the_signal_stopped_it(tmp_path, processes, sta
         **where,
     )
     assert done.returncode == status and started[0][0] == "srun"
-    # A process that fails before it can handle signals also ends the others with SIGTERM: status 143 alone does not say that it was stopped.
+    # A process that fails before it can handle signals also ends the others with SIGTERM: status
+    # 143 alone does not say that it was stopped.
     requeued = requeued and processes == WAITS
     assert [line for line in started if line[0] == "scontrol"] == (
         [["scontrol", "requeue", "7"]] if requeued else []

@@ -1,4 +1,5 @@
-"""A few kills of the harness in scripts/reliability, and a proof that it notices what it looks for."""
+"""A few kills of the harness in scripts/reliability, and a proof that it notices what it looks
+for."""
 
 import sys
 import uuid

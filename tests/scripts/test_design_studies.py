@@ -1,4 +1,5 @@
-"""The study of guided promoter design: its parts on exact cases, and all of its pieces on tiny made-up tables."""
+"""The study of guided promoter design: its parts on exact cases, and all of its pieces on tiny
+made-up tables."""
 
 import importlib.util
 import json
@@ -54,7 +55,8 @@ def genome():
 
 @pytest.fixture(scope="module")
 def rows(genome):
-    """Promoters every 40 bases, half of them on the other strand; the test part is a stretch, and one row is not in the genome."""
+    """Promoters every 40 bases, half of them on the other strand; the test part is a stretch, and
+    one row is not in the genome."""
     found = []
     for number, start in enumerate(range(0, SIZE - LENGTH, 40)):
         bases = genome[start : start + LENGTH]

@@ -4,7 +4,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 
 def row(**values):
-    """A finished piece: scores of models, and the differences of the fine-tuned network from all others."""
+    """A finished piece: scores of models, and the differences of the fine-tuned network from all
+    others."""
     models = {name: {"value": value} for name, value in values.items()}
     tuned = values["fine-tuned"]
     differences = [
@@ -143,7 +144,10 @@ def test_the_scores_outside_the_training_part_are_kept_with_their_differences(
     line = next(
         line for line in made.training_overlap().splitlines() if line.startswith("| `tf_0`")
     )
-    expected = "| `tf_0` | 40 / 60 | 0.950 | 0.850 | 0.700 | +0.050 (-0.100 to +0.100), 6-mers | +0.150 (+0.010 to +0.300) |  |"
+    expected = (
+        "| `tf_0` | 40 / 60 | 0.950 | 0.850 | 0.700 | +0.050 (-0.100 to +0.100), 6-mers | "
+        "+0.150 (+0.010 to +0.300) |  |"
+    )
     assert line == expected
     for m in models.values():
         m["subsets"] = {}

@@ -14,7 +14,8 @@ def test_p_values_are_those_of_the_normal_distribution():
 
 
 def test_corrections_of_a_textbook_example():
-    # Benjamini and Hochberg 1995, section 3.2: 15 p-values; their procedure rejects 4, Bonferroni's and Holm's 3
+    # Benjamini and Hochberg 1995, section 3.2: 15 p-values; their procedure rejects 4, Bonferroni's
+    # and Holm's 3
     p = [
         0.0001,
         0.0004,

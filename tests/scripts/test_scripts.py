@@ -184,7 +184,8 @@ def test_ddpm_cache_matches_the_distribution_and_its_calls_are_counted(timing, o
     result = timing.ddpm_cache(model, torch.full((6_000, 3), 3), 32)
     frequencies = torch.bincount(result.tokens @ torch.tensor([9, 3, 1]), minlength=27) / 6_000
     assert (frequencies - toy.joint).abs().sum() / 2 < 0.05 and result.nfe == model.calls <= 33
-    # expected number of changes, with the step that ends at 1e-5 and the call that removes the noise
+    # expected number of changes, with the step that ends at 1e-5 and the call that removes the
+    # noise
     for batch, expected in ((1, 641), (16, 1000)):
         calls = [timing.ddpm_calls(batch, 1024, 1000, seed) for seed in range(20)]
         assert np.mean(calls) == pytest.approx(expected + 1, abs=8)

@@ -1,4 +1,5 @@
-"""The parts of scripts/variants that can be checked without a trained model, and the shortest studies on a tiny one."""
+"""The parts of scripts/variants that can be checked without a trained model, and the shortest
+studies on a tiny one."""
 
 import argparse
 import json
@@ -50,7 +51,8 @@ def test_snvs_of_a_gene_have_the_classes_of_the_genetic_code():
 
 @pytest.fixture
 def genes(tmp_path):
-    """Two genes that share the bases 12 to 15, a gene of two parts, one of 10 bases, and one with two stops inside."""
+    """Two genes that share the bases 12 to 15, a gene of two parts, one of 10 bases, and one with
+    two stops inside."""
     body = "ATGTGGTTAGCATAA" + "CATGTGGTAA" + "ATGTAATAATTGTAA"
     write_fasta(tmp_path / "x.fa", [Record("one", "", body.encode())])
     rows = [

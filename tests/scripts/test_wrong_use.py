@@ -1,4 +1,5 @@
-"""A share of the wrong uses of every command; that the harness finds faults; that every command has a case."""
+"""A share of the wrong uses of every command; that the harness finds faults; that every command has
+a case."""
 
 import fnmatch
 import random

@@ -18,7 +18,8 @@ def contents(folder):
 
 @pytest.fixture
 def merged(cli, tmp_path):
-    """merged(command, count, *args): the same files with and without shards; `OUT` in an argument is the folder of outputs."""
+    """merged(command, count, *args): the same files with and without shards; `OUT` in an argument
+    is the folder of outputs."""
 
     def compare(command, count, *args):
         def run(name, folder, *more):

@@ -1,4 +1,5 @@
-"""`python -m dnadiff.merge` in wrong use and after interruptions, and what the commands say about `shard=`."""
+"""`python -m dnadiff.merge` in wrong use and after interruptions, and what the commands say about
+`shard=`."""
 
 import contextlib
 import json
@@ -232,9 +233,12 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
 def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "__init__.py").write_text(
-        "import numpy as np\nfrom dnadiff.design.reward import Reward\n\ndevices = ['cpu', 'cuda']\n\n\nclass Adenine(Reward):\n"
-        "    def __init__(self, device='cpu'):\n        if device not in devices:\n            raise ValueError(f'no device {device}')\n\n"
-        "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in sequences])\n"
+        "import numpy as np\nfrom dnadiff.design.reward import Reward\n\ndevices = ['cpu', "
+        "'cuda']\n\n\nclass Adenine(Reward):\n"
+        "    def __init__(self, device='cpu'):\n        if device not in devices:\n            "
+        "raise ValueError(f'no device {device}')\n\n"
+        "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in "
+        "sequences])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     args = [

@@ -96,7 +96,8 @@ def replace_until(target, step, exchanges):
 
 
 def replaced_and_killed(target, step, exchanges):
-    """Replace `target` in a process that dies without any cleaning just before its change number `step`; whether it died."""
+    """Replace `target` in a process that dies without any cleaning just before its change number
+    `step`; whether it died."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,5 @@
-"""The search for the interval of mask rates: known variances, refusals, and what a run does with it."""
+"""The search for the interval of mask rates: known variances, refusals, and what a run does with
+it."""
 
 import copy
 import json
@@ -41,7 +42,8 @@ def interval(masking):
 
 
 def sums(mean, mean_square, blocks=None):
-    """Sums by count of 100 blocks of each count, or of as many as given, with these means of the cost and its square."""
+    """Sums by count of 100 blocks of each count, or of as many as given, with these means of the
+    cost and its square."""
     blocks = torch.full((len(mean),), 100.0) if blocks is None else torch.tensor(blocks)
     return torch.stack(
         [blocks, blocks * torch.tensor(mean), blocks * torch.tensor(mean_square)]
@@ -68,7 +70,8 @@ def test_equal_costs_choose_the_highest_rates():
 
 
 def test_a_wild_cost_of_many_masks_chooses_low_rates():
-    # Blocks of four masks cost 0 or 400, each as often: four masks at rate p have the probability p^4.
+    # Blocks of four masks cost 0 or 400, each as often: four masks at rate p have the probability
+    # p^4.
     chosen = least_variance(
         sums([1.0, 2.0, 3.0, 200.0], [1.0, 4.0, 9.0, 80_000.0]), ClipSearch().candidates
     )
@@ -258,7 +261,8 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
     [
         (
             "objective/masking=count",
-            "the masking ExactCount; set objective/masking=clipped, or leave out callbacks=clip_search",
+            "the masking ExactCount; set objective/masking=clipped, or leave out "
+            "callbacks=clip_search",
         ),
         (
             "objective.block_size=1",
@@ -266,12 +270,14 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
         ),
         (
             "objective.weighting=cross_entropy",
-            "objective.weighting=cross_entropy: callbacks.clip_search minimizes the variance of the bound",
+            "objective.weighting=cross_entropy: callbacks.clip_search minimizes the variance of "
+            "the bound",
         ),
         ("objective.masking.low=0.9", None),
         (
             "objective.masking.high=0",
-            "objective.masking.low 0.0 and objective.masking.high 0 must satisfy 0 <= low < high <= 1",
+            "objective.masking.low 0.0 and objective.masking.high 0 must satisfy 0 <= low < high "
+            "<= 1",
         ),
         (
             "callbacks.clip_search.widths=[0.5,1.5]",

@@ -31,5 +31,6 @@ def test_objects_that_the_caller_has_frozen_stay_frozen():
     kept = []
     with frozen_objects():
         kept.append([])
-    # Frozen objects that are no longer used are still deleted, so the count may have become a little smaller.
+    # Frozen objects that are no longer used are still deleted, so the count may have become a
+    # little smaller.
     assert gc.get_freeze_count() > 100_000 and any(x is kept for x in gc.get_objects())

@@ -1,4 +1,5 @@
-"""Runs that `max_steps` does not end, and epochs that are no multiple of an optimizer step: nothing is lost, and resuming is exact."""
+"""Runs that `max_steps` does not end, and epochs that are no multiple of an optimizer step: nothing
+is lost, and resuming is exact."""
 
 import csv
 import json
@@ -26,7 +27,8 @@ class Killed(BaseException):
 
 @pytest.fixture
 def training(tiny_fasta, tmp_path):
-    """Runs a training with epochs of three batches, completed to four by steps of two: training("name", *more) -> its folder."""
+    """Runs a training with epochs of three batches, completed to four by steps of two:
+    training("name", *more) -> its folder."""
 
     def start(name, *more):
         args = [
@@ -191,7 +193,8 @@ def test_an_epoch_in_which_training_stopped_is_completed(training, monkeypatch):
 
 
 def interrupt(patch, how, owner, name, call):
-    """Let a run be killed, or receive SIGTERM, at a call of a method; returns what it raises then."""
+    """Let a run be killed, or receive SIGTERM, at a call of a method; returns what it raises
+    then."""
     original, calls = getattr(owner, name), []
 
     def method(*args):
@@ -261,7 +264,8 @@ def test_the_validation_at_the_end_of_max_time_is_repeated(
 
 @pytest.fixture
 def streaming(tmp_path):
-    """Runs a training with epochs of four batches of a text that is streamed: streaming("name", *more) -> its folder."""
+    """Runs a training with epochs of four batches of a text that is streamed: streaming("name",
+    *more) -> its folder."""
 
     def start(name, *more):
         for part, count in (("train", 4), ("valid", 1)):
@@ -314,7 +318,10 @@ def test_a_stream_that_is_too_short_for_an_optimizer_step_is_refused_before_anyt
 ):
     with pytest.raises(
         ValueError,
-        match="the stream ended before the first 10 windows of 8 tokens, which one optimizer step needs",
+        match=(
+            "the stream ended before the first 10 windows of 8 tokens, which one optimizer step "
+            "needs"
+        ),
     ):
         streaming("run", "trainer.accumulate_grad_batches=5")
     assert not (tmp_path / "run").exists()
@@ -366,8 +373,8 @@ def test_another_number_of_validation_windows_starts_the_comparison_again(traini
     with caplog.at_level("INFO", "dnadiff"):
         training("part", *length, "resume=true", "trainer.max_steps=3", "data.max_valid_windows=2")
     assert (
-        "the validation has 2 windows, 4 before: its loss is not compared with the lowest one so far"
-        in caplog.text
+        "the validation has 2 windows, 4 before: its loss is not compared with the lowest one "
+        "so far" in caplog.text
     )
     assert steps_of(part) == {"last": 3, "best": 3}
     assert json.loads((part / "metrics.json").read_text())["best_valid_nll"] > 0.5

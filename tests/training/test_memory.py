@@ -7,7 +7,10 @@ import pytest
 
 from dnadiff.training import memory
 
-PRINT = "from dnadiff.training.memory import peak_memory; import subprocess, sys; block = b'x' * {}; print(peak_memory(), flush=True); "
+PRINT = (
+    "from dnadiff.training.memory import peak_memory; import subprocess, sys; block = b'x' * "
+    "{}; print(peak_memory(), flush=True); "
+)
 MEGABYTES_200 = 200_000_000
 
 

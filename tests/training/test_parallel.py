@@ -1,4 +1,5 @@
-"""Training by several processes, as torchrun starts them, against one process with the same batches."""
+"""Training by several processes, as torchrun starts them, against one process with the same
+batches."""
 
 import csv
 import json
@@ -108,7 +109,8 @@ def losses(folder, name, column="train_loss"):
 
 
 def seen(folder, name, processes, pieces=1):
-    """The windows of each step, of all processes; those that hold pieces of the same windows count once."""
+    """The windows of each step, of all processes; those that hold pieces of the same windows count
+    once."""
     steps, texts = {}, [(folder / f"{name}-seen-{rank}").read_text() for rank in range(processes)]
     assert texts == [texts[rank - rank % pieces] for rank in range(processes)]
     for text in texts[::pieces]:
@@ -196,7 +198,8 @@ def test_several_processes_agree_with_one_in_float32(way, alone, python, tmp_pat
 
 @pytest.mark.slow
 def test_a_run_continues_in_other_numbers_of_processes(alone, python, tmp_path):
-    """Two, one and four processes, in shards and not: the windows and the weights are those of one run of one process."""
+    """Two, one and four processes, in shards and not: the windows and the weights are those of one
+    run of one process."""
     constant = ["lr_scheduler=constant", "lr_scheduler.warmup_steps=1", *DOUBLE]
     expected = train(python, tmp_path, "whole", 1, *constant)
     train(python, tmp_path, "run", 2, *constant, "trainer.strategy=fsdp2", "trainer.max_steps=6")
@@ -285,8 +288,10 @@ def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tm
     code, status, message = DEATHS[death]
     processes, pieces, options = WAYS[way]
     (tmp_path / "dying.py").write_text(
-        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass Dying(Callback):\n"
-        f"    def on_train_batch_start(self, trainer, *_):\n        if trainer.global_step == 2 and trainer.global_rank: {code}\n"
+        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass "
+        "Dying(Callback):\n"
+        "    def on_train_batch_start(self, trainer, *_):\n        if trainer.global_step == 2 "
+        f"and trainer.global_rank: {code}\n"
     )
     dying = ["+callbacks.dying._target_=dying.Dying", "callbacks.checkpoints.every_n_steps=1"]
     first, second = start(python, tmp_path, "run", processes, *options, *dying, pieces=pieces)
@@ -307,9 +312,11 @@ def test_a_process_that_dies_ends_the_run_with_its_reason(death, way, python, tm
 def test_a_signal_to_one_process_stops_all_after_the_same_step(way, alone, python, tmp_path):
     processes, pieces, options = WAYS[way]
     (tmp_path / "signaled.py").write_text(
-        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass Signaled(Callback):\n"
+        "import os, signal\nfrom lightning.pytorch.callbacks import Callback\nclass "
+        "Signaled(Callback):\n"
         "    def on_train_batch_start(self, trainer, *_):\n"
-        "        if trainer.global_step == 2 and trainer.global_rank: os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "        if trainer.global_step == 2 and trainer.global_rank: os.kill(os.getpid(), "
+        "signal.SIGUSR1)\n"
     )
     options = [*DOUBLE, *options, "+callbacks.signaled._target_=signaled.Signaled", "resume=true"]
     first, second = start(python, tmp_path, "run", processes, *options, pieces=pieces)
@@ -329,7 +336,8 @@ DIT = ["backbone=dit", "backbone.d_model=8", "backbone.n_layers=1", "backbone.n_
     [
         (
             ["trainer.strategy=fsdp"],
-            "trainer.strategy fsdp is not supported: FSDP1 does not run on a CPU.*set trainer.strategy=fsdp2",
+            "trainer.strategy fsdp is not supported: FSDP1 does not run on a CPU.*set "
+            "trainer.strategy=fsdp2",
         ),
         (
             ["trainer.strategy=deepspeed_stage_2"],

@@ -1,4 +1,5 @@
-"""Signals, kills and damaged files: a run ends with a documented status, and a second start finishes what is missing."""
+"""Signals, kills and damaged files: a run ends with a documented status, and a second start
+finishes what is missing."""
 
 import csv
 import json
@@ -28,7 +29,8 @@ def die(*args, **kwargs):
 
 
 def eight_steps(folder, *more):
-    """The folder of a run of eight steps with validations after four and eight, and its arguments."""
+    """The folder of a run of eight steps with validations after four and eight, and its
+    arguments."""
     from dnadiff.config import compose
     from dnadiff.train import run
 

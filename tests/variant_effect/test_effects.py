@@ -24,7 +24,8 @@ def letters():
 
 @pytest.fixture
 def make_scorer(inconsistent, make_network, letters):
-    """make_scorer(sites_per_window) of a network that reads the neighbors of a site alone, on one strand."""
+    """make_scorer(sites_per_window) of a network that reads the neighbors of a site alone, on one
+    strand."""
 
     def make(sites_per_window=8, local=True):
         network = make_network(

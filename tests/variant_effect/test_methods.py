@@ -167,7 +167,8 @@ def test_the_error_is_the_spread_over_seeds(method, edit, inconsistent, make_net
 
 
 def test_a_block_shares_what_is_equal(inconsistent, make_network):
-    # One order of five places with the variant at step r: one call for both alleles there, two for each later step.
+    # One order of five places with the variant at step r: one call for both alleles there, two for
+    # each later step.
     network = make_network(inconsistent(), "ACGTA", batch_size=1, stranded=True)
 
     class Fixed(Block):
@@ -302,7 +303,8 @@ def test_masked_refuses_indels_and_each_method_the_other_kind_of_model():
 
 
 def test_draws_are_checked_where_they_are_used_by_the_name_that_users_set():
-    # The error was "variant_method.autoregressive.num_draws 1 must be an integer of at least 2", whatever the model.
+    # The error was "variant_method.autoregressive.num_draws 1 must be an integer of at least 2",
+    # whatever the model.
     blocks = [BlockDenoiser(Caduceus(VOCAB, d_model=8, n_layers=1), size) for size in (1, 2)]
     for draws in (1, 3):
         method = build(

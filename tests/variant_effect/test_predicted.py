@@ -30,7 +30,8 @@ SKIPPED = "the record is too short for a head of fixed length"
 
 @pytest.fixture
 def fine_tuned(tmp_path):
-    """fine_tuned(head): arguments of the command with a saved classifier of two classes, a genome, and variants at the ends of its records."""
+    """fine_tuned(head): arguments of the command with a saved classifier of two classes, a genome,
+    and variants at the ends of its records."""
 
     def save(head):
         torch.manual_seed(0)

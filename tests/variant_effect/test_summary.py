@@ -47,8 +47,8 @@ def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, 
     assert summary_of(SomeRows(b37, 0, 2)).rows == 2
     (message,) = caplog.messages
     assert (
-        "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT (3 bases, in the genome 4)"
-        in message
+        "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT "
+        "(3 bases, in the genome 4)" in message
     )
 
 

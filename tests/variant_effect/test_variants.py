@@ -174,7 +174,8 @@ def test_regions_are_saturated_and_drawn(cli, trained, inputs, tmp_path):
         and (tmp_path / "pages" / "report_heat_map_1.png").read_bytes()[1:4] == b"PNG"
     )
     assert "error of several sites per window" in out and "8 of 8 sites that share one" in out
-    # The alternatives of a site and the base itself add up to 1: LLR and entropy belong to one distribution if one strand is read.
+    # The alternatives of a site and the base itself add up to 1: LLR and entropy belong to one
+    # distribution if one strand is read.
     args[-3:] = ["stranded=true"]
     assert cli("variants", *args, "output=one.tsv")[0] == 0
     (rows,) = [r for _, r in read("one.tsv").groupby("pos") if (r["pos"] == 35).all()]
@@ -327,14 +328,16 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
         (
             "chr1\t8\tv8\tA",
             "chr1\t8\tv8\tG",
-            "REF differs from the genome in 1 of 8 rows: x.vcf: line 6: chr1:8 has REF G, the genome A",
+            "REF differs from the genome in 1 of 8 rows: x.vcf: line 6: chr1:8 has REF G, the "
+            "genome A",
         ),
         ("chr1\t36", "chr1\t422", "position 422 is not inside chr1"),
         ("chr2\t90", "chr2\t301", "position 301 is not inside chr2"),
         (
             "length=420",
             "length=421",
-            "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: a different assembly",
+            "x.vcf: line 6: the header says that chr1 has 421 bases, and the genome has 420: a "
+            "different assembly",
         ),
         ("TT\t", "TX\t", "is not an allele of nucleotides"),
         (
@@ -480,7 +483,8 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
         ({"on_mismatch": "no"}, "on_mismatch 'no' is not known; choose error, skip, flag"),
         (
             {"sites_per_window": 9},
-            "sites_per_window 9 leaves fewer than 8 bases between the sites of a window of 64; set less",
+            "sites_per_window 9 leaves fewer than 8 bases between the sites of a window of 64; set "
+            "less",
         ),
         ({"sites_per_window": 0}, "sites_per_window 0 must be an integer of at least 1"),
         ({"window": 2.5}, "window 2.5 must be an integer of at least 1"),

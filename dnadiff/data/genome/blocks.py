@@ -1,4 +1,5 @@
-"""Splits by position: alternating blocks with guards, and the published windows of HyenaDNA and Caduceus, which leak."""
+"""Splits by position: alternating blocks with guards, and the published windows of HyenaDNA and
+Caduceus, which leak."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from dnadiff.data.tiles import Tiling
 
 
 class BlockSplit(Split):
-    """Divides every record into blocks; of each `period` blocks one is for test and one for validation.
+    """Divides every record into blocks; of each `period` blocks one is for test and one for
+    validation.
 
-    Where parts meet, `guard` bases belong to no part. They are removed from training next to validation and test, and from
-    validation next to test.
+    Where parts meet, `guard` bases belong to no part. They are removed from training next to
+    validation and test, and from validation next to test.
 
     Args:
         block: bases in a block.
@@ -41,11 +43,13 @@ class BlockSplit(Split):
     ) -> None:
         if block < 1 or guard < 0 or 2 * guard >= block:
             raise ValueError(
-                f"data.split.block is {block} and data.split.guard {guard}; a block must be longer than two guards"
+                f"data.split.block is {block} and data.split.guard {guard}; a block must be longer "
+                "than two guards"
             )
         if not (0 <= test < period and 0 <= valid < period) or test == valid:
             raise ValueError(
-                f"data.split.test is {test} and data.split.valid {valid}; expected two different blocks of 0..{period - 1}"
+                f"data.split.test is {test} and data.split.valid {valid}; expected two different "
+                f"blocks of 0..{period - 1}"
             )
         self.block, self.period, self.test, self.valid, self.guard = (
             block,
@@ -81,15 +85,20 @@ class BlockSplit(Split):
 
     @override
     def describe(self) -> str:
-        return f"blocks of {self.block:,} (index mod {self.period}: test {self.test}, valid {self.valid}; guards of {self.guard:,})"
+        return (
+            f"blocks of {self.block:,} (index mod {self.period}: test {self.test}, valid "
+            f"{self.valid}; guards of {self.guard:,})"
+        )
 
 
 class CaduceusSplit(Split):
-    """The published windows: each interval of a BED file is extended to 2^20 bases from its start, across the borders of parts.
+    """The published windows: each interval of a BED file is extended to 2^20 bases from its start,
+    across the borders of parts.
 
-    Only for comparison with published numbers: training windows overlap held-out intervals, and `leak` counts them.
-    Source: HG38Dataset of HyenaDNA and of Caduceus (arXiv 2403.03234), which discards the ends in the file. An extended
-    interval that would leave its record ends with the record; the published loader repeats the last window of the record instead.
+    Only for comparison with published numbers: training windows overlap held-out intervals, and
+    `leak` counts them. Source: HG38Dataset of HyenaDNA and of Caduceus (arXiv 2403.03234), which
+    discards the ends in the file. An extended interval that would leave its record ends with the
+    record; the published loader repeats the last window of the record instead.
 
     Args:
         bed: `human-sequences.bed`: chrom, start, end and train, valid or test.
@@ -124,7 +133,10 @@ class CaduceusSplit(Split):
 
     @override
     def describe(self) -> str:
-        return f"caduceus ({Path(self.bed).name}, stretched to {self.stretch:,}; leaks: for comparison with published numbers only)"
+        return (
+            f"caduceus ({Path(self.bed).name}, stretched to {self.stretch:,}; leaks: for "
+            "comparison with published numbers only)"
+        )
 
     def _both(self, names: Sequence[str], lengths: Sequence[int]) -> tuple[Parts, Parts]:
         """The intervals of each part, extended and as in the file."""

@@ -36,13 +36,17 @@ class DNADataModule(SequenceDataModule):
     """Base class of the data modules for DNA.
 
     Args:
-        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, an address, a folder, a pattern, a manifest, several of them,
-            `{label: path}`, a pyfaidx.Fasta.
-        stranded: the sequences have a direction (promoters, transcripts), so that the strands are not interchangeable.
-        augment_rc: replace half of the training windows by their reverse complement; None: unless `stranded`.
-        keep: names of the records to use, or a regular expression that matches complete names; None: all.
+        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, an address, a folder, a
+            pattern, a manifest, several of them, `{label: path}`, a pyfaidx.Fasta.
+        stranded: the sequences have a direction (promoters, transcripts), so that the strands are
+            not interchangeable.
+        augment_rc: replace half of the training windows by their reverse complement; None: unless
+            `stranded`.
+        keep: names of the records to use, or a regular expression that matches complete names;
+            None: all.
         iupac: `unknown` reads ambiguity codes as N, `refuse` raises an error.
-        label_dropout: fraction of training windows without labels, so that the model also learns the unconditional distribution.
+        label_dropout: fraction of training windows without labels, so that the model also learns
+            the unconditional distribution.
 
     The other arguments are those of `SequenceDataModule`.
     """
@@ -69,7 +73,8 @@ class DNADataModule(SequenceDataModule):
     def expect(self, tokenizer: Tokenizer) -> None:
         if tokenizer != DNATokenizer():
             raise ValueError(
-                f"the model was trained on {tokenizer.name}, these data are DNA ({self.name}); choose data or a model of the same vocabulary"
+                f"the model was trained on {tokenizer.name}, these data are DNA ({self.name}); "
+                "choose data or a model of the same vocabulary"
             )
 
     def source_files(self) -> list[Source]:
@@ -89,15 +94,18 @@ class DNADataModule(SequenceDataModule):
 
 @dataclass(eq=False, repr=False)
 class GenomeDataModule(DNADataModule):
-    """Windows of a genome. The files are packed into the cache when they are used for the first time.
+    """Windows of a genome. The files are packed into the cache when they are used for the first
+    time.
 
     Args:
         path: see `DNADataModule`; None: the file that `download` fetches.
-        windows: how training windows are drawn: `uniform` over all starts, or `intervals`, each tile of each interval once per
-            epoch.
+        windows: how training windows are drawn: `uniform` over all starts, or `intervals`, each
+            tile of each interval once per epoch.
         max_n: maximum fraction of N in a window; other windows are left out.
-        blacklist: BED file of regions that no window touches; rows of records that are not used are skipped with a warning.
-        soft_weight: weight of soft-masked (lower-case) bases in training; likelihoods count them in full.
+        blacklist: BED file of regions that no window touches; rows of records that are not used are
+            skipped with a warning.
+        soft_weight: weight of soft-masked (lower-case) bases in training; likelihoods count them in
+            full.
         download: fetches the file if `path` is None.
 
     The other arguments are those of `DNADataModule` and `SequenceDataModule`.
@@ -122,7 +130,8 @@ class GenomeDataModule(DNADataModule):
         if self.path is None:
             if self.download is None:
                 raise ValueError(
-                    "data.path names no file; set it to a FASTA file, a folder, or to a list of them"
+                    "data.path names no file; set it to a FASTA file, a folder, or to a list of "
+                    "them"
                 )
             self.path = self.download.name
         super().__post_init__()
@@ -163,7 +172,8 @@ class GenomeDataModule(DNADataModule):
         self._weights = self._genome.weights
         if self._weights is not None and self._windows is not UniformWindows:
             raise ValueError(
-                "the manifest has weights, and data.windows=intervals uses each window once; set data.windows=uniform, or leave them out"
+                "the manifest has weights, and data.windows=intervals uses each window once; set "
+                "data.windows=uniform, or leave them out"
             )
         self._labels = Labels.from_names(
             [[] if label is None else [label] for label in self._genome.labels], self.label_dropout
@@ -179,7 +189,8 @@ class GenomeDataModule(DNADataModule):
         blocks = (packed(record)[start:end] for record, start, end in self._blocks("train"))
         if not any(emitted[block[block < SOFT_MASKED]].any() for block in blocks):
             raise ValueError(
-                "the training part has no weight: all of its known bases are lower case, and data.soft_weight is 0; set data.soft_weight above 0"
+                "the training part has no weight: all of its known bases are lower case, and "
+                "data.soft_weight is 0; set data.soft_weight above 0"
             )
 
     @override
@@ -188,9 +199,12 @@ class GenomeDataModule(DNADataModule):
         self._leak = leak = self.split.leak(names, lengths, self.length)
         if leak is not None:
             log.info(
-                f"split {self.split.describe()}: {leak['as_evaluated']:,} of {leak['windows']:,} training windows "
-                f"({100 * leak['share_as_evaluated']:.1f} %) overlap held-out intervals as they are evaluated, "
-                f"{leak['as_written']:,} ({100 * leak['share_as_written']:.1f} %) as the file has them"
+                f"split {self.split.describe()}: {leak['as_evaluated']:,} of {leak['windows']:,} "
+                "training windows "
+                f"({100 * leak['share_as_evaluated']:.1f} %) overlap held-out intervals as they "
+                "are evaluated, "
+                f"{leak['as_written']:,} ({100 * leak['share_as_written']:.1f} %) as the file has "
+                "them"
             )
         if self.blacklist is None:
             return parts

@@ -36,12 +36,13 @@ def read_fasta(path: str | Path) -> list[Record]:
 
 
 def iter_fasta(path: str | Path) -> Iterator[Record]:
-    """Yield the records of a FASTA file, with one in memory at a time. Line widths, line ends and blank lines do not matter.
+    """Yield the records of a FASTA file, with one in memory at a time. Line widths, line ends and
+    blank lines do not matter.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the name of an earlier record
-            or a letter that is not a nucleotide.
+        ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the
+            name of an earlier record or a letter that is not a nucleotide.
     """
     header, pieces = None, bytearray()
     for event in chain(iter_events(path), [None]):
@@ -55,7 +56,8 @@ def iter_fasta(path: str | Path) -> Iterator[Record]:
 
 
 def iter_events(path: str | Path) -> Iterator[Header | bytes]:
-    """Yield the header of each record and then its letters in pieces, in bounded memory, with the checks of `iter_fasta`."""
+    """Yield the header of each record and then its letters in pieces, in bounded memory, with the
+    checks of `iter_fasta`."""
     names: set[str] = set()
     with open_binary(path) as content:
         header, empty = None, True
@@ -70,7 +72,8 @@ def iter_events(path: str | Path) -> Iterator[Header | bytes]:
                     raise ValueError(f"{where} has no sequence; remove it or complete the file")
                 if header.name in names:
                     raise ValueError(
-                        f"{where} has the name of an earlier record; rename one, names must be unique"
+                        f"{where} has the name of an earlier record; rename one, names must be "
+                        "unique"
                     )
                 names.add(header.name)
             header, empty = event, True
@@ -81,7 +84,8 @@ def iter_events(path: str | Path) -> Iterator[Header | bytes]:
 def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:
     """Write records one by one, wrapped at 60 letters, and return their number.
 
-    The file appears when it is complete. With a name that ends in `.gz` it is compressed; the same records give the same bytes.
+    The file appears when it is complete. With a name that ends in `.gz` it is compressed; the same
+    records give the same bytes.
 
     Raises:
         FileExistsError: if the file exists and `overwrite` is false.
@@ -93,7 +97,8 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
             name, description, sequence = record
             if name.split() != [name] or name in names:
                 raise ValueError(
-                    f"{path}: record name {name!r} is empty, repeated or contains white space; give each record its own"
+                    f"{path}: record name {name!r} is empty, repeated or contains white space; "
+                    "give each record its own"
                 )
             if "\n" in description or "\r" in description:
                 raise ValueError(
@@ -129,7 +134,8 @@ def wrapped(record: Record) -> Iterator[bytes]:
 
 
 def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
-    """A generated sequence whose header marks it as synthetic and names the settings: `>{name} synthetic sampler=... calls=... seed=...`."""
+    """A generated sequence whose header marks it as synthetic and names the settings:
+    `>{name} synthetic sampler=... calls=... seed=...`."""
     return Record(
         name,
         " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]),

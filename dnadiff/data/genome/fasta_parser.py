@@ -1,4 +1,5 @@
-"""The parser of FASTA: bytes in, headers and letters out, in bounded memory. Genomes and single files are read with it alike."""
+"""The parser of FASTA: bytes in, headers and letters out, in bounded memory. Genomes and single
+files are read with it alike."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MAX_BLANK = (
 
 
 class Header(NamedTuple):
-    """The beginning of a record; its sequence is what comes up to the next header. `line` is 0 in formats without lines."""
+    """The beginning of a record; its sequence is what comes up to the next header. `line` is 0 in
+    formats without lines."""
 
     name: str
     description: str
@@ -25,12 +27,14 @@ class Header(NamedTuple):
 
 
 def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header | bytes]:
-    r"""Yield headers and letters of FASTA, with any line widths and any mixture of the line ends `\n`, `\r\n` and `\r`.
+    r"""Yield headers and letters of FASTA, with any line widths and any mixture of the line ends
+    `\n`, `\r\n` and `\r`.
 
     Args:
         path: for messages.
         chunks: the content in pieces of any size.
-        table: what each of the 256 bytes becomes, as in `bytes.translate`; 255 for bytes that are not nucleotides.
+        table: what each of the 256 bytes becomes, as in `bytes.translate`; 255 for bytes that are
+            not nucleotides.
 
     Raises:
         ValueError: naming file, line and remedy.
@@ -45,7 +49,8 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
                 header += chunk[position : end if end >= 0 else len(chunk)]
                 if len(header) > MAX_HEADER:
                     raise ValueError(
-                        f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; shorten it"
+                        f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; "
+                        "shorten it"
                     )
                 if end < 0:
                     break
@@ -72,7 +77,8 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
                 break
             if not at_line_start:
                 raise ValueError(
-                    f"{path}: line {line}: '>' in the middle of a sequence line; begin the header of a record on a new line"
+                    f"{path}: line {line}: '>' in the middle of a sequence line; begin the header "
+                    "of a record on a new line"
                 )
             header, position = b"", end + 1
     if header is not None:
@@ -82,7 +88,8 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
 
 
 def _with_newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    r"""The chunks with `\n` in place of `\r\n` and `\r`, without a byte order mark; a chunk may end between `\r` and `\n`."""
+    r"""The chunks with `\n` in place of `\r\n` and `\r`, without a byte order mark; a chunk may end
+    between `\r` and `\n`."""
     held, first = b"", True
     for chunk in chunks:
         chunk = held + chunk
@@ -124,13 +131,20 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
             try:
                 shown = text.strip()[:30].decode("utf-8", "strict" if len(text) <= 30 else "ignore")
             except UnicodeDecodeError as error:
-                return f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
-            return f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as '>name' (2bit and GenBank are read as genomes)"
+                return (
+                    f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or "
+                    "gzip-compressed"
+                )
+            return (
+                f"{path} is not FASTA: line {number} is {shown!r}, expected a header such as "
+                "'>name' (2bit and GenBank are read as genomes)"
+            )
     return f"{path} is not FASTA"
 
 
 def wrong_letter(path: str, piece: bytes, line: int, name: str | None, table: bytes) -> str:
-    """The message for the first letter of `piece` that `table` refuses; `piece` begins on `line`."""
+    """The message for the first letter of `piece` that `table` refuses; `piece` begins on
+    `line`."""
     letters = np.frombuffer(piece, np.uint8)
     wrong = (np.frombuffer(table, np.uint8)[letters] == NOT_A_NUCLEOTIDE) & ~np.isin(
         letters, list(BLANK)
@@ -139,4 +153,7 @@ def wrong_letter(path: str, piece: bytes, line: int, name: str | None, table: by
     number = line + piece.count(b"\n", 0, place)
     column = place - piece.rfind(b"\n", 0, place)
     letter, allowed = piece[place : place + 4].decode("utf-8", "replace")[0], ", ".join(IUPAC)
-    return f"{path}: line {number}: record {name}: letter {letter!r} at column {column} is not a nucleotide; allowed are {allowed} in either case"
+    return (
+        f"{path}: line {number}: record {name}: letter {letter!r} at column {column} is not a "
+        f"nucleotide; allowed are {allowed} in either case"
+    )

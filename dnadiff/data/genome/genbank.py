@@ -28,7 +28,8 @@ class _CutShortError(ValueError):
 
 
 class _CheckedLines(io.TextIOWrapper):
-    """The lines of a GenBank file; Biopython skips what it does not recognize between records, such as a LOCUS line that was cut.
+    """The lines of a GenBank file; Biopython skips what it does not recognize between records, such
+    as a LOCUS line that was cut.
 
     `lengths` are the lengths that the LOCUS lines name.
     """
@@ -52,7 +53,8 @@ class _CheckedLines(io.TextIOWrapper):
             locus = _LOCUS.match(line)
             if locus is None:
                 raise _CutShortError(
-                    f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a length in bp"
+                    f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
+                    "length in bp"
                 )
             self.lengths.append(int(locus[1]))
             self._inside, self._num_bases = True, None
@@ -66,7 +68,8 @@ class _CheckedLines(io.TextIOWrapper):
         number, *letters = line.split()
         if number != str(self._num_bases + 1):
             raise _CutShortError(
-                f"a line of sequence begins with {number[:20]!r}, expected the position {self._num_bases + 1}"
+                f"a line of sequence begins with {number[:20]!r}, expected the position "
+                f"{self._num_bases + 1}"
             )
         self._num_bases += sum(map(len, letters))
 
@@ -80,14 +83,16 @@ def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header
     """Yield headers and letters, translated by `table` as in `fasta_parser.parse`.
 
     Raises:
-        ValueError: naming file and remedy, if a record is malformed or has a different length from its LOCUS line.
+        ValueError: naming file and remedy, if a record is malformed or has a different length from
+            its LOCUS line.
     """
     try:
         for record in _records(handle):
             sequence, name = record.seq, _name_of(record)
             if sequence is None or (len(sequence) and not sequence.defined):
                 raise ValueError(
-                    f"record {name} has no sequence (only its length is given); fetch the full GenBank record"
+                    f"record {name} has no sequence (only its length is given); fetch the full "
+                    "GenBank record"
                 )
             yield Header(name, record.description, 0)
             letters = bytes(sequence)
@@ -116,7 +121,8 @@ def _name_of(record: SeqRecord) -> str:
 
 
 def _records(handle: ByteReader) -> Iterator[SeqRecord]:
-    """Biopython's records; its warnings of a wrong length in LOCUS and of a missing `//` at the end become errors."""
+    """Biopython's records; its warnings of a wrong length in LOCUS and of a missing `//` at the end
+    become errors."""
     lines = _CheckedLines(handle)
     try:
         records = iter(SeqIO.parse(lines, "genbank"))

@@ -1,7 +1,9 @@
-"""A genome: named records with one byte per base. The low seven bits are the token id, the highest bit is soft-masking.
+"""A genome: named records with one byte per base. The low seven bits are the token id, the highest
+bit is soft-masking.
 
-The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half-open. `dnadiff.data.splits` divides a genome
-into training, validation and test data, and `dnadiff.data.windows` cuts windows.
+The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half-open.
+`dnadiff.data.splits` divides a genome into training, validation and test data, and
+`dnadiff.data.windows` cuts windows.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Genome:
     Args:
         files: the packed files, and the source of each.
         names: names of the records, in the order of the files.
-        number, place: for each record the number of its file, and its own number in the file, `(number of records,)`.
+        number, place: for each record the number of its file, and its own number in the file,
+            `(number of records,)`.
         records: their bases.
     """
 
@@ -64,17 +67,22 @@ class Genome:
         iupac: str = "unknown",
         num_workers: int = 0,
     ) -> Genome:
-        """Open sequence files, which are packed into the cache when they are used for the first time.
+        """Open sequence files, which are packed into the cache when they are used for the first
+        time.
 
         Args:
-            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, a pattern such as `genomes/*.fa.gz`, a manifest (.tsv),
-                several of them, `{label: path}`, or a pyfaidx.Fasta. With labels the records are called `label:name`.
-            keep: names of the records to use, or a regular expression that must match the complete name; None: all.
-            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse` raises an error.
+            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, a pattern such as
+                `genomes/*.fa.gz`, a manifest (.tsv), several of them, `{label: path}`, or a
+                pyfaidx.Fasta. With labels the records are called `label:name`.
+            keep: names of the records to use, or a regular expression that must match the complete
+                name; None: all.
+            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse`
+                raises an error.
             num_workers: processes that pack files.
 
         Raises:
-            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a record name. Those of a pattern or a
+            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a
+                record name. Those of a pattern or a
                 manifest may: such records are called `file:name`.
         """
         refuse, keep, sources = refuses_ambiguous(iupac), _names_to_keep(keep), expand(path)
@@ -133,7 +141,8 @@ class Genome:
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
-        """How often the bases of each record are drawn in training, relative to those of others; None if all are equal."""
+        """How often the bases of each record are drawn in training, relative to those of others;
+        None if all are equal."""
         weights = np.array([source.weight for source, _ in self.files])
         return None if (weights == weights[0]).all() else weights[self.number]
 
@@ -149,7 +158,8 @@ class Genome:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the hashes of the files and of the numbers of the records: changes with any base, and with the weights."""
+        """SHA-256 of the hashes of the files and of the numbers of the records: changes with any
+        base, and with the weights."""
         digest = hashlib.sha256()
         for each, rows in by_file(self.number):
             digest.update(
@@ -175,10 +185,12 @@ class Genome:
         return NRuns(np.concatenate(found), offsets[:-1])
 
     def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
-        """Token ids `(end - start,)` uint8 of `[start, end)` on a strand; "-" is the reverse complement, "." is "+".
+        """Token ids `(end - start,)` uint8 of `[start, end)` on a strand; "-" is the reverse
+        complement, "." is "+".
 
         Raises:
-            ValueError: if there is no such record or strand, or the window is not inside the record.
+            ValueError: if there is no such record or strand, or the window is not inside the
+                record.
         """
         ids = self._cut(record, start, end) & TOKEN
         return self._complement[ids[::-1]] if _is_reverse(strand) else ids
@@ -186,7 +198,8 @@ class Genome:
     def soft_masked(
         self, record: str, start: int, end: int, strand: str = "+"
     ) -> NDArray[np.bool_]:
-        """Whether each base of `[start, end)` was lower case, in the order of `window`: `(end - start,)`.
+        """Whether each base of `[start, end)` was lower case, in the order of `window`:
+        `(end - start,)`.
 
         Raises:
             ValueError: as `window`.
@@ -226,7 +239,8 @@ def _refuse_ambiguous(source: Source, file: PackedFile) -> None:
         row = file.records[number]
         count, first = row["ambiguous"]
         raise ValueError(
-            f"{source.path}: record {row['name']} holds {count} ambiguity codes (R, Y, K, M, S, W, B, D, H or V), the first at position "
+            f"{source.path}: record {row['name']} holds {count} ambiguity codes (R, Y, K, M, S, W, "
+            "B, D, H or V), the first at position "
             f"{first + 1}; set data.iupac=unknown to read them as N"
         )
 
@@ -238,7 +252,8 @@ def _names_to_keep(keep: str | Sequence[str] | None) -> str | list[str] | None:
         isinstance(name, bool) or not isinstance(name, (str, int)) for name in keep
     ):
         raise ValueError(
-            f"data.keep is {keep!r}; expected a list of names such as [chr1,chr2], a regular expression, or null for all records"
+            f"data.keep is {keep!r}; expected a list of names such as [chr1,chr2], a regular "
+            "expression, or null for all records"
         )
     return [
         str(name) for name in keep
@@ -253,7 +268,8 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
             pattern = re.compile(keep)
         except re.error as error:
             raise ValueError(
-                f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a list of names"
+                f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a "
+                "list of names"
             ) from None
         kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
     else:
@@ -263,7 +279,8 @@ def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
     if not kept:
         shown = ", ".join(names[:8])
         raise ValueError(
-            f"data.keep {keep!r} leaves no record; the records are {shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
+            f"data.keep {keep!r} leaves no record; the records are "
+            f"{shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
         )
     return kept
 

@@ -1,4 +1,5 @@
-"""Sequences that a command reads in order: the records of a FASTA file, regions of a genome, or arrays in memory.
+"""Sequences that a command reads in order: the records of a FASTA file, regions of a genome, or
+arrays in memory.
 
 Memory does not depend on their lengths. Positions are 0-based and half-open within each sequence.
 """
@@ -45,20 +46,24 @@ class SequenceInput(ABC):
 
     @property
     def region_names(self) -> list[str] | None:
-        """The name of each region in its BED, GTF or GFF file, "" for one without; None if there are no such names."""
+        """The name of each region in its BED, GTF or GFF file, "" for one without; None if there
+        are no such names."""
         return None
 
     @abstractmethod
     def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
-        """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start, and may overlap."""
+        """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start,
+        and may overlap."""
 
     def sites(self) -> tuple[SequenceInput, list[Piece]]:
-        """The sequences with the context of these, and the pieces of them that these cover: ordered, without overlap."""
+        """The sequences with the context of these, and the pieces of them that these cover:
+        ordered, without overlap."""
         return self, [Piece(number, 0, length) for number, length in enumerate(self.lengths)]
 
 
 class FastaInput(SequenceInput):
-    """The records of a FASTA file, plain or gzip. The file is read once for its names and lengths, with all checks of `iter_fasta`."""
+    """The records of a FASTA file, plain or gzip. The file is read once for its names and lengths,
+    with all checks of `iter_fasta`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.names, self.regions = str(path), [], []
@@ -173,20 +178,23 @@ def open_input(
     feature: str | None,
     key: str = "regions",
 ) -> SequenceInput:
-    """The sequences that the keys of a command describe: a FASTA file, or regions (see `read_regions`) of a genome.
+    """The sequences that the keys of a command describe: a FASTA file, or regions (see
+    `read_regions`) of a genome.
 
     Args:
         key: what the command calls `regions`.
 
     Raises:
-        FileNotFoundError, ValueError: if keys are missing or contradict each other, or a file is malformed.
+        FileNotFoundError, ValueError: if keys are missing or contradict each other, or a file is
+            malformed.
     """
     if genome is None:
         if regions is not None:
             raise ValueError(f"{key} {regions!r} needs genome=g.fa, the genome of these regions")
         if feature is not None:
             raise ValueError(
-                f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and genome="
+                f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and "
+                "genome="
             )
         if fasta is None:
             raise ValueError(
@@ -194,12 +202,14 @@ def open_input(
             )
         if file_name(fasta).lower().removesuffix(".gz").endswith(_REGION_FILES):
             raise ValueError(
-                f"input {fasta} is a file of regions, not FASTA; give the genome of these regions as well: genome=g.fa"
+                f"input {fasta} is a file of regions, not FASTA; give the genome of these regions "
+                "as well: genome=g.fa"
             )
         return FastaInput(fasta)
     if regions is None:
         raise ValueError(
-            f"genome {genome} needs {key}=, a BED or GTF file or chrom:first-last; to read all of a FASTA file set input={genome}"
+            f"genome {genome} needs {key}=, a BED or GTF file or chrom:first-last; to read all of "
+            f"a FASTA file set input={genome}"
         )
     if fasta is not None:
         raise ValueError(f"input {fasta} and genome= exclude each other; leave one out")

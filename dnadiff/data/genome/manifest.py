@@ -33,8 +33,8 @@ def is_manifest(path: str) -> bool:
 def read_manifest(path: str) -> list[ManifestRow]:
     """The rows of a table with tabs and a header: `path`, and possibly `label` and `weight`.
 
-    A path is relative to the folder of the manifest. With the prefix `cached:` before the name of the manifest, its addresses are not
-    fetched; only copies in the cache are read.
+    A path is relative to the folder of the manifest. With the prefix `cached:` before the name of
+    the manifest, its addresses are not fetched; only copies in the cache are read.
 
     Raises:
         FileNotFoundError, ValueError: naming the line, what it has, and what is expected.
@@ -55,7 +55,8 @@ def read_manifest(path: str) -> list[ManifestRow]:
             )
             if where in seen:
                 raise ValueError(
-                    f"{name}: line {number}: {row.path} is also in line {seen[where]}; name each file once"
+                    f"{name}: line {number}: {row.path} is also in line {seen[where]}; name each "
+                    "file once"
                 )
             seen[where] = number
             rows.append(row)
@@ -75,7 +76,8 @@ def _columns(name: str, header: str) -> list[str]:
                 for match in difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.5)
             )
             raise ValueError(
-                f"{name}: line 1: column {column!r} is not known{close}; known: {', '.join(COLUMNS)}, separated by tabs"
+                f"{name}: line 1: column {column!r} is not known{close}; known: "
+                f"{', '.join(COLUMNS)}, separated by tabs"
             )
         if columns.count(column) > 1:
             raise ValueError(f"{name}: line 1: column {column} occurs twice; remove one")
@@ -95,7 +97,8 @@ def _rows(
         cells = line.split("\t")
         if len(cells) != len(columns):
             raise ValueError(
-                f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; correct the line or remove it"
+                f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; "
+                "correct the line or remove it"
             )
         found = dict(zip(columns, cells))
         if not found["path"].strip():
@@ -133,7 +136,8 @@ def _located(name: str, number: int, path: str, is_stored: bool) -> str:
     if is_remote(name):
         if path.startswith(("/", "~", "bundled:")) or ".." in Path(path).parts:
             raise ValueError(
-                f"{name}: line {number}: {path} is not in the folder of the manifest; a manifest on another machine names no file here"
+                f"{name}: line {number}: {path} is not in the folder of the manifest; a manifest "
+                "on another machine names no file here"
             )
         address = parse(name)
         inside = address._replace(text=address.folder).inside(path).text

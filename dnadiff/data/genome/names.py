@@ -46,7 +46,8 @@ def names_in(source: Source, records: RecordTable) -> list[str]:
     names = records.names() if source.names is None else list(source.names)
     if len(names) != len(records):
         raise ValueError(
-            f"{source.path} holds {len(records)} records, this pyfaidx.Fasta shows {len(names)}; open it without a filter"
+            f"{source.path} holds {len(records)} records, this pyfaidx.Fasta shows {len(names)}; "
+            "open it without a filter"
         )
     return names if source.label is None else [f"{source.label}:{name}" for name in names]
 
@@ -54,7 +55,8 @@ def names_in(source: Source, records: RecordTable) -> list[str]:
 def unique_names(
     names: list[str], sources: Sequence[Source], number: NDArray[np.int64]
 ) -> list[str]:
-    """The names, where names of a pattern or a manifest that occur more than once are preceded by that of their file.
+    """The names, where names of a pattern or a manifest that occur more than once are preceded by
+    that of their file.
 
     Args:
         sources: the files.

@@ -1,7 +1,7 @@
 """Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
-A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash of the file's content.
-Folders are written atomically (`dnadiff.data.atomic_folder`).
+A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash
+of the file's content. Folders are written atomically (`dnadiff.data.atomic_folder`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAX_MAPPED = 128  # files that are open at a time
 
 
 class PackedBases(NamedTuple):
-    """The bases of a packed file, mapped when they are needed. Few files are open at a time, however many there are."""
+    """The bases of a packed file, mapped when they are needed. Few files are open at a time,
+    however many there are."""
 
     path: str
     size: int
@@ -62,7 +63,8 @@ def _opened(bases: PackedBases, index_version: tuple[int, int]) -> tuple[str, Re
 
 
 class PackedFile:
-    """An opened packed file: its records, one after the other, in `bases (total,)` uint8, mapped and read-only.
+    """An opened packed file: its records, one after the other, in `bases (total,)` uint8, mapped
+    and read-only.
 
     It is pickled as its path. `digest` is the SHA-256 of the sequence file.
     """
@@ -98,7 +100,8 @@ class PackedFile:
         return np.load(self.folder / "runs.npy")
 
     def verify(self) -> int:
-        """Read every byte of the packed form and return their number; ValueError, naming the place, if one was changed."""
+        """Read every byte of the packed form and return their number; ValueError, naming the place,
+        if one was changed."""
         return verify(self.folder, FORMAT)
 
     def __reduce__(self) -> tuple[type[PackedFile], tuple[Path]]:
@@ -109,10 +112,12 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
     """The packed form of a file, which is made if it is not in the cache.
 
     Args:
-        sample: read a sample of a packed form that is there; False compares sizes and time stamps only.
+        sample: read a sample of a packed form that is there; False compares sizes and time stamps
+            only.
 
     Raises:
-        FileNotFoundError, ValueError: if the file is missing or malformed, naming file, line and remedy.
+        FileNotFoundError, ValueError: if the file is missing or malformed, naming file, line and
+            remedy.
         OSError: if the disk is full; nothing is left in the cache.
     """
     source = resolve(path)
@@ -130,7 +135,8 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
 
 
 def find_packed(path: str, sample: bool = True) -> Path | None:
-    """The folder of the packed form, if the cache has it and nothing of the file needs to be read; arguments and errors as of `pack`."""
+    """The folder of the packed form, if the cache has it and nothing of the file needs to be read;
+    arguments and errors as of `pack`."""
     if is_remote(path):
         return None
     source = resolve(path)
@@ -162,7 +168,8 @@ def _state_of(source: Path) -> _FileState:
 def _fill(
     path: str, source: Path, before: _FileState, digest: str, part: Path
 ) -> tuple[dict[str, Json], dict[str, Checksum]]:
-    """Write the packed form of a file into the folder `part`; returns the content of the index, and the checksums of the files.
+    """Write the packed form of a file into the folder `part`; returns the content of the index, and
+    the checksums of the files.
 
     Args:
         before: the state of the file before `digest` was computed.
@@ -196,7 +203,8 @@ def _fill(
 
 
 def _write(path: Path, content: bytes) -> Checksum:
-    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the file would be cut short without a message.
+    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the
+    # file would be cut short without a message.
     checksum = Checksum()
     checksum.update(content)
     with path.open("wb") as file:

@@ -1,4 +1,5 @@
-"""Packing of codes into one byte per base, with the counts of each record. Many small records are counted together."""
+"""Packing of codes into one byte per base, with the counts of each record. Many small records are
+counted together."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Packer:
         self._end_of_record()
         if event.name in self._names:
             raise ValueError(
-                f"{self._where(event.line)} record {event.name} has the name of an earlier record; rename one, names must be unique"
+                f"{self._where(event.line)} record {event.name} has the name of an earlier record; "
+                "rename one, names must be unique"
             )
         self._names.add(event.name)
         self._name, self._line, self._length = event.name, event.line, 0
@@ -148,7 +150,8 @@ class Packer:
     def _end_of_record(self) -> None:
         if self._names and not self._length:
             raise ValueError(
-                f"{self._where(self._line)} record {self._name} has no sequence; remove it or complete the file"
+                f"{self._where(self._line)} record {self._name} has no sequence; remove it or "
+                "complete the file"
             )
 
     def _where(self, line: int) -> str:
@@ -158,7 +161,8 @@ class Packer:
 def _without_ambiguous(
     values: NDArray[np.uint8], borders: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Codes with N for ambiguity codes, and of each record their number and the position of the first one."""
+    """Codes with N for ambiguity codes, and of each record their number and the position of the
+    first one."""
     values, places = values.copy(), np.flatnonzero((values & TOKEN) == AMBIGUOUS)
     values[places] -= AMBIGUOUS - UNKNOWN
     record, first, count = np.unique(

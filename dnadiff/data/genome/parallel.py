@@ -1,4 +1,5 @@
-"""Packing of many files: in several processes, each file as a whole, so that a killed call loses only the files in progress."""
+"""Packing of many files: in several processes, each file as a whole, so that a killed call loses
+only the files in progress."""
 
 from __future__ import annotations
 
@@ -18,14 +19,18 @@ from dnadiff.progress import Progress
 
 Worker: TypeAlias = "subprocess.Popen[str]"
 _ERRORS = (FileNotFoundError, PermissionError, OSError)  # what a file raises, besides ValueError
-FEW = 32  # files of which a sample is read whenever they are opened; of more, sizes and time stamps are compared
+# files of which a sample is read whenever they are opened; of more, sizes and time stamps are
+# compared
+FEW = 32
 
 
 def pack_all(paths: Sequence[str], num_workers: int = 0) -> Iterator[PackedFile]:
-    """The packed form of each file, in order. Files that the cache does not have are packed first, by up to `num_workers` processes.
+    """The packed form of each file, in order. Files that the cache does not have are packed first,
+    by up to `num_workers` processes.
 
     Raises:
-        FileNotFoundError, ValueError, OSError: as of `pack`, for the first file in the list that cannot be packed.
+        FileNotFoundError, ValueError, OSError: as of `pack`, for the first file in the list that
+            cannot be packed.
     """
     sample = len(paths) <= FEW
     folders = [find_packed(path, sample) for path in paths]
@@ -71,7 +76,8 @@ def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
 
 
 def _start() -> Worker:
-    """A process that packs the files that are named on its standard input, one a line. It ends when this process does, after the file in progress."""
+    """A process that packs the files that are named on its standard input, one a line. It ends when
+    this process does, after the file in progress."""
     path = os.pathsep.join(
         [str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -97,7 +103,8 @@ def _ask(worker: Worker, path: str) -> Path:
         reply = ""
     if not reply:
         raise ValueError(
-            f"{path}: the process that packs it was killed; often because memory ran out: set data.num_workers lower and start again, what is packed is "
+            f"{path}: the process that packs it was killed; often because memory ran out: set "
+            "data.num_workers lower and start again, what is packed is "
             "kept"
         )
     found = json.loads(reply)
@@ -109,7 +116,8 @@ def _ask(worker: Worker, path: str) -> Path:
 
 
 def serve() -> None:
-    """What a process that packs files does: reads a path, packs the file, writes the folder or the error."""
+    """What a process that packs files does: reads a path, packs the file, writes the folder or the
+    error."""
     for line in sys.stdin:
         try:
             reply = {"folder": str(pack(json.loads(line)).folder)}

@@ -1,4 +1,5 @@
-"""The sequence files that a user's path names: a file, an address, a folder, a pattern, a manifest, several of them, or a pyfaidx.Fasta."""
+"""The sequence files that a user's path names: a file, an address, a folder, a pattern, a manifest,
+several of them, or a pyfaidx.Fasta."""
 
 from __future__ import annotations
 
@@ -50,10 +51,12 @@ class Source(NamedTuple):
 
 
 def expand(path: SequencePath | None) -> list[Source]:
-    """The files of a path, a folder, a pattern, a manifest, several of them, `{label: path}`, or an open pyfaidx.Fasta.
+    """The files of a path, a folder, a pattern, a manifest, several of them, `{label: path}`, or an
+    open pyfaidx.Fasta.
 
     Raises:
-        FileNotFoundError, ValueError: if a file does not exist, a folder contains no sequence files, or a manifest is malformed.
+        FileNotFoundError, ValueError: if a file does not exist, a folder contains no sequence
+            files, or a manifest is malformed.
     """
     if isinstance(path, Mapping):
         return [
@@ -84,7 +87,8 @@ def expand(path: SequencePath | None) -> list[Source]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and _is_sequence_file(p))
     if not found:
         raise ValueError(
-            f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); name a file in it"
+            f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); "
+            "name a file in it"
         )
     return [Source(str(p)) for p in found]
 

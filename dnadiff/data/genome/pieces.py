@@ -1,4 +1,5 @@
-"""Dividing records of any length into pieces that fit a network, and batching the pieces with padding."""
+"""Dividing records of any length into pieces that fit a network, and batching the pieces with
+padding."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class PaddedPieces(NamedTuple):
 
 
 def cut(lengths: Sequence[int], window: int) -> list[Piece]:
-    """Pieces of at most `window` tokens that cover the records: as few as possible and, within a record, of (almost) equal length.
+    """Pieces of at most `window` tokens that cover the records: as few as possible and, within a
+    record, of (almost) equal length.
 
     Raises:
         ValueError: if the window is below 1.
@@ -46,7 +48,8 @@ def iter_cut(lengths: Iterable[int], window: int) -> Iterator[Piece]:
 
 
 def grouped(pieces: Iterable[Piece], max_pieces: int, max_bases: int) -> Iterator[list[Piece]]:
-    """Consecutive pieces in groups of at most so many pieces and bases; a piece of more bases is a group of its own."""
+    """Consecutive pieces in groups of at most so many pieces and bases; a piece of more bases is a
+    group of its own."""
     group: list[Piece] = []
     bases = 0
     for piece in pieces:
@@ -61,7 +64,8 @@ def grouped(pieces: Iterable[Piece], max_pieces: int, max_bases: int) -> Iterato
 
 
 def batches(sequences: Sequence[Tensor], batch_size: int, pad_id: int) -> Iterator[PaddedPieces]:
-    """All sequences in batches, the longest first, each batch padded to its longest; depends only on lengths and batch size.
+    """All sequences in batches, the longest first, each batch padded to its longest; depends only
+    on lengths and batch size.
 
     Raises:
         ValueError: if the batch size is below 1.

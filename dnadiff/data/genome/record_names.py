@@ -11,9 +11,11 @@ log = logging.getLogger("dnadiff")
 def check_names(
     wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False
 ) -> None:
-    """Refuse names that no record has; the message lists both sets and points out `chr1` next to `1`.
+    """Refuse names that no record has; the message lists both sets and points out `chr1` next to
+    `1`.
 
-    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor may `chr1` next to `1`.
+    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor
+    may `chr1` next to `1`.
 
     Raises:
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.

@@ -1,4 +1,5 @@
-"""What is known of each record of a packed file. A million records are seven numbers each in one array, not a million objects."""
+"""What is known of each record of a packed file. A million records are seven numbers each in one
+array, not a million objects."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class RecordTable(RecordRows):
     """The records of one file.
 
     Args:
-        numbers: a row for each of `COLUMNS`, `(7, number of records)` int64. The last is where the header ends in `headers`.
+        numbers: a row for each of `COLUMNS`, `(7, number of records)` int64. The last is where the
+            header ends in `headers`.
         headers: the `header_bytes` of all records, one after the other.
     """
 
@@ -107,7 +109,8 @@ class RecordTable(RecordRows):
             or table._end[-1] != len(headers)
         ):
             raise ValueError(
-                f"{folder} is damaged: its table of records does not fit its bases; remove this folder, it will be recreated"
+                f"{folder} is damaged: its table of records does not fit its bases; remove this "
+                "folder, it will be recreated"
             )
         return table
 

@@ -30,7 +30,8 @@ Records: TypeAlias = Sequence[TokenArray]
 
 
 class Ids:
-    """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of uint8, without the case."""
+    """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of
+    uint8, without the case."""
 
     dtype = np.dtype(np.uint8)
 
@@ -63,7 +64,8 @@ class Arrays(Protocol):
 
 
 class RecordLayout(NamedTuple):
-    """Location of records in arrays: record r is `arrays[number[r]][offset[r] : offset[r] + its length]`."""
+    """Location of records in arrays: record r is
+    `arrays[number[r]][offset[r] : offset[r] + its length]`."""
 
     arrays: Arrays
     number: NDArray[np.int64]
@@ -72,7 +74,8 @@ class RecordLayout(NamedTuple):
 
 
 class StoredRecords(Sequence[TokenArray]):
-    """Records that are created on access. They share a few large arrays, from which windows are copied in one step."""
+    """Records that are created on access. They share a few large arrays, from which windows are
+    copied in one step."""
 
     def record(self, number: int) -> TokenArray:
         """One record."""
@@ -101,7 +104,8 @@ class StoredRecords(Sequence[TokenArray]):
 
 
 class GenomeRecords(StoredRecords):
-    """Token ids of each record, as arrays or as `Ids`. They are pickled as paths and positions, not as bytes.
+    """Token ids of each record, as arrays or as `Ids`. They are pickled as paths and positions, not
+    as bytes.
 
     Args:
         bases: the bases of each file.
@@ -164,7 +168,8 @@ class _Mapped:
 
 
 def by_file(number: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-    """The number of each file and its records, given the file of each record; records of a file follow one another."""
+    """The number of each file and its records, given the file of each record; records of a file
+    follow one another."""
     borders = np.flatnonzero(np.diff(number, prepend=-1, append=-1)).tolist()
     for first, after in itertools.pairwise(borders):
         yield int(number[first]), slice(first, after)

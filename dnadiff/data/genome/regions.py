@@ -44,12 +44,14 @@ def read_bed(
 
     Args:
         lengths: record name to length; if given, regions must be inside these records.
-        skip_unknown: skip rows of other records with a warning that names them. It is still an error if all rows are of other
-            records, or if one side writes `chr1` where the other writes `1`.
+        skip_unknown: skip rows of other records with a warning that names them. It is still an
+            error if all rows are of other records, or if one side writes `chr1` where the other
+            writes `1`.
 
     Raises:
-        ValueError: naming file and line, if a row has fewer than three columns or fewer than the first row, positions that are not integers, an end
-            that is not after the start, a strand other than "+", "-" and ".", or is not inside a record of `lengths`.
+        ValueError: naming file and line, if a row has fewer than three columns or fewer than the
+            first row, positions that are not integers, an end that is not after the start, a strand
+            other than "+", "-" and ".", or is not inside a record of `lengths`.
     """
     return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
 
@@ -57,10 +59,11 @@ def read_bed(
 def read_gtf(
     path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None
 ) -> list[Region]:
-    """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4, 8). The strand "?" becomes ".".
+    """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4,
+    8). The strand "?" becomes ".".
 
-    Records are read as linear. Features that cross the end of a record that a row before them declares circular (`Is_circular=true`) are
-    skipped with a warning.
+    Records are read as linear. Features that cross the end of a record that a row before them
+    declares circular (`Is_circular=true`) are skipped with a warning.
 
     Args:
         feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
@@ -98,12 +101,14 @@ def read_gtf(
         if not others or skipped:
             raise
         raise ValueError(
-            f"{path} has no row with the feature {feature!r} in its third column; it has {listing(list(others))}"
+            f"{path} has no row with the feature {feature!r} in its third column; it has "
+            f"{listing(list(others))}"
         ) from error
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(
-            f"{path}: {len(skipped):,} features cross the end of a circular record and are left out, the first at {chrom}:{start + 1}-{end} "
+            f"{path}: {len(skipped):,} features cross the end of a circular record and are left "
+            f"out, the first at {chrom}:{start + 1}-{end} "
             f"({known[chrom]} bases); records are read as linear"
         )
     return regions
@@ -112,22 +117,27 @@ def read_gtf(
 def read_regions(
     what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None
 ) -> list[Region]:
-    """Regions from a BED, GTF or GFF file, a string such as `chr1:1001-2000`, the name of a record, or a list of these.
+    """Regions from a BED, GTF or GFF file, a string such as `chr1:1001-2000`, the name of a record,
+    or a list of these.
 
-    Strings are 1-based and inclusive, as in genome browsers and samtools; `chr1:1001-2000:-` is the reverse strand.
+    Strings are 1-based and inclusive, as in genome browsers and samtools; `chr1:1001-2000:-` is the
+    reverse strand.
 
     Args:
         lengths: record name to length; regions must be inside these records.
-        feature: keep only rows of a GTF or GFF file with this third column; None: all. Other members of a list are kept.
+        feature: keep only rows of a GTF or GFF file with this third column; None: all. Other
+            members of a list are kept.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a `feature`, and no GTF or GFF file.
+        FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a
+            `feature`, and no GTF or GFF file.
     """
     members = list(_members(what))
     if feature is not None and members and not any(map(_is_gff, members)):
         kind = "BED" if _is_bed(members[0]) else "not a file"
         raise ValueError(
-            f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; leave feature out"
+            f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; "
+            "leave feature out"
         )
     return [region for member in members for region in _regions_of(member, lengths, feature)]
 
@@ -143,7 +153,8 @@ def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
         yield str(what)
     else:
         raise ValueError(
-            f"{what!r} is no region; give a file, chrom:first-last or a record's name, or a list of these"
+            f"{what!r} is no region; give a file, chrom:first-last or a record's name, or a list "
+            "of these"
         )
 
 
@@ -162,7 +173,8 @@ def _regions_of(text: str, lengths: Mapping[str, int], feature: str | None) -> l
 
 
 def region_of(text: str, lengths: Mapping[str, int]) -> Region:
-    """The region of a string: `chrom:first-last`, 1-based and inclusive, with `:-` for the reverse strand, or `chrom` alone.
+    """The region of a string: `chrom:first-last`, 1-based and inclusive, with `:-` for the reverse
+    strand, or `chrom` alone.
 
     Raises:
         ValueError: if it cannot be parsed, or is not inside a record.
@@ -172,7 +184,8 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
     match = _PLACE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000"
+            f"{text!r} is not a file, a region chrom:first-last or the name of a record; write "
+            "chr1:1001-2000"
         )
     chrom, *numbers, strand, bracketed = match.groups()
     region = Region(
@@ -189,7 +202,8 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
 
 
 def names_of(regions: Iterable[Region]) -> list[str]:
-    """A different name for each region: `chrom:first-last(strand)`, 1-based, with `_2` for the second of the same region."""
+    """A different name for each region: `chrom:first-last(strand)`, 1-based, with `_2` for the
+    second of the same region."""
     seen: Counter[str] = Counter()
     names = []
     for region in regions:
@@ -317,7 +331,8 @@ def _read(
 
 
 def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:
-    """Refuse a region that is not inside a record; `first` is the number of a record's first base in messages."""
+    """Refuse a region that is not inside a record; `first` is the number of a record's first base
+    in messages."""
     place = f"{region.chrom}:{region.start + first}-{region.end}"
     if region.start < 0:
         raise ValueError(f"has the region {place}, which starts before the record")
@@ -327,5 +342,6 @@ def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) ->
         raise ValueError(f"has the strand {region.strand!r}; '+', '-' and '.' are allowed")
     if region.end > (length := (lengths or {}).get(region.chrom, region.end)):
         raise ValueError(
-            f"has the region {place}, which ends beyond {region.chrom} ({length} bases); records are read as linear"
+            f"has the region {place}, which ends beyond {region.chrom} ({length} bases); records "
+            "are read as linear"
         )

@@ -1,7 +1,8 @@
-"""Many short sequences as training data: padded, in batches of similar length, with labels from their headers or files.
+"""Many short sequences as training data: padded, in batches of similar length, with labels from
+their headers or files.
 
-A record is one sequence. Equal sequences, on either strand, always belong to the same part. In a batch `valid` is False on
-padding, and padding has weight 0.
+A record is one sequence. Equal sequences, on either strand, always belong to the same part. In a
+batch `valid` is False on padding, and padding has weight 0.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class PaddedCutter:
         start: NDArray[np.int64],
         reverse: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray, NDArray]:
-        """Ids and weights `(B, L)`, as of `Cutter`; a record is complete, so that every start is 0."""
+        """Ids and weights `(B, L)`, as of `Cutter`; a record is complete, so that every start is
+        0."""
         ids = self.rows(
             record.tolist(),
             [False] * len(record) if reverse is None else reverse.tolist(),
@@ -72,7 +74,8 @@ class PaddedCutter:
 
 
 class ShortSequences:
-    """Batches of complete sequences, bucketed by length; sequence i of epoch e depends only on (seed, e, i).
+    """Batches of complete sequences, bucketed by length; sequence i of epoch e depends only on
+    (seed, e, i).
 
     Args:
         chosen: numbers of the training sequences.
@@ -109,7 +112,8 @@ class ShortSequences:
         self._epoch: int | None = None
 
     def order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The sequence of each index of an epoch, and whether it is a repetition that only fills a batch."""
+        """The sequence of each index of an epoch, and whether it is a repetition that only fills a
+        batch."""
         if epoch != self._epoch:
             key = hash64(self.seed, "order", epoch)
             shuffled = np.lexsort((bits(key, np.arange(len(self.chosen))), self.padded))
@@ -135,8 +139,8 @@ class ShortSequences:
         return self._order
 
     def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
-        """The `count` sequences `first`, `first + step`, ... of an epoch, which are in one bucket: `ids`, `weight`, `valid (B, L)`, `index`,
-        and `cond` if there are labels.
+        """The `count` sequences `first`, `first + step`, ... of an epoch, which are in one bucket:
+        `ids`, `weight`, `valid (B, L)`, `index`, and `cond` if there are labels.
         """
         order, repeated = self.order(epoch)
         index = np.arange(first, first + count * step, step)
@@ -194,11 +198,14 @@ class ShortSequenceDataModule(DNADataModule):
     Args:
         path: see `DNADataModule`; with `{label: path}` all sequences of a file have its label.
         length: maximum length of a sequence; shorter sequences are padded.
-        split: which records are held out; it must not divide a record. None: 80, 10 and 10 % by a hash of the sequence.
-        label: key of the class in the headers, as in `>name class=enhancer`; None: headers are not read.
+        split: which records are held out; it must not divide a record. None: 80, 10 and 10 % by a
+            hash of the sequence.
+        label: key of the class in the headers, as in `>name class=enhancer`; None: headers are not
+            read.
         bucket: batches are padded to a multiple of this number of bases.
 
-    The other arguments are those of `DNADataModule` and `SequenceDataModule`; an epoch has each training sequence once.
+    The other arguments are those of `DNADataModule` and `SequenceDataModule`; an epoch has each
+    training sequence once.
     """
 
     epoch_size: None = field(default=None, init=False)
@@ -221,13 +228,15 @@ class ShortSequenceDataModule(DNADataModule):
         genome = self.open()
         if genome.weights is not None:
             raise ValueError(
-                "the manifest has weights, and data=sequences uses each sequence once per epoch; leave the weights out"
+                "the manifest has weights, and data=sequences uses each sequence once per epoch; "
+                "leave the weights out"
             )
         lengths = genome.records.lengths
         if max(lengths) > self.length:
             longest = genome.rows[lengths.index(max(lengths))]
             raise ValueError(
-                f"record {longest['name']} has {longest['length']} bases, more than length {self.length}; set data.length={longest['length']}, "
+                f"record {longest['name']} has {longest['length']} bases, more than length "
+                f"{self.length}; set data.length={longest['length']}, "
                 f"or use data=fasta, which cuts windows"
             )
         self._labels = Labels.from_names(
@@ -250,7 +259,8 @@ class ShortSequenceDataModule(DNADataModule):
                 None,
             ):
                 raise ValueError(
-                    f"split {self.split.describe()} cuts through record {names[cut.record]}; choose one that holds out complete records"
+                    f"split {self.split.describe()} cuts through record {names[cut.record]}; "
+                    "choose one that holds out complete records"
                 )
             return parts
         fractions = np.array([content_fraction(sequence[:]) for sequence in self._records])
@@ -277,7 +287,8 @@ class ShortSequenceDataModule(DNADataModule):
 
     @override
     def train_windows(self) -> RandomWindows:
-        """Random training sequences, padded to the length of the module; an epoch of training is `train_batches`."""
+        """Random training sequences, padded to the length of the module; an epoch of training is
+        `train_batches`."""
         where = (
             self.records,
             padded(self._part("train"), self.length),
@@ -301,7 +312,8 @@ class ShortSequenceDataModule(DNADataModule):
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
-        # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions. No sequence is too short for a window.
+        # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions.
+        # No sequence is too short for a window.
         of_split = split_hash(
             {part: padded(intervals, self.length) for part, intervals in self.intervals.items()},
             self.names,
@@ -317,7 +329,8 @@ class ShortSequenceDataModule(DNADataModule):
             pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
             if self.label not in pairs:
                 raise ValueError(
-                    f"record {row['name']} has no {self.label}= in its header; write '>{row['name']} {self.label}=...', or set data.label=null"
+                    f"record {row['name']} has no {self.label}= in its header; write "
+                    f"'>{row['name']} {self.label}=...', or set data.label=null"
                 )
             found.append(f"{self.label}={pairs[self.label]}")
         return found

@@ -1,7 +1,9 @@
-"""Reading of sequence files: FASTA, 2bit and GenBank, plain or gzip. `paths` says which files a user means.
+"""Reading of sequence files: FASTA, 2bit and GenBank, plain or gzip. `paths` says which files a
+user means.
 
-Every format is read as a stream of headers and codes, in bounded memory (of GenBank, a record at a time). A code is one byte per base: the token id, plus
-128 where the letter was lower case. Ambiguity codes other than N are 12, so that the packer can count them before they become N.
+Every format is read as a stream of headers and codes, in bounded memory (of GenBank, a record at a
+time). A code is one byte per base: the token id, plus 128 where the letter was lower case.
+Ambiguity codes other than N are 12, so that the packer can count them before they become N.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _TABLE = _CODES.tobytes()
 
 
 def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
-    """Yield headers and codes of an open file; the format is detected from the content, not from the name.
+    """Yield headers and codes of an open file; the format is detected from the content, not from
+    the name.
 
     Raises:
         ValueError: naming file, line and remedy.

@@ -1,6 +1,8 @@
-"""Reading of UCSC's 2bit files: four bases per byte, with lists of N blocks and of soft-masked blocks.
+"""Reading of UCSC's 2bit files: four bases per byte, with lists of N blocks and of soft-masked
+blocks.
 
-Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64-bit offsets), either byte order.
+Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64-bit offsets),
+    either byte order.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _FOUR = _CODE[(np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3]  # (256, 
 
 
 def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]:
-    """Yield (name, "") for each record, followed by its codes: token ids, plus 128 where soft-masked.
+    """Yield (name, "") for each record, followed by its codes: token ids, plus 128 where
+    soft-masked.
 
     Raises:
         ValueError: if the file is cut short, contradicts itself, or is of another version.
@@ -35,7 +38,8 @@ def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]
         ) from None
     except _OtherVersionError as error:
         raise ValueError(
-            f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to FASTA"
+            f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to "
+            "FASTA"
         ) from None
 
 

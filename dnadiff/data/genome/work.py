@@ -15,7 +15,8 @@ from dnadiff.data.work import Result, Work
 
 @dataclass
 class PackWork(Work):
-    """Packs files into the cache. Items are files; a result lists the name, checksum, records and bases of one."""
+    """Packs files into the cache. Items are files; a result lists the name, checksum, records and
+    bases of one."""
 
     sources: Sequence[Source]
 

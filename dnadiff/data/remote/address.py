@@ -41,7 +41,8 @@ class Address(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The address of the folder that it is in, with the query, which may say more than the name does."""
+        """The address of the folder that it is in, with the query, which may say more than the name
+        does."""
         base, mark, query = self.text.partition("?") if self.is_http else (self.text, "", "")
         return base.rstrip("/").rpartition("/")[0] + mark + query
 
@@ -60,13 +61,15 @@ def parse(path: object) -> Address:
     """The address in a text.
 
     Raises:
-        ValueError: if it names no server or no file, or contains what no address contains. Names in object stores may contain spaces.
+        ValueError: if it names no server or no file, or contains what no address contains. Names in
+            object stores may contain spaces.
     """
     text = str(path)
     found = _FORM.fullmatch(text)
     if found is None or found[1].lower() not in SCHEMES:
         raise ValueError(
-            f"{shown(text)} is not an address; expected one that begins with {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+            f"{shown(text)} is not an address; expected one that begins with "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
     address = Address(found[1].lower(), f"{found[1].lower()}://{found[2]}")
     if address.is_http and " " in text:
@@ -77,17 +80,20 @@ def parse(path: object) -> Address:
         )
     if address.is_http and "@" in urlsplit(address.text).netloc:
         raise ValueError(
-            f"{shown(text)} contains a user name, which is not sent to the server; give an address without it, or a local file"
+            f"{shown(text)} contains a user name, which is not sent to the server; give an address "
+            "without it, or a local file"
         )
     if not address.name or address.name in (".", ".."):
         raise ValueError(
-            f"{shown(text)} names no file; expected {address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE"
+            f"{shown(text)} names no file; expected "
+            f"{address.scheme}://{'SERVER' if address.is_http else 'BUCKET'}/PATH/FILE"
         )
     return address
 
 
 def shown(text: object) -> str:
-    """A path, an address or an argument as messages and files show it: without the values of a query and a user name, which may be secret.
+    """A path, an address or an argument as messages and files show it: without the values of a
+    query and a user name, which may be secret.
 
     Examples:
         >>> shown("https://server/genomes/x.fa?sv=1&sig=SECRET")
@@ -97,7 +103,8 @@ def shown(text: object) -> str:
 
 
 def shown_addresses(value: Json) -> Json:
-    """A value of a configuration, or a list or mapping of such, with addresses as files show them (`shown`)."""
+    """A value of a configuration, or a list or mapping of such, with addresses as files show them
+    (`shown`)."""
     if isinstance(value, Mapping):
         return {key: shown_addresses(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -106,6 +113,7 @@ def shown_addresses(value: Json) -> Json:
 
 
 def file_name(path: object) -> str:
-    """The name of the file that a path or an address names, without a query and without `cached:`: what its ending is read from."""
+    """The name of the file that a path or an address names, without a query and without `cached:`:
+    what its ending is read from."""
     text = str(path).removeprefix(CACHED)
     return PurePosixPath(text.partition("?")[0] if is_remote(text) else text).name

@@ -1,7 +1,9 @@
-"""Copies in the cache of files on other machines: each is fetched once, and again only if it has changed there.
+"""Copies in the cache of files on other machines: each is fetched once, and again only if it has
+changed there.
 
-The folder `remote` of the cache has a folder for each remote folder, so that files that belong together stay together. Next to each
-file is a note with its address, size, version and SHA-256. The values of a query are not in it, only their hash: they may be secret.
+The folder `remote` of the cache has a folder for each remote folder, so that files that belong
+together stay together. Next to each file is a note with its address, size, version and SHA-256. The
+values of a query are not in it, only their hash: they may be secret.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ log = logging.getLogger("dnadiff")
 
 
 def local_copy(path: str | Path) -> Path:
-    """The copy in the cache of a file on another machine; with the prefix `cached:` nothing is fetched.
+    """The copy in the cache of a file on another machine; with the prefix `cached:` nothing is
+    fetched.
 
     Raises:
         FileNotFoundError: if there is no such file, or, with the prefix, no copy.
@@ -45,7 +48,8 @@ def local_copy(path: str | Path) -> Path:
 
 
 def fetch(address: Address) -> Path:
-    """The copy in the cache, fetched if there is none, or if the file has changed since. Each process asks the server once."""
+    """The copy in the cache, fetched if there is none, or if the file has changed since. Each
+    process asks the server once."""
     target = target_of(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
@@ -61,10 +65,11 @@ def fetch(address: Address) -> Path:
 
 
 def fetch_some(folder: Address, names: Sequence[str]) -> Path | None:
-    """The folder in the cache with those of the named files that exist in a remote folder; None if none of them exists.
+    """The folder in the cache with those of the named files that exist in a remote folder; None if
+    none of them exists.
 
-    If the connection is lost, the file that was asked for then, without a copy, counts as absent, and copies of the ones after it are taken
-    without asking the server.
+    If the connection is lost, the file that was asked for then, without a copy, counts as absent,
+    and copies of the ones after it are taken without asking the server.
 
     Raises:
         LostError: if the connection is lost, and there is no file.
@@ -98,7 +103,8 @@ def stored(address: Address) -> Path:
     target = target_of(address)
     if _note_of(target, address) is None:
         raise FileNotFoundError(
-            f"{address.shown} is not in the cache, and what a checkpoint names is not fetched; name it on the command line to allow that, as "
+            f"{address.shown} is not in the cache, and what a checkpoint names is not fetched; "
+            "name it on the command line to allow that, as "
             f"in data=fasta data.path={address.shown}"
         )
     return target
@@ -129,7 +135,8 @@ def _note_of(target: Path, address: Address) -> dict[str, Json] | None:
 
 
 def _names(note: dict[str, Json], address: Address) -> bool:
-    """Whether a note is of an address; those of earlier versions have no hash of it, and its query."""
+    """Whether a note is of an address; those of earlier versions have no hash of it, and its
+    query."""
     return (note.get("address_sha256") or _digest(str(note["address"]))) == _digest(address.text)
 
 
@@ -151,7 +158,8 @@ def _has_changed(address: Address, note: dict[str, Json]) -> bool:
 
 
 def _fetch(address: Address, target: Path, alone: bool) -> None:
-    # Where there are no locks, two processes must not append to one file: each fetches its own, from the beginning.
+    # Where there are no locks, two processes must not append to one file: each fetches its own,
+    # from the beginning.
     part = target.with_name(f".{target.name}.part") if alone else unique(target)
     try:
         version = transfer(store_of(address), address, part)

@@ -1,4 +1,5 @@
-"""Reading by HTTP, with the standard library alone: ranges, versions, and checks of the servers' replies."""
+"""Reading by HTTP, with the standard library alone: ranges, versions, and checks of the servers'
+replies."""
 
 from __future__ import annotations
 
@@ -46,13 +47,15 @@ class HttpStore(Store):
                 found = _RANGE.fullmatch(reply.headers.get("Content-Range", ""))
                 if found is None or int(found[1]) != start:
                     raise OSError(
-                        f"{address.shown}: the server answered a range with {reply.headers.get('Content-Range')!r}; download it by "
+                        f"{address.shown}: the server answered a range with "
+                        f"{reply.headers.get('Content-Range')!r}; download it by "
                         "other means"
                     )
                 first, total = start, int(found[3])
             if total is None and not reply.chunked:
                 raise OSError(
-                    f"{address.shown}: the server does not say how long the file is, so that a part of it looks like the whole; download "
+                    f"{address.shown}: the server does not say how long the file is, so that a "
+                    "part of it looks like the whole; download "
                     "it by other means, and give the name of your copy"
                 )
             yield Reply(first, total, _version(reply), _blocks(address, reply))
@@ -75,7 +78,8 @@ class HttpStore(Store):
     @override
     def matches(self, address: Address) -> list[str]:
         raise ValueError(
-            f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column path"
+            f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column "
+            "path"
         )
 
     @override
@@ -106,7 +110,8 @@ def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:
             socket.EAI_NODATA,
         ):
             raise LostError(
-                f"{address.shown} could not be fetched (there is no server of that name, or no network: {reason})"
+                f"{address.shown} could not be fetched (there is no server of that name, or no "
+                f"network: {reason})"
             ) from error
         raise LostError(
             f"{address.shown} could not be fetched ({reason or type(reason).__name__})"
@@ -122,7 +127,8 @@ def _explain(address: Address, error: urllib.error.HTTPError) -> NoReturn:
         ) from error
     if error.code in _REFUSED:
         raise PermissionError(
-            f"{address.shown} could not be fetched: the server refuses it ({status}); check the address and your access to it"
+            f"{address.shown} could not be fetched: the server refuses it ({status}); check the "
+            "address and your access to it"
         )
     raise (LostError if error.code in _PASSING else OSError)(
         f"{address.shown} could not be fetched ({status})"
@@ -130,7 +136,8 @@ def _explain(address: Address, error: urllib.error.HTTPError) -> NoReturn:
 
 
 def _version(reply: http.client.HTTPResponse) -> str | None:
-    """The strong entity tag, or else the time of the last change, or else the weak tag, by which a transfer is not resumed (`is_strong`)."""
+    """The strong entity tag, or else the time of the last change, or else the weak tag, by which a
+    transfer is not resumed (`is_strong`)."""
     tag = reply.headers.get("ETag", "")
     return (
         tag

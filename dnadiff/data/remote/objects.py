@@ -1,4 +1,5 @@
-"""Reading and writing of object stores by fsspec: s3:// (s3fs), gs:// (gcsfs) and hf:// (huggingface_hub)."""
+"""Reading and writing of object stores by fsspec: s3:// (s3fs), gs:// (gcsfs) and hf://
+(huggingface_hub)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _MARKS = (
 
 
 class ObjectStore(Store):
-    """The files of one kind of object store. Access is configured as its own tools do: environment variables, or files in the home folder.
+    """The files of one kind of object store. Access is configured as its own tools do: environment
+    variables, or files in the home folder.
 
     Raises:
         ValueError: if the package that reads it is missing.
@@ -43,7 +45,8 @@ class ObjectStore(Store):
         except ImportError as error:
             extra = _EXTRA[address.scheme]
             raise ValueError(
-                f"{address.text} needs a package that is not installed: pip install -e '.[{extra}]' in the checkout ({error})"
+                f"{address.text} needs a package that is not installed: pip install -e "
+                f"'.[{extra}]' in the checkout ({error})"
             ) from None
         except Exception as error:
             raise _explained(address, error) from error
@@ -121,7 +124,8 @@ def _version(about: dict[str, Json]) -> str | None:
 
 
 def _explained(address: Address, error: Exception) -> Exception:
-    """The error with a message for users. The packages raise many kinds; what is not known to be final may pass."""
+    """The error with a message for users. The packages raise many kinds; what is not known to be
+    final may pass."""
     if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
         return error
     reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[
@@ -131,7 +135,8 @@ def _explained(address: Address, error: Exception) -> Exception:
         return FileNotFoundError(f"{address.text} does not exist; check the address")
     if isinstance(error, PermissionError) or "credential" in reason.lower():
         return PermissionError(
-            f"{address.text} could not be read or written: access is refused ({reason}); check your credentials for it"
+            f"{address.text} could not be read or written: access is refused ({reason}); check "
+            "your credentials for it"
         )
     if isinstance(error, (TypeError, ValueError, ImportError, NotImplementedError)):
         return OSError(f"{address.text} could not be read or written ({reason})")

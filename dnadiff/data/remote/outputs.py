@@ -1,7 +1,8 @@
 """Outputs on other machines: written to this disk, and uploaded as a whole when they are complete.
 
-A command that resumes finds on this disk what an earlier one left there. If that was uploaded already, it finds a copy of what is there,
-so that it says of a complete output what it says of a local one.
+A command that resumes finds on this disk what an earlier one left there. If that was uploaded
+already, it finds a copy of what is there, so that it says of a complete output what it says of a
+local one.
 """
 
 from __future__ import annotations
@@ -45,22 +46,27 @@ def refuse_remote_shards(config: Config) -> None:
     for key in KEYS if config.get("shard") is not None or config.get("launcher") else ():
         if is_remote(config.get(key)):
             raise ValueError(
-                f"{key} {config[key]} is on another machine, and shards need a folder that all of them see; name a file there, and copy what "
+                f"{key} {config[key]} is on another machine, and shards need a folder that all of "
+                "them see; name a file there, and copy what "
                 "merging writes"
             )
 
 
 @contextmanager
 def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
-    """The configuration of a command with a file on this disk for each remote output; they are uploaded when the block ends without error.
+    """The configuration of a command with a file on this disk for each remote output; they are
+    uploaded when the block ends without error.
 
     Raises:
-        FileExistsError: if an output exists, unless `overwrite` is true; with `resume` the command decides, as for a file of this disk.
-        OSError, ValueError: if it cannot be written there; the files then stay on this disk, and the message says where.
+        FileExistsError: if an output exists, unless `overwrite` is true; with `resume` the command
+            decides, as for a file of this disk.
+        OSError, ValueError: if it cannot be written there; the files then stay on this disk, and
+            the message says where.
     """
     if is_remote(run_dir):
         raise ValueError(
-            f"hydra.run.dir {parse(run_dir).shown} is on another machine, and a run folder is on this one; give output=... instead"
+            f"hydra.run.dir {parse(run_dir).shown} is on another machine, and a run folder is on "
+            "this one; give output=... instead"
         )
     remote = {
         key: parse(config[key])
@@ -89,7 +95,8 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
 
 @contextmanager
 def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
-    """A file on this disk to write, which is uploaded to the address `path` when the block ends without an error."""
+    """A file on this disk to write, which is uploaded to the address `path` when the block ends
+    without an error."""
     address = parse(path)
     place = _place(address, {"overwrite": overwrite})
     yield place
@@ -98,7 +105,8 @@ def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _place(address: Address, config: Mapping[str, object]) -> Path:
-    """Where an output is written on this disk: the same place each time, so that `resume=true` finds what is there."""
+    """Where an output is written on this disk: the same place each time, so that `resume=true`
+    finds what is there."""
     if address.is_http:
         raise ValueError(
             f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file"
@@ -120,7 +128,8 @@ def _place(address: Address, config: Mapping[str, object]) -> Path:
 
 
 def _fetch(address: Address, folder: Path) -> None:
-    """Copy an output, and the JSON file next to it if there is one, into a folder that is there only when it is complete."""
+    """Copy an output, and the JSON file next to it if there is one, into a folder that is there
+    only when it is complete."""
     staging, about = (
         folder.with_name(f"{folder.name}.fetching"),
         address._replace(text=f"{address.text}.json"),
@@ -138,7 +147,8 @@ def _fetch(address: Address, folder: Path) -> None:
 
 
 def _written(folder: Path) -> list[Path]:
-    """The files in the folder of an output that a command wrote: all but those that are copies of what is there."""
+    """The files in the folder of an output that a command wrote: all but those that are copies of
+    what is there."""
     digests: dict[str, Json] = {}
     with suppress(OSError, ValueError):
         digests = read_json(folder / _FETCHED)
@@ -175,6 +185,7 @@ def _upload(path: Path, address: Address, place: Path) -> None:
         except (OSError, ValueError) as error:
             if not isinstance(error, LostError) or number == len(transfer.WAITS):
                 raise OSError(
-                    f"{address.shown} could not be uploaded: {error}; the result is kept in {place.parent}"
+                    f"{address.shown} could not be uploaded: {error}; the result is kept in "
+                    f"{place.parent}"
                 ) from error
             time.sleep(transfer.WAITS[number])

@@ -1,4 +1,5 @@
-"""What all kinds of addresses have in common: a store gives the bytes of a file from any position, and says which version they are of."""
+"""What all kinds of addresses have in common: a store gives the bytes of a file from any position,
+and says which version they are of."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ WEAK = 'W/"'  # the beginning of a weak entity tag
 class Reply(NamedTuple):
     """The answer to a request for a file."""
 
-    start: int  # position of the first byte of `blocks`: the one that was asked for, or 0 from a store that cannot resume
+    # position of the first byte of `blocks`: the one that was asked for, or 0 from a store that
+    # cannot resume
+    start: int
     total: int | None  # bytes of the complete file; None if only the end of `blocks` shows it
     version: str | None  # changes with the content; None if the store gives no such mark
     blocks: Iterator[bytes]
@@ -27,15 +30,17 @@ class LostError(OSError):
 
 
 def is_strong(version: str | None) -> bool:
-    """Whether a version identifies the bytes of a file, so that its parts fit together (RFC 9110, section 13.1.5)."""
+    """Whether a version identifies the bytes of a file, so that its parts fit together (RFC 9110,
+    section 13.1.5)."""
     return version is not None and not version.startswith(WEAK)
 
 
 class Store(ABC):
     """One kind of address.
 
-    Every method raises FileNotFoundError if there is no such file, PermissionError if this user may not read it, LostError if a retry may
-    succeed, and OSError or ValueError otherwise, each in one line that names the address.
+    Every method raises FileNotFoundError if there is no such file, PermissionError if this user may
+    not read it, LostError if a retry may succeed, and OSError or ValueError otherwise, each in one
+    line that names the address.
     """
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Transfer of a file to this disk: tried again and resumed when the connection is lost, and complete or absent."""
+"""Transfer of a file to this disk: tried again and resumed when the connection is lost, and
+complete or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def transfer(store: Store, address: Address, part: Path) -> str | None:
     """Write the file to `part`, continuing what an earlier call left there, and return its version.
 
     Raises:
-        LostError: if the connection fails each time; what came stays in `part` for the next call if the store can resume.
+        LostError: if the connection fails each time; what came stays in `part` for the next call if
+            the store can resume.
         OSError: if it cannot be fetched.
     """
     position, furthest, failures = _left_by_earlier(part), 0, 0
@@ -81,7 +83,8 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
             for block in reply.blocks:
                 if reply.total is not None and done + len(block) > reply.total:
                     raise OSError(
-                        f"{address.shown}: the server sends more than the {reply.total:,} bytes that it announced; download it by other means"
+                        f"{address.shown}: the server sends more than the {reply.total:,} bytes "
+                        "that it announced; download it by other means"
                     )
                 with names_file(part, reply.total):
                     write_all(file, block)
@@ -95,7 +98,8 @@ def _more(store: Store, address: Address, part: Path, position: _Position) -> _P
 
 
 def _left_by_earlier(part: Path, current: _Position | None = None) -> _Position:
-    """What `part` holds, if its complete length is known, and its version; in the same call (`current`) also without a strong version."""
+    """What `part` holds, if its complete length is known, and its version; in the same call
+    (`current`) also without a strong version."""
     try:
         note = read_json(_note(part), ("version", "total"))
         done = part.stat().st_size

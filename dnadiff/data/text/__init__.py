@@ -1,1 +1,2 @@
-"""Text: documents, the Hugging Face Hub, tokenizers, packing, streaming, and the text data module."""
+"""Text: documents, the Hugging Face Hub, tokenizers, packing, streaming, and the text data
+module."""

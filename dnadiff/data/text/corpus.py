@@ -1,6 +1,7 @@
 """Which documents are for training, validation and test, before anything is tokenized.
 
-A *source* has the documents of a part, train, valid or test, or of all parts (`all`: a single path that a split divides).
+A *source* has the documents of a part, train, valid or test, or of all parts (`all`: a single path
+that a split divides).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Corpus:
     """The documents of each part.
 
     Args:
-        path: files, which are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None: see `hub`.
+        path: files, which are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None:
+            see `hub`.
         documents, column: see `Files`.
         path_is: the part that a single path contains: all, train or test.
         valid_documents: use the last documents of the training part, this many, for validation.
@@ -52,7 +54,8 @@ class Corpus:
             )
         if isinstance(path, Mapping) and (not path or set(path) - set(PARTS)):
             raise ValueError(
-                f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of {', '.join(PARTS)}"
+                f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of "
+                f"{', '.join(PARTS)}"
             )
         if path_is not in CHOICES:
             raise ValueError(
@@ -70,16 +73,19 @@ class Corpus:
         self.is_divided = "all" in self.sources
         if streaming and self.is_divided:
             raise ValueError(
-                "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or data.path_is=train"
+                "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or "
+                "data.path_is=train"
             )
         if valid_documents is not None and self.is_divided:
             raise ValueError(
-                f"valid_documents is {valid_documents}, but a single path with all of the data is divided by data.split; set data.path_is=train, "
+                f"valid_documents is {valid_documents}, but a single path with all of the data is "
+                "divided by data.split; set data.path_is=train, "
                 "or data.valid_documents=null"
             )
         if streaming and self.splits_off_validation and num_documents is None:
             raise ValueError(
-                "streaming=true with valid_documents needs the number of documents; set data.num_documents, or give a valid part"
+                "streaming=true with valid_documents needs the number of documents; set "
+                "data.num_documents, or give a valid part"
             )
 
     @property
@@ -102,7 +108,8 @@ class Corpus:
         return [part for part in PARTS if part in available]
 
     def source_of(self, part: str) -> str:
-        """The name of the source that contains a part; raises ValueError if there is no such part."""
+        """The name of the source that contains a part; raises ValueError if there is no such
+        part."""
         if part not in PARTS:
             raise ValueError(f"split is {part!r}; expected one of {', '.join(PARTS)}")
         if part not in self.parts:
@@ -122,7 +129,8 @@ class Corpus:
                 else ""
             )
             raise ValueError(
-                f"training needs a train and a valid part, but {self.name} has only {', '.join(self.parts)}; "
+                f"training needs a train and a valid part, but {self.name} has only "
+                f"{', '.join(self.parts)}; "
                 f"set data.path={{train: FILE, valid: FILE}}{cut}"
             )
 
@@ -135,11 +143,13 @@ class Corpus:
         return Files(paths, self.documents, self.column, keep_line_ends)
 
     def first_valid_document(self, number: int) -> int:
-        """The first document of the validation part, of `number` in the training part; raises ValueError if training has none."""
+        """The first document of the validation part, of `number` in the training part; raises
+        ValueError if training has none."""
         valid_documents = integer("data.valid_documents", self.valid_documents)
         if valid_documents >= number:
             raise ValueError(
-                f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: none is left for training; "
+                f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: "
+                "none is left for training; "
                 "set data.valid_documents, or give the validation part its own file, {valid: FILE}"
             )
         return number - valid_documents
@@ -167,7 +177,8 @@ class DocumentRange(Documents):
             yield text
         if found < wanted:
             raise ValueError(
-                f"the training part has fewer than {self.last:,} documents; set data.num_documents to their number"
+                f"the training part has fewer than {self.last:,} documents; set data.num_documents "
+                "to their number"
             )
 
     @override

@@ -1,4 +1,5 @@
-"""The data module for text: documents of local files or the Hugging Face Hub, tokenized once, in windows of one length."""
+"""The data module for text: documents of local files or the Hugging Face Hub, tokenized once, in
+windows of one length."""
 
 from __future__ import annotations
 
@@ -46,14 +47,21 @@ class TextDataModule(SequenceDataModule):
     """Text as windows of tokens. Parts are read and tokenized when they are first needed.
 
     Args:
-        path: a file, several files, or patterns, which are the part `path_is`; or `{train: ..., valid: ..., test: ...}`. None: see `hub`.
+        path: a file, several files, or patterns, which are the part `path_is`; or
+            `{train: ..., valid: ..., test: ...}`. None: see `hub`.
         length: tokens in a window, those at its ends included.
-        split: divides a single path into parts: documents if there are 100 or more or they are padded, otherwise tokens.
-        tokenizer: a tokenizer, or a source to load it from; None: the characters of the text. A trained model's own replaces it.
-        detokenizer: rules that undo the word tokenization of a corpus: wikitext, ptb, lm1b, lambada, scientific_papers.
-        wrap: concatenate documents and cut them into blocks; false: each document is a window, padded or truncated.
-        windows: of wrapped training text: `uniform` over all starts, or consecutive `blocks`, each once per epoch, as published.
-        streaming: tokenize training text during training, in its own order and without a cache; see `StreamLoader`.
+        split: divides a single path into parts: documents if there are 100 or more or they are
+            padded, otherwise tokens.
+        tokenizer: a tokenizer, or a source to load it from; None: the characters of the text. A
+            trained model's own replaces it.
+        detokenizer: rules that undo the word tokenization of a corpus: wikitext, ptb, lm1b,
+            lambada, scientific_papers.
+        wrap: concatenate documents and cut them into blocks; false: each document is a window,
+            padded or truncated.
+        windows: of wrapped training text: `uniform` over all starts, or consecutive `blocks`, each
+            once per epoch, as published.
+        streaming: tokenize training text during training, in its own order and without a cache; see
+            `StreamLoader`.
         num_proc: number of tokenizing processes; None: the number of processor cores.
 
     The other arguments are those of `SequenceDataModule`, `Corpus` and `SpecialTokens`.
@@ -134,7 +142,8 @@ class TextDataModule(SequenceDataModule):
             )
         if streaming and epoch_size is not None:
             raise ValueError(
-                f"an epoch of streaming=true is the whole corpus, but epoch_size is {epoch_size}; set data.epoch_size=null"
+                f"an epoch of streaming=true is the whole corpus, but epoch_size is {epoch_size}; "
+                "set data.epoch_size=null"
             )
         self.detokenizer, self.wrap = detokenizer, wrap
         self._rules = named_rules(detokenizer)
@@ -204,7 +213,8 @@ class TextDataModule(SequenceDataModule):
     def expect(self, tokenizer: Tokenizer) -> None:
         if isinstance(tokenizer, DNATokenizer):
             raise ValueError(
-                f"the model was trained on {tokenizer.name}, but these data are text ({self.name}); choose data or a model of the same vocabulary"
+                f"the model was trained on {tokenizer.name}, but these data are text "
+                f"({self.name}); choose data or a model of the same vocabulary"
             )
         self._given = tokenizer  # type: ignore[assignment]  # all others are tokenizers of text
 
@@ -306,7 +316,8 @@ class TextDataModule(SequenceDataModule):
     def _text_length(self, length: int) -> int:
         if length <= self.ends.size:
             raise ValueError(
-                f"length {length} leaves no room between the tokens at the ends of a window; increase data.length"
+                f"length {length} leaves no room between the tokens at the ends of a window; "
+                "increase data.length"
             )
         return length - self.ends.size
 
@@ -341,7 +352,8 @@ class TextDataModule(SequenceDataModule):
         }
 
     def layout(self, length: int | None = None) -> str:
-        """How documents become windows of `length` tokens (None: the module's length). Numbers of different layouts are not comparable."""
+        """How documents become windows of `length` tokens (None: the module's length). Numbers of
+        different layouts are not comparable."""
         return self.special_tokens.layout(
             self.tokenized.tokenizer, self.length if length is None else length, self.parts
         )

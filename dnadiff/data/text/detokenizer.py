@@ -1,7 +1,9 @@
-"""Detokenizers: undo the word tokenization of old corpora, so that subword tokenizers see ordinary text.
+"""Detokenizers: undo the word tokenization of old corpora, so that subword tokenizers see ordinary
+text.
 
-The rules of each corpus are those of MDLM's experiments (arXiv 2406.07524 and its published loader), in the same order, as tables of
-replacements. Perplexities depend on them: any change requires a new `VERSION`, so that cached corpora are tokenized again.
+The rules of each corpus are those of MDLM's experiments (arXiv 2406.07524 and its published
+loader), in the same order, as tables of replacements. Perplexities depend on them: any change
+requires a new `VERSION`, so that cached corpora are tokenized again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def _pairs(content: Callable[[str], str]) -> dict[str, Rule]:
 
 # Any number of spaces, including none; the content is as short as possible.
 _WIKI = _pairs(lambda stop: rf"\s*([^{stop}]*?)\s*")
-# The published loader also searches for "/' 5/" literally (apparently meant as a pattern). It matches no text and is left out here.
+# The published loader also searches for "/' 5/" literally (apparently meant as a pattern). It
+# matches no text and is left out here.
 WIKITEXT: list[Rule] = [
     ("s '", "s'"),
     *((f" @{mark}@ ", mark) for mark in "-,."),
@@ -118,6 +121,7 @@ def detokenizer(name: str | None) -> Callable[[str], str] | None:
     """
     if name is not None and name not in DETOKENIZERS:
         raise ValueError(
-            f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for data.detokenizer"
+            f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for "
+            "data.detokenizer"
         )
     return None if name is None else DETOKENIZERS[name]

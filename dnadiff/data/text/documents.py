@@ -1,4 +1,5 @@
-"""The documents of local files, one after the other: .txt, .jsonl, .csv and .parquet, plain or gzip-compressed."""
+"""The documents of local files, one after the other: .txt, .jsonl, .csv and .parquet, plain or
+gzip-compressed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Documents(ABC):
 
     @abstractmethod
     def key(self) -> dict[str, Json]:
-        """Everything that determines the documents, contents of files included. The cache is named by it."""
+        """Everything that determines the documents, contents of files included. The cache is named
+        by it."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
@@ -82,11 +84,15 @@ class Files(Documents):
     """Documents in local files, and in copies of those at addresses.
 
     Args:
-        paths: files; `*`, `?` and `**` are expanded, sorted by name, also in addresses of object stores.
-        documents: what a document of a .txt file is. `file`: the whole file. `line`: a line without leading and trailing white space.
-            `row`: a line with its line break, blank lines empty, as in the Hugging Face Hub's WikiText. In tables each row is a document.
+        paths: files; `*`, `?` and `**` are expanded, sorted by name, also in addresses of object
+            stores.
+        documents: what a document of a .txt file is. `file`: the whole file. `line`: a line without
+            leading and trailing white space.
+            `row`: a line with its line break, blank lines empty, as in the Hugging Face Hub's
+                WikiText. In tables each row is a document.
         column: of tables: name of the text column. Several columns are joined by a space.
-        keep_line_ends: keep white space and line breaks of lines (for tokenizers without an end-of-text token).
+        keep_line_ends: keep white space and line breaks of lines (for tokenizers without an
+            end-of-text token).
 
     Raises:
         FileNotFoundError, ValueError: if a path names no file.
@@ -159,7 +165,8 @@ class Files(Documents):
                 yield joined(dict(zip(header, cells)), self.columns, where)
         except csv.Error as error:
             raise ValueError(
-                f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one document per row"
+                f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one "
+                "document per row"
             ) from error
 
     def _objects(self, path: str, handle: Iterable[str]) -> Iterator[str]:
@@ -175,14 +182,16 @@ class Files(Documents):
                 ) from error
             if not isinstance(row, dict):
                 raise ValueError(
-                    f'{path}: line {number} is a {type(row).__name__}; expected one object per line, such as {{"text": "..."}}'
+                    f"{path}: line {number} is a {type(row).__name__}; expected one object per "
+                    f'line, such as {{"text": "..."}}'
                 )
             text = joined(row, self.columns, f"{path}: line {number}")
             if "\\u" in line and (
                 half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)
             ):
                 raise ValueError(
-                    f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), which is not text; remove it"
+                    f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), "
+                    "which is not text; remove it"
                 )
             yield text
 
@@ -210,16 +219,19 @@ class Files(Documents):
                     count != file.metadata.num_rows
                 ):  # a damaged page header, which has no checksum, may end a column early
                     raise ValueError(
-                        f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can be read; fetch it again"
+                        f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can "
+                        "be read; fetch it again"
                     )
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(
-                f"{path} is not a valid parquet file, or is damaged ({' '.join(str(error).split())[:120]}); use another copy of it"
+                f"{path} is not a valid parquet file, or is damaged "
+                f"({' '.join(str(error).split())[:120]}); use another copy of it"
             ) from error
 
 
 def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
-    """Whether the first page of each column has a checksum: the optional fourth field of its header, in Thrift's compact protocol.
+    """Whether the first page of each column has a checksum: the optional fourth field of its
+    header, in Thrift's compact protocol.
 
     Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
     """
@@ -246,7 +258,8 @@ def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> Non
     """ValueError for a row of a table that has fewer or more fields than the header."""
     if len(cells) != len(header):
         raise ValueError(
-            f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or quote a field with commas"
+            f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or "
+            "quote a field with commas"
         )
 
 
@@ -275,7 +288,8 @@ def joined(
         if not isinstance(value := row[column], str):
             what = "null" if value is None else f"a value of type {type(value).__name__}"
             raise ValueError(
-                f"{where} has {what} in {column!r}, and text is expected; remove the row, or set {key} to a column of text"
+                f"{where} has {what} in {column!r}, and text is expected; remove the row, or set "
+                f"{key} to a column of text"
             )
     return " ".join(row[column] for column in columns)
 
@@ -289,22 +303,26 @@ def columns_of(column: str | Sequence[str]) -> list[str]:
         or not all(isinstance(name, str) for name in columns)
     ):
         raise ValueError(
-            f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a list of names"
+            f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a "
+            "list of names"
         )
     return list(columns)
 
 
 def kind_of(path: str) -> str | None:
-    """The table format that a file name indicates; None for text. Raises ValueError for tables that are not read."""
+    """The table format that a file name indicates; None for text. Raises ValueError for tables that
+    are not read."""
     name = file_name(path).lower()
     suffix = Path(bare := name.removesuffix(".gz").removesuffix(".bgz")).suffix
     if suffix in _OTHER_TABLES:
         raise ValueError(
-            f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename it to .txt if it is plain text"
+            f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename "
+            "it to .txt if it is plain text"
         )
     if (kind := _TABLES.get(suffix)) == "parquet" and bare != name:
         raise ValueError(
-            f"{path}: parquet is not read from a compressed file; unpack it (gunzip), since its columns are compressed already"
+            f"{path}: parquet is not read from a compressed file; unpack it (gunzip), since its "
+            "columns are compressed already"
         )
     return kind
 
@@ -328,4 +346,7 @@ def expanded(paths: Paths) -> list[str]:
 
 
 def _no_column(where: str, column: str, known: Sequence[str], key: str = "data.column") -> str:
-    return f"{where} has no column {column!r}; set {key} to one of {', '.join(map(repr, known)) or 'its columns'}"
+    return (
+        f"{where} has no column {column!r}; set {key} to one of "
+        f"{', '.join(map(repr, known)) or 'its columns'}"
+    )

@@ -1,4 +1,5 @@
-"""Documents of the Hugging Face Hub, read with `datasets`, which is imported on first use and never allowed to run code."""
+"""Documents of the Hugging Face Hub, read with `datasets`, which is imported on first use and never
+allowed to run code."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy"
 
 
 def hub_is_reachable() -> bool:
-    """Whether the host name of the Hub resolves, so that a machine without a network fails at once instead of after many retries.
+    """Whether the host name of the Hub resolves, so that a machine without a network fails at once
+    instead of after many retries.
 
     True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` is set.
     """
@@ -41,13 +43,15 @@ def hub_is_reachable() -> bool:
 
 
 class Hub:
-    """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or arrow, with `data_files`).
+    """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or
+    arrow, with `data_files`).
 
     Args:
         splits: names of the parts in the dataset: `{train: train, valid: validation, test: test}`.
         subset: name of the configuration, for repositories with several.
         column: name of the text column. Several columns are joined by a space.
-        data_files: files of the repository (patterns) for each of its splits; None: the repository's own choice.
+        data_files: files of the repository (patterns) for each of its splits; None: the
+            repository's own choice.
     """
 
     buildable: ClassVar[bool] = (
@@ -75,7 +79,8 @@ class Hub:
 
 
 class HubPart(Documents):
-    """The documents of one part, in order; `streaming` reads without storing. `name` is that of the data in messages."""
+    """The documents of one part, in order; `streaming` reads without storing. `name` is that of the
+    data in messages."""
 
     def __init__(self, hub: Hub, part: str, name: str, streaming: bool = False) -> None:
         self.hub, self.part, self.name, self.streaming = hub, part, name, streaming
@@ -135,7 +140,8 @@ class HubPart(Documents):
             source = ", ".join(self._local_files()) or self.hub.id
             message = " ".join(str(error).split())[:160]
             raise ValueError(
-                f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: {message}); fetch it again"
+                f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: "
+                f"{message}); fetch it again"
             ) from error
 
     def _load(self, skip: int) -> Iterable[dict[str, Json]]:
@@ -158,8 +164,11 @@ class HubPart(Documents):
             message = " ".join(str(error).split())[:160]
             files = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
-                f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub ({type(error).__name__}: {message}); "
-                f"without a network, give the file of its {self.part} part, and of other parts that are needed: 'data.path={{{files}}}' "
-                f"(.txt, .jsonl or .parquet with {'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
+                f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub "
+                f"({type(error).__name__}: {message}); "
+                f"without a network, give the file of its {self.part} part, and of other parts "
+                f"that are needed: 'data.path={{{files}}}' "
+                "(.txt, .jsonl or .parquet with "
+                f"{'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
             ) from error
         return rows.skip(skip) if skip else rows

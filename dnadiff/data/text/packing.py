@@ -1,4 +1,5 @@
-"""Documents as windows of one length: wrapped (concatenated and cut into blocks) or padded (one document per window).
+"""Documents as windows of one length: wrapped (concatenated and cut into blocks) or padded (one
+document per window).
 
 Both are made from `TokenizedDocuments` when they are read. Windows are not stored.
 """
@@ -37,7 +38,8 @@ class Ends(NamedTuple):
         return (self.bos is not None) + (self.eos is not None)
 
     def around(self, text: np.ndarray, length: int) -> np.ndarray:
-        """`text (B, length - size)` with the tokens at the ends of each row: `(B, length)`; `text` itself if there are none."""
+        """`text (B, length - size)` with the tokens at the ends of each row: `(B, length)`; `text`
+        itself if there are none."""
         if not self.size:
             return text
         ids = np.empty((len(text), length), text.dtype)
@@ -96,7 +98,8 @@ class BlockCutter(Cutter):
 
 
 class TiledBlocks(TiledWindows):
-    """Consecutive blocks of `length` tokens, `ends` included, in which every token counts once. Items are those of `TiledWindows`."""
+    """Consecutive blocks of `length` tokens, `ends` included, in which every token counts once.
+    Items are those of `TiledWindows`."""
 
     def __init__(
         self, records: Records, intervals: Sequence[Interval], length: int, vocab: Vocab, ends: Ends
@@ -107,9 +110,11 @@ class TiledBlocks(TiledWindows):
 
 
 class PaddedDocuments:
-    """Documents truncated or padded to one length, for training: each one once per epoch, in random order.
+    """Documents truncated or padded to one length, for training: each one once per epoch, in random
+    order.
 
-    Window i of epoch e is a function of (seed, e, i). Indices beyond the number of documents begin another order.
+    Window i of epoch e is a function of (seed, e, i). Indices beyond the number of documents begin
+    another order.
 
     Args:
         tokens: the documents, without end-of-text tokens.
@@ -133,7 +138,8 @@ class PaddedDocuments:
     ) -> None:
         if not len(documents):
             raise ValueError(
-                "no document is left for this part; choose another data.split or data.valid_documents, or, if each line of a .txt is a "
+                "no document is left for this part; choose another data.split or "
+                "data.valid_documents, or, if each line of a .txt is a "
                 "document, data.documents=line"
             )
         self.tokens, self.documents, self.length, self.ends, self.seed = (
@@ -173,7 +179,8 @@ class PaddedDocuments:
         return {"ids": ids, "weight": self.token_table.is_emitted(ids) & valid, "valid": valid}
 
     def batch(self, epoch: int, first: int, count: int, step: int = 1) -> dict[str, torch.Tensor]:
-        """The `count` windows `first`, `first + step`, ... of an epoch, collated: `ids`, `weight`, `valid` and `index`."""
+        """The `count` windows `first`, `first + step`, ... of an epoch, collated: `ids`, `weight`,
+        `valid` and `index`."""
         index = np.arange(first, first + count * step, step)
         number, orders = np.empty(count, np.int64), index // len(self.documents)
         for order in np.unique(orders).tolist():
@@ -185,7 +192,8 @@ class PaddedDocuments:
 
 
 class PaddedDocumentTiles(Dataset[dict[str, torch.Tensor | int]]):
-    """The same documents in their own order, for evaluation. Items have the keys `ids`, `weight`, `valid` and `index`."""
+    """The same documents in their own order, for evaluation. Items have the keys `ids`, `weight`,
+    `valid` and `index`."""
 
     def __init__(self, documents: PaddedDocuments) -> None:
         self.documents, self.length = documents, documents.length

@@ -48,7 +48,8 @@ class TokenizedParts:
         return self.special_tokens.after(self.tokenizer, part)
 
     def documents(self, part: str) -> tuple[str, str | None, Documents]:
-        """The source that contains a part, the part itself if only its documents are read (None: all of the source), and the documents."""
+        """The source that contains a part, the part itself if only its documents are read (None:
+        all of the source), and the documents."""
         source = self.corpus.source_of(part)
         documents = self._documents_in(source)
         if not self.corpus.streaming or source != TRAIN or not self.corpus.splits_off_validation:
@@ -95,7 +96,8 @@ class TokenizedParts:
         return list({key[:2]: tokens for key, tokens in self.opened.items()}.values())
 
     def documents_of(self, part: str) -> Sequence[Interval] | None:
-        """The intervals of documents in `tokens(part)` that belong to a part; None if the split divides tokens, not documents."""
+        """The intervals of documents in `tokens(part)` that belong to a part; None if the split
+        divides tokens, not documents."""
         tokens = self.tokens(part)
         number = len(tokens)
         if self.corpus.is_divided:
@@ -105,8 +107,10 @@ class TokenizedParts:
                 TRAIN
             ):  # equal fractions of two different streams are not the same text
                 raise ValueError(
-                    f"insert_valid_eos={str(self.special_tokens.insert_valid_eos).lower()} differs from training, and the split divides "
-                    f"{number} documents by position; give separate parts, data.path={{train: FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
+                    f"insert_valid_eos={str(self.special_tokens.insert_valid_eos).lower()} differs "
+                    "from training, and the split divides "
+                    f"{number} documents by position; give separate parts, data.path={{train: "
+                    f"FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
                 )
             return None
         if not self.corpus.splits_off_validation or self.documents(part)[:2] != (TRAIN, None):
@@ -122,7 +126,8 @@ class TokenizedParts:
         return [Interval(0, tokens.starts_at(i.start), tokens.starts_at(i.end)) for i in documents]
 
     def digest(self) -> str:
-        """SHA-256 of the CRC-32s of the tokenized files of training (unless it is streamed) and validation, and of the split."""
+        """SHA-256 of the CRC-32s of the tokenized files of training (unless it is streamed) and
+        validation, and of the split."""
         read = [
             part
             for part in (TRAIN, VALID)

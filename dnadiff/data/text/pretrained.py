@@ -1,4 +1,5 @@
-"""Sources of tokenizers. Nothing is read before `load`: evaluating a checkpoint, which contains its tokenizer, needs no files."""
+"""Sources of tokenizers. Nothing is read before `load`: evaluating a checkpoint, which contains its
+tokenizer, needs no files."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class TokenizerSource(ABC):
 
     @abstractmethod
     def load(self, texts: Texts) -> TextTokenizer:
-        """The tokenizer. `texts` returns all documents and is called only if the vocabulary depends on them."""
+        """The tokenizer. `texts` returns all documents and is called only if the vocabulary depends
+        on them."""
 
 
 class Characters(TokenizerSource):
@@ -82,7 +84,8 @@ class Characters(TokenizerSource):
     def __init__(self, characters: str | None = None) -> None:
         if characters is not None and not isinstance(characters, str):
             raise ValueError(
-                f"tokenizer.characters is {characters!r}; give a string in quotes, such as '\"0123456789\"', or null"
+                f"tokenizer.characters is {characters!r}; give a string in quotes, such as "
+                "'\"0123456789\"', or null"
             )
         self.characters = characters
 
@@ -100,11 +103,13 @@ class Pretrained(TokenizerSource):
     """A subword tokenizer from a file, a folder or the Hugging Face Hub.
 
     Args:
-        source: a `tokenizer.json`; a `vocab.txt` (WordPiece); two files `vocab.json` and `merges.txt` (or GPT-2's `encoder.json` and
-            `vocab.bpe`) in a list; a folder with any of these; or the id of a repository of the Hub. Files may be gzip-compressed.
+        source: a `tokenizer.json`; a `vocab.txt` (WordPiece); two files `vocab.json` and
+            `merges.txt` (or GPT-2's `encoder.json` and `vocab.bpe`) in a list; a folder with any of
+            these; or the id of a repository of the Hub. Files may be gzip-compressed.
         name: name of the tokenizer in reports; None: the source.
-        mask, pad, bos, eos, unk: special tokens. `auto`: as in the tokenizer's own configuration, or else the first usual token in its
-            vocabulary; null: it has none, and mask and padding become new tokens.
+        mask, pad, bos, eos, unk: special tokens. `auto`: as in the tokenizer's own configuration,
+            or else the first usual token in its vocabulary; null: it has none, and mask and padding
+            become new tokens.
     """
 
     buildable: ClassVar[bool] = (
@@ -124,7 +129,8 @@ class Pretrained(TokenizerSource):
     ) -> None:
         if not source or not isinstance(source, (str, Path, list, tuple)):
             raise ValueError(
-                f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a repository of the Hub"
+                f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a "
+                "repository of the Hub"
             )
         self.source, self.revision = source, revision
         self.name = name or (
@@ -140,7 +146,8 @@ class Pretrained(TokenizerSource):
         rules = parse(content, self.name)
         chosen: dict[str, str | None] = {}
         for role in ("bos", "eos", "unk", "mask", "pad"):
-            # Many tokenizers pad with their end-of-text token; here mask and padding are tokens of their own.
+            # Many tokenizers pad with their end-of-text token; here mask and padding are tokens of
+            # their own.
             taken = chosen.values() if role in ("mask", "pad") else ()
             candidates = (
                 t
@@ -173,7 +180,8 @@ class Pretrained(TokenizerSource):
             or str(self.source).count("/") > 1
         ):
             raise FileNotFoundError(
-                f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a vocab.txt, or a folder with one"
+                f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a "
+                "vocab.txt, or a folder with one"
             )
         return self._from_hub()
 
@@ -188,8 +196,10 @@ class Pretrained(TokenizerSource):
             found = _fetched(fetch)
         except Exception as error:  # several libraries raise, depending on what fails
             raise ValueError(
-                f"tokenizer {self.source} could not be fetched from the Hugging Face Hub ({type(error).__name__}), nor is it in the Hub's cache; "
-                f"put its {TOKENIZER_JSON} (or vocab.txt, or encoder.json and vocab.bpe) into a folder and set tokenizer.source=FOLDER"
+                f"tokenizer {self.source} could not be fetched from the Hugging Face Hub "
+                f"({type(error).__name__}), nor is it in the Hub's cache; "
+                f"put its {TOKENIZER_JSON} (or vocab.txt, or encoder.json and vocab.bpe) into a "
+                "folder and set tokenizer.source=FOLDER"
             ) from error
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             try:
@@ -200,7 +210,8 @@ class Pretrained(TokenizerSource):
 
 
 def _fetched(fetch: Callable[[str], str]) -> list[Path]:
-    """The first complete set of `FILE_SETS` in a repository; old repositories have no tokenizer.json."""
+    """The first complete set of `FILE_SETS` in a repository; old repositories have no
+    tokenizer.json."""
     from huggingface_hub.errors import EntryNotFoundError
 
     missing: EntryNotFoundError | None = None
@@ -214,7 +225,8 @@ def _fetched(fetch: Callable[[str], str]) -> list[Path]:
 
 
 def from_folder(folder: Path) -> str:
-    """The tokenizer in a folder, as the content of a tokenizer.json; raises FileNotFoundError if there is none."""
+    """The tokenizer in a folder, as the content of a tokenizer.json; raises FileNotFoundError if
+    there is none."""
     for names in FILE_SETS:
         choices = [
             [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
@@ -223,7 +235,8 @@ def from_folder(folder: Path) -> str:
         if all(choices):
             return from_files([paths[0] for paths in choices])
     raise FileNotFoundError(
-        f"tokenizer.source {folder} contains no tokenizer: expected {TOKENIZER_JSON}, {VOCAB_TXT}, or {' or '.join(map(' and '.join, BPE_FILES))}"
+        f"tokenizer.source {folder} contains no tokenizer: expected {TOKENIZER_JSON}, {VOCAB_TXT}, "
+        f"or {' or '.join(map(' and '.join, BPE_FILES))}"
     )
 
 
@@ -244,17 +257,20 @@ def from_files(paths: Sequence[Path]) -> str:
         check_ids(vocab, len(texts[0]), str(paths[0]))
         return byte_pairs(vocab, lines_of(texts[1]), f"tokenizer.source {paths[0]} and {paths[1]}")
     raise ValueError(
-        f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
+        f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, "
+        "or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
     )
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a vocabulary file, split at any line ends: tokens may contain other characters at which `splitlines` splits."""
+    """The lines of a vocabulary file, split at any line ends: tokens may contain other characters
+    at which `splitlines` splits."""
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
-    """BERT's tokenizer from its `vocab.txt`, one token per line. Text is lowercased unless the vocabulary has upper case.
+    """BERT's tokenizer from its `vocab.txt`, one token per line. Text is lowercased unless the
+    vocabulary has upper case.
 
     Errors call the file `source`.
     """
@@ -279,7 +295,8 @@ def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
 def byte_pairs(
     vocab: dict[str, int], merges: Sequence[str], source: str = "tokenizer.source"
 ) -> str:
-    """GPT-2's tokenizer from its vocabulary and its merges, two symbols per line. Errors call the files `source`."""
+    """GPT-2's tokenizer from its vocabulary and its merges, two symbols per line. Errors call the
+    files `source`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     lines = [line for line in merges if line and not line.startswith("#version")]
@@ -298,7 +315,8 @@ def byte_pairs(
 
 
 def configured_special_tokens(folder: Path) -> dict[str, str]:
-    """Special tokens in `tokenizer_config.json` and `special_tokens_map.json` of a folder, by role."""
+    """Special tokens in `tokenizer_config.json` and `special_tokens_map.json` of a folder, by
+    role."""
     found: dict[str, str] = {}
     for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
         content = json_object(_text(path), f"tokenizer.source {path}") if path.is_file() else {}
@@ -308,7 +326,8 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
             if isinstance(value, str):
                 if any("\ud800" <= letter <= "\udfff" for letter in value):
                     raise ValueError(
-                        f"tokenizer.source {path} is damaged: {key} has half of a surrogate pair; use another copy of it"
+                        f"tokenizer.source {path} is damaged: {key} has half of a surrogate pair; "
+                        "use another copy of it"
                     )
                 found.setdefault(role, value)
     return found
@@ -328,7 +347,8 @@ def _text(path: Path) -> str:
         ) from error
     if len(content) > _MAX_BYTES:
         raise ValueError(
-            f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of a tokenizer"
+            f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of "
+            "a tokenizer"
         )
     try:
         return content.decode("utf-8")

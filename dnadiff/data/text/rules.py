@@ -1,6 +1,8 @@
-"""Parses and checks the rules of a subword tokenizer, the content of a `tokenizer.json`, before the package `tokenizers` acts on them.
+"""Parses and checks the rules of a subword tokenizer, the content of a `tokenizer.json`, before the
+package `tokenizers` acts on them.
 
-The package ends in a panic, which is no `Exception`, on some invalid rules, and allocates memory for every id up to the highest.
+The package ends in a panic, which is no `Exception`, on some invalid rules, and allocates memory
+for every id up to the highest.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ _ENTRY = 6  # bytes of the shortest entry of a vocabulary, `"a":1,`
 
 
 def parse(content: str, name: str) -> Tokenizer:
-    """The `tokenizers.Tokenizer` defined by the content of a `tokenizer.json`, with a token for every id below the highest.
+    """The `tokenizers.Tokenizer` defined by the content of a `tokenizer.json`, with a token for
+    every id below the highest.
 
-    The package numbers new tokens by how many tokens there are. With gaps in the ids (a duplicate in a `vocab.txt`, a reduced
-    vocabulary), the mask would get the id of an ordinary token. Unused ids therefore get placeholder tokens that never occur in text.
-    Ids are limited to the number of entries that a vocabulary of the content's length can have, 6 bytes for each.
+    The package numbers new tokens by how many tokens there are. With gaps in the ids (a duplicate
+    in a `vocab.txt`, a reduced vocabulary), the mask would get the id of an ordinary token. Unused
+    ids therefore get placeholder tokens that never occur in text. Ids are limited to the number of
+    entries that a vocabulary of the content's length can have, 6 bytes for each.
 
     Raises:
         ValueError: if the content is not a tokenizer.
@@ -52,33 +56,39 @@ def parse(content: str, name: str) -> Tokenizer:
 
 
 def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
-    """Raise ValueError unless the ids of a vocabulary are different integers from 0, below what fits into `size` bytes."""
+    """Raise ValueError unless the ids of a vocabulary are different integers from 0, below what
+    fits into `size` bytes."""
     limit = size // _ENTRY
     token_of: dict[int, str] = {}
     for token, number in vocab.items():
         if not is_integer(number, 0) or not isinstance(number, int):
             raise ValueError(
-                f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at least 0"
+                f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at "
+                "least 0"
             )
         if number >= limit:
             raise ValueError(
-                f"tokenizer {name} has the id {number:,}, but its {size:,} bytes have room for {limit:,} tokens; number the tokens from 0"
+                f"tokenizer {name} has the id {number:,}, but its {size:,} bytes have room for "
+                f"{limit:,} tokens; number the tokens from 0"
             )
         if (other := token_of.setdefault(number, token)) != token:
             raise ValueError(
-                f"tokenizer {name}: {other!r} and {token!r} have the same id {number}; use another copy of the vocabulary"
+                f"tokenizer {name}: {other!r} and {token!r} have the same id {number}; use another "
+                "copy of the vocabulary"
             )
 
 
 def check_merges(
     vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], name: str, prefix: Json = None
 ) -> None:
-    """Raise ValueError unless both symbols of every merge, and what they are merged to, are in the vocabulary."""
+    """Raise ValueError unless both symbols of every merge, and what they are merged to, are in the
+    vocabulary."""
     inside = prefix if isinstance(prefix, str) else ""  # how a symbol inside a word starts
     for first, second in pairs:
         if not second.startswith(inside):
             raise ValueError(
-                f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix {inside!r} of symbols inside a word"
+                f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix "
+                f"{inside!r} of symbols inside a word"
             )
         if missing := [
             token
@@ -86,14 +96,16 @@ def check_merges(
             if token not in vocab
         ]:
             raise ValueError(
-                f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token {missing[0]!r}, which is not in the vocabulary; "
+                f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token "
+                f"{missing[0]!r}, which is not in the vocabulary; "
                 "use vocabulary and merges that belong together"
             )
 
 
 @contextmanager
 def refused(what: str) -> Iterator[None]:
-    """Raise ValueError for any error of the package `tokenizers`, whose exceptions are bare and whose panics are no `Exception`."""
+    """Raise ValueError for any error of the package `tokenizers`, whose exceptions are bare and
+    whose panics are no `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -110,7 +122,8 @@ def _tokenizer(content: str, name: str) -> Tokenizer:
 
 
 def _pairs(merges: Json, name: str) -> list[tuple[str, str]]:
-    """The two symbols of each merge, which is a list of two or a string with a space between them."""
+    """The two symbols of each merge, which is a list of two or a string with a space between
+    them."""
     pairs = []
     for merge in merges if isinstance(merges, list) else [merges]:
         symbols = merge.split(" ") if isinstance(merge, str) else merge

@@ -1,4 +1,5 @@
-"""Which special tokens begin and end documents and windows of text, given the settings and the tokenizer."""
+"""Which special tokens begin and end documents and windows of text, given the settings and the
+tokenizer."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ class SpecialTokens:
 
     Args:
         wrap: documents are concatenated; only then does a token follow each of them.
-        insert_eos: insert the end-of-text token after each document; None: if the tokenizer has one.
+        insert_eos: insert the end-of-text token after each document; None: if the tokenizer has
+            one.
         insert_valid_eos: the same for validation and test; None: as `insert_eos`.
-        insert_special_tokens: begin and end every window with the tokens for that; None: if the tokenizer has both.
+        insert_special_tokens: begin and end every window with the tokens for that; None: if the
+            tokenizer has both.
     """
 
     def __init__(
@@ -59,7 +62,8 @@ class SpecialTokens:
         if self.insert_special_tokens and None in (tokenizer.bos_id, tokenizer.eos_id):
             missing = "begins" if tokenizer.bos_id is None else "ends"
             raise ValueError(
-                f"{has} {missing} a text; set data.insert_special_tokens=false, or name one by tokenizer.bos and tokenizer.eos"
+                f"{has} {missing} a text; set data.insert_special_tokens=false, or name one by "
+                "tokenizer.bos and tokenizer.eos"
             )
 
     def after(self, tokenizer: TextTokenizer, part: str) -> int | None:
@@ -76,7 +80,8 @@ class SpecialTokens:
         )
 
     def layout(self, tokenizer: TextTokenizer, length: int, parts: Sequence[str]) -> str:
-        """Describe how documents become windows. Likelihoods under different layouts are not comparable."""
+        """Describe how documents become windows. Likelihoods under different layouts are not
+        comparable."""
         begin, end = self.ends(tokenizer)
         around = (
             ""

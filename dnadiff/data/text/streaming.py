@@ -1,7 +1,8 @@
 """Training text that is read, tokenized and cut into blocks during training, without a cache.
 
-For corpora too large to store. Documents are read in their own order, once per epoch. The state records the document and token at
-which the next block begins, so that a resumed run sees exactly the tokens that an uninterrupted run would have seen.
+For corpora too large to store. Documents are read in their own order, once per epoch. The state
+records the document and token at which the next block begins, so that a resumed run sees exactly
+the tokens that an uninterrupted run would have seen.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Place = tuple[int, int]  # number of a document, and of a token in it
 class StreamLoader:
     """Batches of blocks from documents that are read once per epoch.
 
-    Each of several processes takes every `world_size`-th block. Blocks at the end of an epoch that do not fill the batches of an optimizer
-    step on every process are dropped.
+    Each of several processes takes every `world_size`-th block. Blocks at the end of an epoch that
+    do not fill the batches of an optimizer step on every process are dropped.
 
     Args:
         since: documents from a given number on, in order.
@@ -35,7 +36,8 @@ class StreamLoader:
         rank, world_size, progress, accumulated: see `ProcessRank`.
 
     Raises:
-        ValueError: during iteration, if the documents do not fill the batches of one optimizer step.
+        ValueError: during iteration, if the documents do not fill the batches of one optimizer
+            step.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class StreamLoader:
         )  # start of each batch of this epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where to resume: epoch, its finished batches, and the document and token at which the next batch begins."""
+        """Where to resume: epoch, its finished batches, and the document and token at which the
+        next batch begins."""
         done, end = (
             (self._handed_out, math.inf) if self.progress is None else self.progress()
         )  # the end is known if batches are limited
@@ -122,7 +125,8 @@ class StreamLoader:
             blocks, places = [], []
         if number == 0:
             raise ValueError(
-                f"the stream ended before the first {self.accumulated * together} windows of {self.length} tokens, which one optimizer step "
+                f"the stream ended before the first {self.accumulated * together} windows of "
+                f"{self.length} tokens, which one optimizer step "
                 "needs; give more text"
             )
         self._complete = True

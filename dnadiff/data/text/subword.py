@@ -1,6 +1,8 @@
-"""Subword tokenizers: text to token ids and back by the rules of a `tokenizer.json`, the format of BERT, GPT-2 and others.
+"""Subword tokenizers: text to token ids and back by the rules of a `tokenizer.json`, the format of
+BERT, GPT-2 and others.
 
-The package `tokenizers` is imported when first needed. A checkpoint stores the complete `tokenizer.json`.
+The package `tokenizers` is imported when first needed. A checkpoint stores the complete
+`tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 class SubwordTokenizer:
     """A tokenizer of text defined by a `tokenizer.json`.
 
-    Mask and padding are the tokenizer's own tokens, or else new tokens with the next free ids, so that neither coincides with a token of
-    ordinary text. (Published MDLM uses one id for padding and mask with GPT-2's tokenizer.) Only these two are never emitted: tokens that
-    begin or end a text are predicted and counted like any other token. Special tokens written out in a text, such as `[MASK]`, are read
-    as ordinary characters.
+    Mask and padding are the tokenizer's own tokens, or else new tokens with the next free ids, so
+    that neither coincides with a token of ordinary text. (Published MDLM uses one id for padding
+    and mask with GPT-2's tokenizer.) Only these two are never emitted: tokens that begin or end a
+    text are predicted and counted like any other token. Special tokens written out in a text, such
+    as `[MASK]`, are read as ordinary characters.
 
     Args:
         json: the content of a `tokenizer.json`.
@@ -73,7 +76,8 @@ class SubwordTokenizer:
         for role, token in (("mask", mask), ("pad", pad), ("bos", bos), ("eos", eos), ("unk", unk)):
             if token is not None and rules.token_to_id(token) is None:
                 raise ValueError(
-                    f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its tokens, or null for none"
+                    f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its "
+                    "tokens, or null for none"
                 )
         self.mask, self.pad = mask or _unused(rules, "[MASK]"), pad or _unused(rules, "[PAD]")
         self.bos, self.eos, self.unk = bos, eos, unk
@@ -90,7 +94,8 @@ class SubwordTokenizer:
         for number, (role, token) in enumerate(roles[:2]):
             if same := [other for other, theirs in roles[number + 1 :] if theirs == token]:
                 raise ValueError(
-                    f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set tokenizer.{role}=null for a new token"
+                    f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set "
+                    f"tokenizer.{role}=null for a new token"
                 )
         self.vocab = Vocab(
             size=1 + max(ids.values()),
@@ -116,7 +121,8 @@ class SubwordTokenizer:
         ).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text, without special tokens: `(L,)` uint16, or int32 for vocabularies of more than 65,536 tokens."""
+        """Token ids of a text, without special tokens: `(L,)` uint16, or int32 for vocabularies of
+        more than 65,536 tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -134,7 +140,8 @@ class SubwordTokenizer:
         array = one_sequence(ids)
         if len(wrong := np.flatnonzero((array < 0) | (array >= self.vocab.size))):
             raise ValueError(
-                f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary 0..{self.vocab.size - 1}"
+                f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary "
+                f"0..{self.vocab.size - 1}"
             )
         with refused(f"tokenizer {self.name} cannot decode ids with its rules"):
             return self._rules.decode(array.tolist(), skip_special_tokens=False)

@@ -1,7 +1,8 @@
-"""Documents tokenized once into the cache: all token ids concatenated in a memory-mapped file, and the end of each document.
+"""Documents tokenized once into the cache: all token ids concatenated in a memory-mapped file, and
+the end of each document.
 
-The name of the cache folder is a hash of everything that determines the ids (see `cache_key`). How ids become windows (length,
-wrapping, tokens at the ends of a block) is decided when they are read.
+The name of the cache folder is a hash of everything that determines the ids (see `cache_key`). How
+ids become windows (length, wrapping, tokens at the ends of a block) is decided when they are read.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class TokenizedDocuments:
         return len(self.ends)
 
     def starts_at(self, document: int) -> int:
-        """The position in `tokens` where a document begins; for `len(self)`, where the last one ends."""
+        """The position in `tokens` where a document begins; for `len(self)`, where the last one
+        ends."""
         return int(self.ends[document - 1]) if document else 0
 
     def __getitem__(self, document: int) -> np.ndarray:
@@ -95,7 +97,8 @@ def tokenize(
     Args:
         detokenizer: name of the rules applied first, or None.
         eos_id: written after each document; None: nothing is written.
-        num_proc: number of processes, which does not change the result; None: the number of processor cores.
+        num_proc: number of processes, which does not change the result; None: the number of
+            processor cores.
     """
     folder = cache_dir("texts") / cache_key(documents, tokenizer, detokenizer, eos_id)
 
@@ -187,7 +190,8 @@ def _fill(
         raise ValueError(f"{name} contains no text; give data with at least one window of tokens")
     if time.monotonic() - started > 2:
         log.info(
-            f"{name}: {number:,} documents tokenized, {total:,} tokens, in {time.monotonic() - started:.0f} s"
+            f"{name}: {number:,} documents tokenized, {total:,} tokens, in "
+            f"{time.monotonic() - started:.0f} s"
         )
     return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, dict(sums)
 
@@ -231,7 +235,8 @@ def _joined(
 def map_in_order(
     work: Callable[[Item], Result], items: Iterable[Item], num_proc: int | None = None
 ) -> Iterator[Result]:
-    """`map(work, items)` in several processes, results in the order of the items; a few items are processed in this process."""
+    """`map(work, items)` in several processes, results in the order of the items; a few items are
+    processed in this process."""
     if num_proc is None:
         num_cores = (
             len(os.sched_getaffinity(0))
@@ -281,9 +286,11 @@ def _run_item(item: Any) -> Any:
 
 
 def _exit_with_parent() -> None:
-    # The queues do not reveal that the parent process was killed: a forked process inherits both ends of each and would wait forever,
-    # holding the inherited lock of the cache. Nor does the sentinel while a forked sibling has inherited its other end; the id of the
-    # process above changes then. Under `forkserver` that process is the server, and the sentinel is not inherited.
+    # The queues do not reveal that the parent process was killed: a forked process inherits both
+    # ends of each and would wait forever, holding the inherited lock of the cache. Nor does the
+    # sentinel while a forked sibling has inherited its other end; the id of the process above
+    # changes then. Under `forkserver` that process is the server, and the sentinel is not
+    # inherited.
     parent, above = multiprocessing.parent_process(), os.getppid()
     while parent is not None and os.getppid() == above and not wait([parent.sentinel], _POLL):
         pass

@@ -1,1 +1,2 @@
-"""Methods that design sequences with a high reward; each is one file and one yaml in `configs/method`."""
+"""Methods that design sequences with a high reward; each is one file and one yaml in
+`configs/method`."""

@@ -1,4 +1,5 @@
-"""What all design methods share: the interface, the batch of designs, and the rewards of a batch."""
+"""What all design methods share: the interface, the batch of designs, and the rewards of a
+batch."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from dnadiff.sampler.base import Configurable, Sampler
 
 @dataclass(frozen=True)
 class Goal:
-    """What is optimized: `reward`, and `beta`, the inverse temperature of the target distribution p(x) exp(beta reward(x))."""
+    """What is optimized: `reward`, and `beta`, the inverse temperature of the target distribution
+    p(x) exp(beta reward(x))."""
 
     reward: CountedReward
     beta: float
@@ -28,8 +30,9 @@ class DesignMethod(Configurable, ABC):
     """Designs sequences with a high reward from a generator.
 
     Attributes:
-        has_weights: whether its designs have importance weights. Weighted designs have the distribution p(x) exp(beta reward(x)), and the
-            mean weight is an unbiased estimate of its normalizing constant.
+        has_weights: whether its designs have importance weights. Weighted designs have the
+            distribution p(x) exp(beta reward(x)), and the mean weight is an unbiased estimate of
+            its normalizing constant.
         changes_given: whether it can change given sequences (`Target.start`).
         reads_whole: whether it calls the network on whole sequences, whatever the sampler does.
         uses_beta: whether it has a temperature.
@@ -42,21 +45,24 @@ class DesignMethod(Configurable, ABC):
 
     @property
     def resamples(self) -> bool:
-        """Whether the designs of a batch are one population, in which some are copied in place of others."""
+        """Whether the designs of a batch are one population, in which some are copied in place of
+        others."""
         return False
 
     def check_population(self, smallest: int, largest: int) -> None:
         """Raise ValueError if populations of these sizes are too small for this method, or warn."""
 
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
-        """Raise ValueError if the sampler, the kind of model or the reward does not fit this method."""
+        """Raise ValueError if the sampler, the kind of model or the reward does not fit this
+        method."""
 
     def check_length(self, generator: ConditionalSampler, length: int) -> None:
         """Raise ValueError for sequences of a length that this method cannot design."""
         longest = generator.denoiser.max_length
         if self.reads_whole and longest is not None and length > longest:
             raise ValueError(
-                f"method {type(self).__name__} reads whole sequences, and {length} tokens are more than the {longest} that this network takes; "
+                f"method {type(self).__name__} reads whole sequences, and {length} tokens are more "
+                f"than the {longest} that this network takes; "
                 f"use sequences of at most {longest}, or method=best_of_n sampler=semi_ar"
             )
 
@@ -73,7 +79,8 @@ class DesignMethod(Configurable, ABC):
         numbers: Sequence[int],
         seed: int,
     ) -> SampleBatch:
-        """Design one sequence for each target; all targets have the same pattern, and design i depends on (seed, numbers).
+        """Design one sequence for each target; all targets have the same pattern, and design i
+        depends on (seed, numbers).
 
         Raises:
             ValueError: if the reward fails (`CountedReward`).

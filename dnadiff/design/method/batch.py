@@ -20,9 +20,11 @@ class DesignRun:
 
     Attributes:
         template: (B, L) tokens, masks to be filled.
-        device: of the tokens; weights and rewards are on `exact_device`, the same unless it has no float64.
-        generation: how often the sequences were resampled. A copy takes the noise of the row that it is copied to; with the same numbers as
-            before, its tokens would depend on why the earlier sequence of that row was dropped.
+        device: of the tokens; weights and rewards are on `exact_device`, the same unless it has no
+            float64.
+        generation: how often the sequences were resampled. A copy takes the noise of the row that
+            it is copied to; with the same numbers as before, its tokens would depend on why the
+            earlier sequence of that row was dropped.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class DesignRun:
         return uniform[positions.to(uniform.device)]
 
     def predicted(self, x: Tensor, masked: Tensor, log_probs: Tensor, number: int) -> Tensor:
-        """`x (B, L)` with the positions `masked (B, L)` drawn independently of each other from `log_probs (M, V)`."""
+        """`x (B, L)` with the positions `masked (B, L)` drawn independently of each other from
+        `log_probs (M, V)`."""
         return self.filled(
             x, masked, draw_in_chunks(log_probs, self.uniform("predicted", masked, number))
         )
@@ -68,7 +71,8 @@ class DesignRun:
         return rewards(self.generator, self.goal, self.target, x0).to(self.exact_device)
 
     def log_mass(self, x: Tensor) -> Tensor:
-        """The log of the mass that the constraints left to the tokens drawn so far, (B,) float64."""
+        """The log of the mass that the constraints left to the tokens drawn so far, (B,)
+        float64."""
         constrained = self.prepared.constrained
         if constrained is None:
             return torch.zeros(len(x), dtype=torch.float64, device=self.exact_device)

@@ -20,10 +20,12 @@ from dnadiff.design.reward import Values
 
 @dataclass(eq=False)
 class BestOfN(DesignMethod):
-    """For each design, draw `num_candidates` samples of the model and keep the one with the highest reward.
+    """For each design, draw `num_candidates` samples of the model and keep the one with the highest
+    reward.
 
-    It has no temperature: `beta` is not used, and the distribution of the designs is that of the maximum of n rewards. Works with every
-    sampler and every kind of model. Reward calls per design: n.
+    It has no temperature: `beta` is not used, and the distribution of the designs is that of the
+    maximum of n rewards. Works with every sampler and every kind of model. Reward calls per design:
+    n.
 
     Args:
         num_candidates: n.

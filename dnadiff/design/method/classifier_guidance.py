@@ -21,15 +21,18 @@ _BASES = "ACGT"
 
 @dataclass(eq=False)
 class ClassifierGuidance(Stepwise):
-    """Discrete classifier-based guidance (D-CBG, arXiv 2412.10193): a token is drawn from p(x0_l | xt) exp(beta_k (r(x0') - r(x0))).
+    """Discrete classifier-based guidance (D-CBG, arXiv 2412.10193): a token is drawn from p(x0_l |
+    xt) exp(beta_k (r(x0') - r(x0))).
 
-    x0 is predicted from the same network call, and x0' differs from it in the token at l. Positions of one step do not see each other's
-    guidance. Deviation from the paper: its classifier reads noisy sequences, and a reward here reads complete ones. The importance weights,
-    log p - log q of each token and beta r at the end, correct for both. Designs are independent of each other.
+    x0 is predicted from the same network call, and x0' differs from it in the token at l. Positions
+    of one step do not see each other's guidance. Deviation from the paper: its classifier reads
+    noisy sequences, and a reward here reads complete ones. The importance weights, log p - log q of
+    each token and beta r at the end, correct for both. Designs are independent of each other.
 
     Args:
-        gradient: False evaluates the reward of every change: 1 + 3 N reward calls for a step that unmasks N tokens. True takes the
-            first-order term of a differentiable reward: 2 calls for each step, whatever its size. The complete sequence takes one more.
+        gradient: False evaluates the reward of every change: 1 + 3 N reward calls for a step that
+            unmasks N tokens. True takes the first-order term of a differentiable reward: 2 calls
+            for each step, whatever its size. The complete sequence takes one more.
 
     Examples:
         >>> ClassifierGuidance(gradient=True).gradient
@@ -48,7 +51,8 @@ class ClassifierGuidance(Stepwise):
         dna_tokenizer(generator.tokenizer)
         if self.gradient and not goal.reward.reward.has_gradient:
             raise ValueError(
-                f"method.gradient=true needs a differentiable reward, and {goal.reward.name} has no gradient; set method.gradient=false"
+                f"method.gradient=true needs a differentiable reward, and {goal.reward.name} has "
+                "no gradient; set method.gradient=false"
             )
 
     @override
@@ -73,13 +77,15 @@ class ClassifierGuidance(Stepwise):
         log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].to(run.exact_device).double()
         each = torch.zeros(step.now.shape, dtype=torch.float64, device=run.exact_device)
         each[step.now.to(run.exact_device)] = log_ratio
-        # Only a complete sequence has a potential: the guided distribution takes the place of earlier ones.
+        # Only a complete sequence has a potential: the guided distribution takes the place of
+        # earlier ones.
         last = replace(step, evaluated=step.done, beta=torch.full_like(step.beta, run.goal.beta))
         return moved(run, particles, last, tokens, each.sum(-1))
 
 
 def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
-    """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions `now (B, L)` is replaced by another base."""
+    """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions
+    `now (B, L)` is replaced by another base."""
     start, end = run.target.shown
     known = texts(run.generator, run.target, x0)
     before = run.goal.reward(known)

@@ -1,4 +1,5 @@
-"""Metropolis-Hastings: remask a part of a finished sequence, refill it with the model, and accept by the reward."""
+"""Metropolis-Hastings: remask a part of a finished sequence, refill it with the model, and accept
+by the reward."""
 
 from __future__ import annotations
 
@@ -22,19 +23,22 @@ from dnadiff.sampler.base import draw_in_chunks, time_of
 class Metropolis(DesignMethod):
     """Markov chains of complete sequences, one for each design.
 
-    A proposal masks up to `num_positions` random positions and draws them again from the model, given all others; it is accepted with
-    the probability min(1, exp(beta (r(x') - r(x)))). If the model's conditional distributions are those of one joint distribution p(x), and
-    one position is drawn per network call (`num_groups=null`), the chains leave p(x) exp(beta r(x)) unchanged, and reach it as steps grow.
-    With a partial constraint (R, Y, ..., a GC target) every proposal has one position, which keeps this true. Chains start from a
-    sample of the model or from given sequences. Reward calls per design: 1 + the proposals that change something.
+    A proposal masks up to `num_positions` random positions and draws them again from the model,
+    given all others; it is accepted with the probability min(1, exp(beta (r(x') - r(x)))). If the
+    model's conditional distributions are those of one joint distribution p(x), and one position is
+    drawn per network call (`num_groups=null`), the chains leave p(x) exp(beta r(x)) unchanged, and
+    reach it as steps grow. With a partial constraint (R, Y, ..., a GC target) every proposal has
+    one position, which keeps this true. Chains start from a sample of the model or from given
+    sequences. Reward calls per design: 1 + the proposals that change something.
 
     Args:
         num_steps: proposals.
         num_positions: at most this many positions are drawn again; the number is uniform from 1 on.
         num_groups: network calls for a proposal; None is one for each position.
-        max_changes: a design differs from the sequence that it started from at this many positions at most; None is no limit.
-        best: return the best sequence of the chain in place of the last one. This is optimization: the designs do not have the
-            distribution above.
+        max_changes: a design differs from the sequence that it started from at this many positions
+            at most; None is no limit.
+        best: return the best sequence of the chain in place of the last one. This is optimization:
+            the designs do not have the distribution above.
 
     Examples:
         >>> Metropolis(num_steps=100, max_changes=5).max_changes
@@ -102,10 +106,12 @@ class Metropolis(DesignMethod):
 
 
 def check_both_sides(method: DesignMethod, generator: ConditionalSampler) -> None:
-    """Raise ValueError for a model that goes from left to right: it cannot draw positions again given both sides."""
+    """Raise ValueError for a model that goes from left to right: it cannot draw positions again
+    given both sides."""
     if generator.denoiser.left_to_right:
         raise ValueError(
-            f"method {type(method).__name__} needs a model that reads both sides of a mask, and this one goes from left to right; "
+            f"method {type(method).__name__} needs a model that reads both sides of a mask, and "
+            "this one goes from left to right; "
             "use best_of_n"
         )
 
@@ -136,9 +142,11 @@ class Move:
         start: Tensor | None = None,
         max_changes: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The sequences (B, L) and their rewards (B,) after one proposal for each, with the noise of step `number`.
+        """The sequences (B, L) and their rewards (B,) after one proposal for each, with the noise
+        of step `number`.
 
-        At most `max_changes` positions differ from `start` afterwards. Rewards are computed for the proposals that change something.
+        At most `max_changes` positions differ from `start` afterwards. Rewards are computed for the
+        proposals that change something.
         """
         proposal = self._redrawn(x, number)
         changed = (proposal != x).any(-1)

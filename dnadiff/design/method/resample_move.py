@@ -1,4 +1,5 @@
-"""Resample-move: a population of complete sequences under a rising weight of the reward, with Metropolis-Hastings moves by the model."""
+"""Resample-move: a population of complete sequences under a rising weight of the reward, with
+Metropolis-Hastings moves by the model."""
 
 from __future__ import annotations
 
@@ -28,24 +29,30 @@ from dnadiff.sampler.base import Sampler
 
 @dataclass(eq=False)
 class ResampleMove(DesignMethod):
-    """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del Moral, Doucet and Jasra 2006).
+    """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del
+    Moral, Doucet and Jasra 2006).
 
-    The designs of a batch are one population. It begins with samples of the model. In stage k of `num_stages` its weights change by
-    exp((beta_k - beta_{k-1}) r(x)), beta_k = beta k / num_stages. If the effective sample size falls below `threshold` times the size of
-    the batch, sequences with a large weight are copied and others dropped. Then each sequence makes `num_moves` moves of `Metropolis` at
-    beta_k, which make copies different again. Reward calls per design: 1 + the moves that change something, num_stages * num_moves at most.
+    The designs of a batch are one population. It begins with samples of the model. In stage k of
+    `num_stages` its weights change by exp((beta_k - beta_{k-1}) r(x)), beta_k = beta k /
+    num_stages. If the effective sample size falls below `threshold` times the size of the batch,
+    sequences with a large weight are copied and others dropped. Then each sequence makes
+    `num_moves` moves of `Metropolis` at beta_k, which make copies different again. Reward calls per
+    design: 1 + the moves that change something, num_stages * num_moves at most.
 
-    If samples and moves draw one position for each network call (`sampler=first_hitting`, or `grouped` with as many groups as positions, and
-    `num_groups=null`), and the model's conditional distributions are those of one joint distribution p(x), weighted designs have the
-    distribution p(x) exp(beta r(x)) as the population grows, and the mean weight is an unbiased estimate of its normalizing constant for a
-    population of any size. Otherwise the designs have no weights: the samples that a population begins with have another distribution than
-    the one that its moves leave unchanged.
+    If samples and moves draw one position for each network call (`sampler=first_hitting`, or
+    `grouped` with as many groups as positions, and `num_groups=null`), and the model's conditional
+    distributions are those of one joint distribution p(x), weighted designs have the distribution
+    p(x) exp(beta r(x)) as the population grows, and the mean weight is an unbiased estimate of its
+    normalizing constant for a population of any size. Otherwise the designs have no weights: the
+    samples that a population begins with have another distribution than the one that its moves
+    leave unchanged.
 
     Args:
         num_stages: steps of beta.
         num_moves: proposals in a stage.
         num_positions, num_groups: as in `Metropolis`.
-        threshold: 0 never resamples (annealed importance sampling), 1 resamples whenever the weights differ.
+        threshold: 0 never resamples (annealed importance sampling), 1 resamples whenever the
+            weights differ.
 
     Examples:
         >>> ResampleMove(num_stages=32).num_moves
@@ -130,7 +137,8 @@ class ResampleMove(DesignMethod):
 
 
 def resampled(run: DesignRun, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The row numbers of the sequences that are copied, and their weights, which are equal and keep the mean weight (B,).
+    """The row numbers of the sequences that are copied, and their weights, which are equal and keep
+    the mean weight (B,).
 
     Raises:
         NoMassError: if all weights are zero.

@@ -22,14 +22,17 @@ log = logging.getLogger("dnadiff")
 
 @dataclass(eq=False)
 class SMC(Stepwise):
-    """Sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
+    """Sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv
+    2306.17775).
 
-    The designs of a batch are one population of particles. Each step draws tokens from the model and weights the particles by the change
-    of the reward of their predicted x0 (`dnadiff.design.method.stepwise`). If the effective sample size falls below
-    `threshold` times the size of the batch, the particles are drawn again in proportion to their weights, by systematic resampling:
-    particles with a large weight are copied, others dropped. Their weights are then equal, and keep the estimate of the normalizing
-    constant, so that populations of several batches can be combined. A population of one has nothing to be drawn from, and is not steered.
-    Reward calls per design: steps / `every`.
+    The designs of a batch are one population of particles. Each step draws tokens from the model
+    and weights the particles by the change of the reward of their predicted x0
+    (`dnadiff.design.method.stepwise`). If the effective sample size falls below `threshold` times
+    the size of the batch, the particles are drawn again in proportion to their weights, by
+    systematic resampling: particles with a large weight are copied, others dropped. Their weights
+    are then equal, and keep the estimate of the normalizing constant, so that populations of
+    several batches can be combined. A population of one has nothing to be drawn from, and is not
+    steered. Reward calls per design: steps / `every`.
 
     Args:
         threshold: 0 never resamples (importance sampling), 1 resamples whenever the weights differ.
@@ -54,13 +57,17 @@ class SMC(Stepwise):
     def check_population(self, smallest: int, largest: int) -> None:
         if self.resamples and largest == 1:
             raise ValueError(
-                "method SMC steers a population, and a batch has one design here, which is an ordinary sample of the model; set more designs "
-                f"for each template and a larger batch_size, at least {_FEW}, or use svdd or resample_move"
+                "method SMC steers a population, and a batch has one design here, which is an "
+                "ordinary sample of the model; set more designs "
+                f"for each template and a larger batch_size, at least {_FEW}, or use svdd or "
+                "resample_move"
             )
         if self.resamples and smallest < _FEW:
             log.warning(
-                f"method SMC steers the designs of a batch together, and the smallest batch of a template has {smallest}: they differ little from "
-                f"samples of the model; make {_FEW} or more designs of each template, with a batch_size of {_FEW} or more"
+                "method SMC steers the designs of a batch together, and the smallest batch of a "
+                f"template has {smallest}: they differ little from "
+                f"samples of the model; make {_FEW} or more designs of each template, with a "
+                f"batch_size of {_FEW} or more"
             )
 
     @override

@@ -1,18 +1,21 @@
 """Methods that steer the unmasking steps, with importance weights that correct for the steering.
 
-A step draws tokens for some masked positions. The reward of an unfinished sequence is that of a predicted x0: its masks are filled from the
-same network call, independently of each other. A particle carries the log of its potential,
+A step draws tokens for some masked positions. The reward of an unfinished sequence is that of a
+predicted x0: its masks are filled from the same network call, independently of each other. A
+particle carries the log of its potential,
 
-    log psi = beta_k r(predicted x0) + log mass of the constraints,    beta_k = beta * (fraction of the masks that is filled),
+    log psi = beta_k r(predicted x0) + log mass of the constraints,    beta_k = beta * (fraction of
+    the masks that is filled),
 
-(`anneal=false`: beta_k = beta), 0 before the first step, and at the end, where x0 is complete, beta r(x0) + log mass. Its log weight is the
-sum over the steps of
+(`anneal=false`: beta_k = beta), 0 before the first step, and at the end, where x0 is complete, beta
+r(x0) + log mass. Its log weight is the sum over the steps of
 
     log p(tokens) - log q(tokens) + log psi_k - log psi_(k-1),
 
-for tokens drawn from q in place of the model's p. The last potential is exact, so that weighted sequences have the distribution
-p(x) exp(beta r(x)) given the constraints, whether or not the predictions are accurate, and the mean weight is an unbiased estimate of its
-normalizing constant (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
+for tokens drawn from q in place of the model's p. The last potential is exact, so that weighted
+sequences have the distribution p(x) exp(beta r(x)) given the constraints, whether or not the
+predictions are accurate, and the mean weight is an unbiased estimate of its normalizing constant
+(Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class Step:
         index: of the sampler's plan.
         num_steps: of the sampler.
         now: (B, L) bool, positions to unmask.
-        predicted: (B, L) bool, positions with log-probabilities: all masked ones where the reward is evaluated, else `now`.
+        predicted: (B, L) bool, positions with log-probabilities: all masked ones where the reward
+            is evaluated, else `now`.
         log_probs: (M, V) at `predicted`, row-major, of the model under the constraints.
         beta: (B,) the inverse temperature after this step.
         evaluated: (B,) bool, sequences whose reward is evaluated.
@@ -102,8 +106,8 @@ class Stepwise(DesignMethod):
 
     Args:
         every: evaluate the reward once in this many steps, and when a sequence is complete.
-        anneal: the inverse temperature grows in proportion to the filled fraction of the masks; False uses `beta` from the first
-            evaluation on.
+        anneal: the inverse temperature grows in proportion to the filled fraction of the masks;
+            False uses `beta` from the first evaluation on.
     """
 
     every: checks.PositiveInt = 1
@@ -123,11 +127,13 @@ class Stepwise(DesignMethod):
         name = type(self).__name__
         if generator.denoiser.left_to_right:
             raise ValueError(
-                f"method {name} steers a model that unmasks in any order, and this one goes from left to right; use best_of_n"
+                f"method {name} steers a model that unmasks in any order, and this one goes from "
+                "left to right; use best_of_n"
             )
         if not isinstance(generator.sampler, PlannedSampler):
             raise ValueError(
-                f"method {name} needs a sampler whose order does not depend on tokens, not {type(generator.sampler).__name__}; set "
+                f"method {name} needs a sampler whose order does not depend on tokens, not "
+                f"{type(generator.sampler).__name__}; set "
                 "sampler=grouped, first_hitting or ancestral"
             )
 
@@ -208,7 +214,8 @@ def moved(
     tokens: Tensor,
     log_ratio: Tensor | float = 0.0,
 ) -> Particles:
-    """The particles with `tokens (N,)` at the positions of a step, their rewards where they are evaluated, and their weights.
+    """The particles with `tokens (N,)` at the positions of a step, their rewards where they are
+    evaluated, and their weights.
 
     `log_ratio (B,)` is log p(tokens) - log q(tokens).
     """
@@ -231,7 +238,8 @@ def weighted(
     log_potential: Tensor,
     added: Tensor,
 ) -> Particles:
-    """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the log weights. A weight of 0 stays 0."""
+    """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the log
+    weights. A weight of 0 stays 0."""
     log_mass = run.log_mass(x)
     log_weight = particles.log_weight + added + log_mass - particles.log_mass
     log_weight = torch.where(particles.log_weight.isneginf(), -torch.inf, log_weight)

@@ -15,11 +15,13 @@ from dnadiff.design.method.stepwise import Particles, Step, Stepwise, weighted
 
 @dataclass(eq=False)
 class SVDD(Stepwise):
-    """Soft value-based decoding (arXiv 2408.08252): each step draws candidates, and one is chosen by the reward of its predicted x0.
+    """Soft value-based decoding (arXiv 2408.08252): each step draws candidates, and one is chosen
+    by the reward of its predicted x0.
 
-    A candidate is chosen with a probability proportional to exp(beta_k r); the paper takes the best one, its limit for large `beta`. The
-    weight of the choice is the mean of exp(beta_k r) over the candidates, which makes the designs weighted samples of
-    p(x) exp(beta r(x)), as in nested sequential Monte Carlo. Designs are independent of each other. Reward calls per design:
+    A candidate is chosen with a probability proportional to exp(beta_k r); the paper takes the best
+    one, its limit for large `beta`. The weight of the choice is the mean of exp(beta_k r) over the
+    candidates, which makes the designs weighted samples of p(x) exp(beta r(x)), as in nested
+    sequential Monte Carlo. Designs are independent of each other. Reward calls per design:
     `num_candidates` times steps / `every`; other steps draw one candidate.
 
     Args:
@@ -65,7 +67,8 @@ class SVDD(Stepwise):
         x = every.gather(1, chosen.to(every.device)[..., None].expand(-1, -1, every.shape[-1]))[
             :, 0
         ]
-        # What the constraints cost is the same for all candidates: it depends on the tokens that were visible.
+        # What the constraints cost is the same for all candidates: it depends on the tokens that
+        # were visible.
         added = log_potential.logsumexp(-1) - math.log(count) - particles.log_potential
         return weighted(
             run,

@@ -1,6 +1,8 @@
-"""LoRA (arXiv 2106.09685): a trained update of low rank for each linear map of the layers; the pretrained weights are not trained.
+"""LoRA (arXiv 2106.09685): a trained update of low rank for each linear map of the layers; the
+pretrained weights are not trained.
 
-It is a parametrization of the weights, so that any network can have it and kernels that read the weights directly see the update.
+It is a parametrization of the weights, so that any network can have it and kernels that read the
+weights directly see the update.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _WEIGHT = "weight"
 
 
 class LowRankUpdate(nn.Module):
-    """W -> W + alpha / rank * up @ down; `up` starts at zero, so that the network starts as it was."""
+    """W -> W + alpha / rank * up @ down; `up` starts at zero, so that the network starts as it
+    was."""
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
@@ -43,16 +46,19 @@ class LoRA:
     alpha: Positive = 16.0
 
     def attach(self, backbone: Backbone, first: int = 0) -> None:
-        """Leave everything without gradients except new updates in the layers from number `first` (0 is the first).
+        """Leave everything without gradients except new updates in the layers from number `first`
+        (0 is the first).
 
         Maps that share a weight share its update.
 
         Raises:
-            ValueError: if the network is not a list of layers, or has no linear map larger than the rank.
+            ValueError: if the network is not a list of layers, or has no linear map larger than the
+                rank.
         """
         if backbone.trunk is not None and first >= len(backbone.trunk):
             raise ValueError(
-                f"freeze {first} leaves none of the {len(backbone.trunk)} layers of this {type(backbone).__name__} to the adapter; set it lower"
+                f"freeze {first} leaves none of the {len(backbone.trunk)} layers of this "
+                f"{type(backbone).__name__} to the adapter; set it lower"
             )
         backbone.requires_grad_(False)
         updates: dict[int, LowRankUpdate] = {}
@@ -65,12 +71,14 @@ class LoRA:
                     parametrize.register_parametrization(module, _WEIGHT, updates[key])
         if not updates:
             raise ValueError(
-                f"adapter.rank {self.rank}: this {type(backbone).__name__} has no linear map in its layers that is larger; "
+                f"adapter.rank {self.rank}: this {type(backbone).__name__} has no linear map in "
+                "its layers that is larger; "
                 "set a smaller rank, or adapter=none"
             )
 
     def merge(self, backbone: Backbone) -> None:
-        """Write the updates into the weights, and remove them: the network then has the parameters that it had before."""
+        """Write the updates into the weights, and remove them: the network then has the parameters
+        that it had before."""
         adapted = list(_adapted(backbone))
         with torch.no_grad():
             merged = {

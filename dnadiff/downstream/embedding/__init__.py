@@ -1,1 +1,2 @@
-"""Features of sequences: how they are computed (`features`), pooled (`pooling`) and stored (`files`)."""
+"""Features of sequences: how they are computed (`features`), pooled (`pooling`) and stored
+(`files`)."""

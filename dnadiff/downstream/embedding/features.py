@@ -1,4 +1,5 @@
-"""The features of sequences as a network computes them, with both strands, in batches of any lengths."""
+"""The features of sequences as a network computes them, with both strands, in batches of any
+lengths."""
 
 from __future__ import annotations
 
@@ -26,11 +27,13 @@ DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.flo
 
 
 class Embedder:
-    """Computes embeddings: features of each position after `layer` layers, averaged over the strands, then pooled.
+    """Computes embeddings: features of each position after `layer` layers, averaged over the
+    strands, then pooled.
 
-    The features of the reverse complement are put back to the positions of the sequence before they are averaged. A network that reads
-    both strands (Caduceus-PS) has them in one call, and half as many features (`dnadiff.backbone.rc.invariant`); if `stranded`, all its
-    features are kept. Text has one strand.
+    The features of the reverse complement are put back to the positions of the sequence before they
+    are averaged. A network that reads both strands (Caduceus-PS) has them in one call, and half as
+    many features (`dnadiff.backbone.rc.invariant`); if `stranded`, all its features are kept. Text
+    has one strand.
 
     Args:
         denoiser: in evaluation mode (see `BaseDenoiser.features`).
@@ -66,7 +69,8 @@ class Embedder:
     def __call__(
         self, sequences: Sequence[NDArray[np.integer]], batch_size: int = 32
     ) -> list[NDArray[np.floating]]:
-        """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each position."""
+        """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
+        position."""
         device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found: list[NDArray[np.floating]] = [np.empty(0)] * len(tensors)
@@ -104,13 +108,15 @@ class Embedder:
         for name, length in zip(source.names, source.lengths):
             if longest is not None and length > longest:
                 raise ValueError(
-                    f"input: {name} has {length:,} bases and this network takes at most {longest:,}; cut it, or leave it out"
+                    f"input: {name} has {length:,} bases and this network takes at most "
+                    f"{longest:,}; cut it, or leave it out"
                 )
 
     def groups(
         self, source: SequenceInput, batch_size: int, first: int = 0
     ) -> Iterator[list[pieces.Piece]]:
-        """The sequences from number `first` on, in lists that are computed together, of a size that bounds the memory."""
+        """The sequences from number `first` on, in lists that are computed together, of a size that
+        bounds the memory."""
         whole = (pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths))
         return pieces.grouped(
             islice(whole, first, None),
@@ -121,7 +127,8 @@ class Embedder:
     def stream(
         self, source: SequenceInput, batch_size: int, first: int = 0
     ) -> Iterator[list[NDArray[np.floating]]]:
-        """The embeddings of the sequences of an input from number `first` on, in order, in the lists of `groups`."""
+        """The embeddings of the sequences of an input from number `first` on, in order, in the
+        lists of `groups`."""
         windows = source.windows(
             piece for group in self.groups(source, batch_size, first) for piece in group
         )
@@ -131,7 +138,8 @@ class Embedder:
 
 @contextmanager
 def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
-    """The network without the layers after the first `num_layers`, in the block; None keeps all. Errors as `keep_first_layers`."""
+    """The network without the layers after the first `num_layers`, in the block; None keeps all.
+    Errors as `keep_first_layers`."""
     layers = [] if backbone.trunk is None else list(backbone.trunk)
     keep_first_layers(backbone, num_layers)
     try:

@@ -1,4 +1,5 @@
-"""Files of embeddings: npz, Parquet and AnnData's h5ad (extra `anndata`). All are written group by group, in the order of the input."""
+"""Files of embeddings: npz, Parquet and AnnData's h5ad (extra `anndata`). All are written group by
+group, in the order of the input."""
 
 from __future__ import annotations
 
@@ -73,13 +74,16 @@ class EmbeddingFormat(ABC):
     def write(
         self, file: BinaryIO, table: EmbeddingTable, groups: Iterable[Vectors], folder: Path
     ) -> None:
-        """Write the vectors of all sequences to an open file; `folder` has space for a copy of it."""
+        """Write the vectors of all sequences to an open file; `folder` has space for a copy of
+        it."""
 
 
 class Npz(EmbeddingFormat):
-    """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` and, of named regions, `region_name` (S,), and `settings`, a JSON text.
+    """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` and, of named regions,
+    `region_name` (S,), and `settings`, a JSON text.
 
-    With a vector for each position `embeddings` has the rows of all sequences, and those of sequence i are `offsets[i]:offsets[i + 1]`.
+    With a vector for each position `embeddings` has the rows of all sequences, and those of
+    sequence i are `offsets[i]:offsets[i + 1]`.
     """
 
     @override
@@ -113,9 +117,11 @@ class Npz(EmbeddingFormat):
 
 
 class Parquet(EmbeddingFormat):
-    """A row for each sequence: name, coordinates and `embedding`, a list of D numbers, or of such lists with one for each position.
+    """A row for each sequence: name, coordinates and `embedding`, a list of D numbers, or of such
+    lists with one for each position.
 
-    Each group of sequences is a row group. The settings are in the metadata of the schema, under `dnadiff`.
+    Each group of sequences is a row group. The settings are in the metadata of the schema, under
+    `dnadiff`.
     """
 
     @override
@@ -146,14 +152,16 @@ class Parquet(EmbeddingFormat):
 
 
 class H5ad(EmbeddingFormat):
-    """AnnData: `X` (S, D), names in `obs_names`, coordinates and `region_name` in `obs`, the settings in `uns["dnadiff"]`."""
+    """AnnData: `X` (S, D), names in `obs_names`, coordinates and `region_name` in `obs`, the
+    settings in `uns["dnadiff"]`."""
 
     @classmethod
     @override
     def check(cls, path: str | Path, per_position: bool) -> None:
         if per_position:
             raise ValueError(
-                f"output {path}: AnnData has one vector for each sequence; set pool=mean or pool=max, or write .npz or .parquet"
+                f"output {path}: AnnData has one vector for each sequence; set pool=mean or "
+                "pool=max, or write .npz or .parquet"
             )
         library(path)
 
@@ -203,7 +211,8 @@ def library(path: str | Path) -> ModuleType:
         return importlib.import_module("anndata")
     except ImportError as error:
         raise ValueError(
-            f"output {path} needs the package anndata: pip install -e '.[anndata]' in the checkout; or write .npz or .parquet"
+            f"output {path} needs the package anndata: pip install -e '.[anndata]' in the "
+            "checkout; or write .npz or .parquet"
         ) from error
 
 
@@ -214,7 +223,8 @@ def format_of(path: str | Path, per_position: bool) -> EmbeddingFormat:
     """The format of a file of this name.
 
     Raises:
-        ValueError: if no format has its extension, the format's package is not installed, or it has no place for a vector for each position.
+        ValueError: if no format has its extension, the format's package is not installed, or it has
+            no place for a vector for each position.
     """
     found = FORMATS.get(Path(path).suffix.lower())
     if found is None:

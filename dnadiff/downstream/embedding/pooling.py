@@ -9,7 +9,8 @@ from typing_extensions import override
 
 
 class Pool(ABC):
-    """Maps the features (L, D) of one sequence to its embedding; `per_position` if that has a row for each position."""
+    """Maps the features (L, D) of one sequence to its embedding; `per_position` if that has a row
+    for each position."""
 
     per_position = False
 

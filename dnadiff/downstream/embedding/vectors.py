@@ -1,4 +1,5 @@
-"""Embeddings in memory: an array with the names of its sequences, and its forms for pandas and scanpy."""
+"""Embeddings in memory: an array with the names of its sequences, and its forms for pandas and
+scanpy."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Embeddings(np.ndarray):
-    """Vectors of S sequences (S, D). An array in every other respect; what is computed from it has no names.
+    """Vectors of S sequences (S, D). An array in every other respect; what is computed from it has
+    no names.
 
     Attributes:
         names: of the sequences; None for an array made from another one.
@@ -26,7 +28,8 @@ class Embeddings(np.ndarray):
 
     @classmethod
     def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
-        """The vectors with the names of their sequences; those that occur twice get numbers, so that all names differ."""
+        """The vectors with the names of their sequences; those that occur twice get numbers, so
+        that all names differ."""
         found = np.asarray(vectors).view(cls)
         found.names = _different(names)
         return found
@@ -42,7 +45,8 @@ class Embeddings(np.ndarray):
         )
 
     def to_anndata(self) -> anndata.AnnData:
-        """`X` (S, D), with the names in `obs_names`: what `embed output=e.h5ad` writes, without coordinates.
+        """`X` (S, D), with the names in `obs_names`: what `embed output=e.h5ad` writes, without
+        coordinates.
 
         Raises:
             ValueError: without the package anndata.
@@ -58,7 +62,8 @@ class Embeddings(np.ndarray):
 
 
 def _different(names: Sequence[str]) -> list[str]:
-    """The names; to one that occurs twice its position in the list is appended, or the next number that gives an unused name."""
+    """The names; to one that occurs twice its position in the list is appended, or the next number
+    that gives an unused name."""
     number, used, found = Counter(names), set(names), []
     for i, name in enumerate(names):
         if number[name] > 1:

@@ -40,7 +40,8 @@ class EmbeddingWork(Work):
             yield Result(len(group), b"".join(vectors.tobytes() for vectors in group))
 
     def vectors(self, result: Result, first: int) -> Vectors:
-        """The embeddings in a result whose first sequence has this number: (D,), or (L_i, D) of a pool for each position."""
+        """The embeddings in a result whose first sequence has this number: (D,), or (L_i, D) of a
+        pool for each position."""
         values = np.frombuffer(result.content, self.embedder.dtype).reshape(-1, self.embedder.width)
         if not self.embedder.pool.per_position:
             return list(values)

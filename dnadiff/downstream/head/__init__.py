@@ -1,1 +1,2 @@
-"""Heads of sequence classifiers: from the features of all positions to the outputs of a sequence, one small file each."""
+"""Heads of sequence classifiers: from the features of all positions to the outputs of a sequence,
+one small file each."""

@@ -14,8 +14,8 @@ from dnadiff.downstream.head.base import Head, HeadSizes, lengths_of, position_f
 class AttentionHead(Head):
     """Several softmax-weighted means over positions, and a linear map of them.
 
-    Keys and values are linear in the features and in sines and cosines of the distances to both ends, so that a mean can select what is at
-    a place, or where something is.
+    Keys and values are linear in the features and in sines and cosines of the distances to both
+    ends, so that a mean can select what is at a place, or where something is.
 
     Args:
         num_heads: weighted means.

@@ -53,7 +53,8 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Features (B, L, D) float32 -> (B, C); positions outside `valid (B, L)`, at the end, have no influence."""
+        """Features (B, L, D) float32 -> (B, C); positions outside `valid (B, L)`, at the end, have
+        no influence."""
 
 
 class HiddenLayer(nn.Sequential):
@@ -80,10 +81,12 @@ def lengths_of(features: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def position_features(lengths: Tensor, length: int, count: int) -> Tensor:
-    """Where each position is, from the beginning and from the end of its sequence: (B, length, 4 * count) float32.
+    """Where each position is, from the beginning and from the end of its sequence: (B, length, 4 *
+    count) float32.
 
-    Sines and cosines of `count` wavelengths, from 4 tokens, each `2 sqrt(2)` times the one before: the distances that matter in a
-    promoter or a splice site are exact to a base, and the longest wavelengths tell the parts of a long sequence apart.
+    Sines and cosines of `count` wavelengths, from 4 tokens, each `2 sqrt(2)` times the one before:
+    the distances that matter in a promoter or a splice site are exact to a base, and the longest
+    wavelengths tell the parts of a long sequence apart.
     """
     index = torch.arange(length, device=lengths.device, dtype=torch.float32)
     begin = index.expand(len(lengths), -1)
@@ -92,10 +95,11 @@ def position_features(lengths: Tensor, length: int, count: int) -> Tensor:
 
 
 def length_features(lengths: Tensor, count: int) -> Tensor:
-    """Number of tokens of each sequence, as (B, 1 + 2 * count) float32: its logarithm, and the waves of `position_features`.
+    """Number of tokens of each sequence, as (B, 1 + 2 * count) float32: its logarithm, and the
+    waves of `position_features`.
 
-    The logarithm alone separates long sequences from short ones. The waves also resolve single lengths, such as the 200 and 400 bases of
-    elements that were drawn in steps.
+    The logarithm alone separates long sequences from short ones. The waves also resolve single
+    lengths, such as the 200 and 400 bases of elements that were drawn in steps.
     """
     return torch.cat([(lengths / 1000).log()[:, None], _waves(lengths.float(), count)], -1)
 

@@ -12,11 +12,13 @@ from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer, lengths_o
 
 
 class ConvHead(Head):
-    """Convolutions, then the mean and the maximum of each part of the sequence, and a network of one hidden layer.
+    """Convolutions, then the mean and the maximum of each part of the sequence, and a network of
+    one hidden layer.
 
-    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position is known to a part. With
-    `global_pooling` a linear layer also reads the whole sequence, without positions: it learns from few labels, and its gradients let
-    a network without pretraining start to learn at once. Batch normalization is avoided: predictions do not depend on the batch.
+    The sequence is divided into `num_bins` equal parts, whatever its length, so that the position
+    is known to a part. With `global_pooling` a linear layer also reads the whole sequence, without
+    positions: it learns from few labels, and its gradients let a network without pretraining start
+        to learn at once. Batch normalization is avoided: predictions do not depend on the batch.
 
     Args:
         channels: of each convolution.
@@ -25,8 +27,8 @@ class ConvHead(Head):
         num_bins: parts of the sequence.
         hidden: width of the hidden layer.
         dropout: before and after the hidden layer.
-        global_pooling: whether to add a linear layer on the mean over all positions of the normalized features and of the convolutions'
-            output, and on the maximum of the latter.
+        global_pooling: whether to add a linear layer on the mean over all positions of the
+            normalized features and of the convolutions' output, and on the maximum of the latter.
         **sizes: see `Head`.
     """
 
@@ -69,7 +71,8 @@ class ConvHead(Head):
         return by_part + self.linear(torch.cat(overall, 1))
 
     def _pooled(self, x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
-        """Mean and maximum of each part: (B, L, C) -> (B, 2 * bins * C). A part without a position, of a short sequence, has zeros."""
+        """Mean and maximum of each part: (B, L, C) -> (B, 2 * bins * C). A part without a position,
+        of a short sequence, has zeros."""
         batch, length, channels = x.shape
         index = torch.arange(length, device=x.device).expand(batch, -1)
         part = (index * self.num_bins // lengths[:, None]).clamp(max=self.num_bins)

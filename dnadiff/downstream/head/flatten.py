@@ -11,9 +11,11 @@ from dnadiff.downstream.head.base import Head, HeadSizes, HiddenLayer
 
 
 class FlattenHead(Head):
-    """Each position is reduced to a few channels, and a network of one hidden layer reads all of them.
+    """Each position is reduced to a few channels, and a network of one hidden layer reads all of
+    them.
 
-    It is for sequences of one length, in which a position always means the same, such as the distance to a splice site.
+    It is for sequences of one length, in which a position always means the same, such as the
+    distance to a splice site.
 
     Args:
         channels: of each position.
@@ -45,14 +47,16 @@ class FlattenHead(Head):
     def check_lengths(cls, shortest: int, longest: int) -> None:
         if shortest != longest:
             raise ValueError(
-                f"head=flatten is for sequences of one length, and these have {shortest} to {longest} bases; set head=attention or head=conv"
+                f"head=flatten is for sequences of one length, and these have {shortest} to "
+                f"{longest} bases; set head=attention or head=conv"
             )
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         if valid is not None or features.shape[1] != self.max_length:
             raise ValueError(
-                f"this classifier takes sequences of {self.max_length} bases, got others; it was trained with head=flatten"
+                f"this classifier takes sequences of {self.max_length} bases, got others; it was "
+                "trained with head=flatten"
             )
         x = nn.functional.gelu(self.first(self.norm(features)))
         return self.output(x.flatten(1))

@@ -10,7 +10,8 @@ from dnadiff.downstream.head.base import Head
 
 
 class MeanHead(Head):
-    """A linear map of the mean of the features. It cannot express where in the sequence something is."""
+    """A linear map of the mean of the features. It cannot express where in the sequence something
+    is."""
 
     def __init__(self, width: int, num_outputs: int, max_length: int = 0) -> None:
         super().__init__(width, num_outputs, max_length)

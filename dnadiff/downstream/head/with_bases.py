@@ -11,8 +11,9 @@ from dnadiff.downstream.head.base import Head
 class HeadWithBases(Head):
     """The sum of a head on the features and a head on the bases.
 
-    Without the head on the features it is the control of a study (`dnadiff.downstream.one_hot`), trained in the same two stages.
-    On validation it is about as accurate as one head on all channels (docs/results/fine_tuning.md, What was tried).
+    Without the head on the features it is the control of a study (`dnadiff.downstream.one_hot`),
+    trained in the same two stages. On validation it is about as accurate as one head on all
+    channels (docs/results/fine_tuning.md, What was tried).
 
     Args:
         features: reads the first channels.

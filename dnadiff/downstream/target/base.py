@@ -1,9 +1,10 @@
 """The base class of what a task predicts.
 
-A target reads the columns of a table, and defines the head's outputs, the loss, the predictions, the metrics and what reports show.
-Everything else of a study is the same for all targets.
+A target reads the columns of a table, and defines the head's outputs, the loss, the predictions,
+the metrics and what reports show. Everything else of a study is the same for all targets.
 
-Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are what `TaskTarget.predictions` returns.
+Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are what
+    `TaskTarget.predictions` returns.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ S = TypeVar("S", bound=ScoredRun)
 
 
 class ValidScore(NamedTuple):
-    """Score on the validation items: larger is better, and the loss breaks ties in accuracy, which is 0 for all but classes."""
+    """Score on the validation items: larger is better, and the loss breaks ties in accuracy, which
+    is 0 for all but classes."""
 
     accuracy: float
     negative_loss: float
@@ -93,16 +95,19 @@ class TaskTarget(ABC, Generic[S]):
 
     @abstractmethod
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> Label:
-        """The label in the cells of one row; a ValueError that begins with `where` for cells that cannot be read."""
+        """The label in the cells of one row; a ValueError that begins with `where` for cells that
+        cannot be read."""
 
     def check(self, cells: Sequence[str], where: str) -> None:
-        """ValueError that begins with `where` for cells of a row that cannot be read; by default any text is a label."""
+        """ValueError that begins with `where` for cells of a row that cannot be read; by default
+        any text is a label."""
 
     @abstractmethod
     def read(
         self, labels: Sequence[str], source: str, label_source: str
     ) -> tuple[TaskTarget, np.ndarray]:
-        """The target with its names, and the labels of all items as an array; ValueError if they do not fit the target.
+        """The target with its names, and the labels of all items as an array; ValueError if they do
+        not fit the target.
 
         Args:
             labels: the cells of each row, joined by `SEPARATOR`.
@@ -114,21 +119,25 @@ class TaskTarget(ABC, Generic[S]):
         """Parsed labels as the array that items hold."""
 
     def fit(self, labels: Tensor, source: str = "the task") -> Self:
-        """The target with what it learns from the labels of the training items; ValueError if these cannot be learned from."""
+        """The target with what it learns from the labels of the training items; ValueError if these
+        cannot be learned from."""
         return self
 
     def check_valid(self, labels: Tensor, source: str) -> None:
-        """ValueError if the labels of the validation items cannot tell models apart; by default any can."""
+        """ValueError if the labels of the validation items cannot tell models apart; by default any
+        can."""
 
     def check_test(self, labels: Tensor, source: str) -> None:
-        """ValueError if the primary metric is not defined for the labels of the test items; by default it always is."""
+        """ValueError if the primary metric is not defined for the labels of the test items; by
+        default it always is."""
 
     def is_labeled(self, labels: np.ndarray) -> np.ndarray:
         """Which items have a label: (S,) bool; all by default."""
         return np.ones(len(labels), bool)
 
     def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """A number (S,) for each item, and its name: a random division keeps the fractions of each. One stratum of all by default."""
+        """A number (S,) for each item, and its name: a random division keeps the fractions of each.
+        One stratum of all by default."""
         return np.zeros(len(labels), np.int64), ["all"]
 
     def counts(self, labels: Tensor) -> dict[str, int]:
@@ -151,12 +160,15 @@ class TaskTarget(ABC, Generic[S]):
 
     @abstractmethod
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """The weighted mean (S, K) of the predictions of several models; the weights add up to 1, and one of 0 leaves a model out."""
+        """The weighted mean (S, K) of the predictions of several models; the weights add up to 1,
+        and one of 0 leaves a model out."""
 
     def balanced(self, labels: Tensor) -> Self:
-        """The target with a loss in which each class has the same total weight; ValueError if it has no classes."""
+        """The target with a loss in which each class has the same total weight; ValueError if it
+        has no classes."""
         raise ValueError(
-            f"class_weights=balanced expects a task of classes, got {self.summary}; set class_weights=none"
+            f"class_weights=balanced expects a task of classes, got {self.summary}; set "
+            "class_weights=none"
         )
 
     @abstractmethod
@@ -165,7 +177,8 @@ class TaskTarget(ABC, Generic[S]):
 
     @abstractmethod
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
-        """The score by which epochs and settings are chosen; the worst for predictions that are not finite."""
+        """The score by which epochs and settings are chosen; the worst for predictions that are not
+        finite."""
 
     def record(self, score: ValidScore) -> dict[str, Json]:
         """The score as it is stored in `fit_info`."""
@@ -182,7 +195,8 @@ class TaskTarget(ABC, Generic[S]):
     def scored(
         self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
     ) -> S:
-        """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has another model."""
+        """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has
+        another model."""
 
     @property
     @abstractmethod
@@ -195,12 +209,14 @@ class TaskTarget(ABC, Generic[S]):
         baseline: Sequence[S] | None = None,
         groups: np.ndarray | None = None,
     ) -> ConfidenceInterval:
-        """The primary metric, or the difference of two models, with its 95 % bootstrap interval over items and seeds."""
+        """The primary metric, or the difference of two models, with its 95 % bootstrap interval
+        over items and seeds."""
         found = metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
         return found if baseline is not None else self._in_range(found)
 
     def _in_range(self, interval: ConfidenceInterval) -> ConfidenceInterval:
-        """Scaled deviations (`widened`, and those over seeds) may put an end of an interval where the metric cannot be."""
+        """Scaled deviations (`widened`, and those over seeds) may put an end of an interval where
+        the metric cannot be."""
         low, high = np.clip([interval.low, interval.high], *RANGES[self.primary])
         return interval._replace(low=float(low), high=float(high))
 
@@ -250,7 +266,8 @@ class TaskTarget(ABC, Generic[S]):
 
     @abstractmethod
     def contrast(self, predictions: Tensor) -> Tensor:
-        """Predictions (..., K) on the scale on which the alleles of a variant are compared by a difference."""
+        """Predictions (..., K) on the scale on which the alleles of a variant are compared by a
+        difference."""
 
     @abstractmethod
     def contrast_name(self, name: str) -> str:

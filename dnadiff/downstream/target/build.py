@@ -27,7 +27,8 @@ def build_target(
         loss, transform: of a regression; None is the default of `RegressionTarget`.
 
     Raises:
-        ValueError: for an unknown kind, an argument that the kind does not have, or too many columns.
+        ValueError: for an unknown kind, an argument that the kind does not have, or too many
+            columns.
     """
     if kind not in KINDS:
         raise ValueError(f"task.kind {kind!r} is not known; set it to {', '.join(KINDS)}")
@@ -38,11 +39,13 @@ def build_target(
     if given and target is not RegressionTarget:
         key, value = next(iter(given.items()))
         raise ValueError(
-            f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; leave it out"
+            f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; leave "
+            "it out"
         )
     if len(columns) > 1 and not target.takes_several:
         raise ValueError(
-            f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name one, or set another task.kind"
+            f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name "
+            "one, or set another task.kind"
         )
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(

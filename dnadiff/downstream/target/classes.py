@@ -31,12 +31,13 @@ _WORST = ValidScore(-1.0, -math.inf)
 
 
 class ClassTarget(TaskTarget[ScoredPredictions]):
-    """One of several classes: cross-entropy, and log-probabilities that are averaged over the strands.
+    """One of several classes: cross-entropy, and log-probabilities that are averaged over the
+    strands.
 
     Args:
         names: of the classes, sorted. Training needs none.
-        class_weights: of each class in the loss and in the accuracy that chooses the epoch; None weights all items the same. Predictions
-            and metrics do not depend on them.
+        class_weights: of each class in the loss and in the accuracy that chooses the epoch; None
+            weights all items the same. Predictions and metrics do not depend on them.
     """
 
     predicted_kind = ClassProbabilities
@@ -63,7 +64,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         if cells[0] not in self._numbers:
             known = ", ".join(map(repr, self.names))
             raise ValueError(
-                f"{where} has {cells[0]!r} in column {columns[0]!r}, and the classes of this model are {known}; "
+                f"{where} has {cells[0]!r} in column {columns[0]!r}, and the classes of this model "
+                f"are {known}; "
                 "correct it, set label_column to another column, or leave label_column out"
             )
         return self._numbers[cells[0]]
@@ -78,7 +80,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
             "none"
         }:  # a usual name for the class of sequences without the feature
             raise ValueError(
-                f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing value, and a class is expected; complete the "
+                f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing "
+                "value, and a class is expected; complete the "
                 "row, remove it, or give the class another name"
             )
 
@@ -89,7 +92,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         names = sorted(set(labels))
         if len(names) < 2:
             raise ValueError(
-                f"{source} has one class, {names[0]!r}, in {label_source}; classification needs two or more"
+                f"{source} has one class, {names[0]!r}, in {label_source}; classification needs "
+                "two or more"
             )
         if (
             len(names) > MAX_NUMBERS
@@ -97,7 +101,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
             and any("." in name for name in names)
         ):
             raise ValueError(
-                f"{source} has {len(names):,} different numbers such as {names[0]} in {label_source}, and classification expects names of "
+                f"{source} has {len(names):,} different numbers such as {names[0]} in "
+                f"{label_source}, and classification expects names of "
                 "classes; set task.kind=regression, or task.label_column to another column"
             )
         target = ClassTarget(names)
@@ -121,7 +126,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        # Divided by the items, not by their weights: else a batch without the rare class trains on the frequent one at full weight.
+        # Divided by the items, not by their weights: else a batch without the rare class trains on
+        # the frequent one at full weight.
         return nn.functional.cross_entropy(
             outputs, labels, self._class_weights(outputs), reduction="sum"
         ) / len(labels)
@@ -259,7 +265,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0 for a class without items."""
+    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0
+    for a class without items."""
     counts = torch.bincount(labels, minlength=num_classes).float()
     return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
 

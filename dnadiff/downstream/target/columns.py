@@ -62,11 +62,13 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
             known = column[column.isfinite()]
             if not len(known):
                 raise ValueError(
-                    f"{source} has no value in column {name!r} of its training items; add some, or set task.label_column"
+                    f"{source} has no value in column {name!r} of its training items; add some, or "
+                    "set task.label_column"
                 )
             if bool((known == known[0]).all()):
                 raise ValueError(
-                    f"{source} has the same value, {known[0]:g}, in column {name!r} of all {len(known):,} training items that have one, "
+                    f"{source} has the same value, {known[0]:g}, in column {name!r} of all "
+                    f"{len(known):,} training items that have one, "
                     "and training needs different ones; set task.label_column to another column"
                 )
         return self
@@ -75,7 +77,8 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
     def check_valid(self, labels: Tensor, source: str) -> None:
         if not bool(labels.isfinite().any()):
             raise ValueError(
-                f"{source} has no value of {', '.join(map(repr, self.names))} in its {len(labels):,} validation items, which choose the epoch "
+                f"{source} has no value of {', '.join(map(repr, self.names))} in its "
+                f"{len(labels):,} validation items, which choose the epoch "
                 "and the settings; add some, or divide at random: task.redivide=true"
             )
 
@@ -84,8 +87,10 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         for name, column in zip(self.names, labels.T):
             if len(column[column.isfinite()].unique()) < 2:
                 raise ValueError(
-                    f"{source} has fewer than two different values in column {name!r} of its {len(labels):,} test items, for which "
-                    f"{title(self.primary)} is not defined; add some, divide in another way (task.redivide=true, another task.seed), or leave the column out"
+                    f"{source} has fewer than two different values in column {name!r} of its "
+                    f"{len(labels):,} test items, for which "
+                    f"{title(self.primary)} is not defined; add some, divide in another way "
+                    "(task.redivide=true, another task.seed), or leave the column out"
                 )
 
     @override

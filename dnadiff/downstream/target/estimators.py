@@ -1,4 +1,5 @@
-"""The scikit-learn models of baselines and probes, for each kind of target. The validation items choose among their settings."""
+"""The scikit-learn models of baselines and probes, for each kind of target. The validation items
+choose among their settings."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _LEAST = 1e-12  # probability of a class without training items
 
 
 class Estimators(ABC):
-    """Models for one kind of target; those to choose from are in dictionaries by the name of their setting.
+    """Models for one kind of target; those to choose from are in dictionaries by the name of their
+    setting.
 
     Attributes:
         linear_name: what the linear model is called.
@@ -54,7 +56,8 @@ class Estimators(ABC):
         valid: Features,
         valid_labels: Tensor,
     ) -> tuple[BaseEstimator, dict[str, Json]]:
-        """Fit every candidate; the best one on the validation items (the first one in a tie), and what was tried."""
+        """Fit every candidate; the best one on the validation items (the first one in a tie), and
+        what was tried."""
 
     @abstractmethod
     def predict(self, model: BaseEstimator, features: Features) -> Tensor:

@@ -58,7 +58,8 @@ class HuberLoss(RegressionLoss):
 
 
 class PoissonLoss(RegressionLoss):
-    """Negative log-likelihood of counts, without the term that depends on the labels alone; the outputs are logarithms of rates."""
+    """Negative log-likelihood of counts, without the term that depends on the labels alone; the
+    outputs are logarithms of rates."""
 
     standardizes = False
     boosting_loss = "poisson"

@@ -32,7 +32,8 @@ _VALUES = {
 
 
 class MultiLabelTarget(ColumnTarget[ScoredLabels]):
-    """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds, averaged over the strands."""
+    """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds,
+    averaged over the strands."""
 
     predicted_kind = LabelProbabilities
     value_prefix, primary, shown = "p", "auroc", ("auprc",)
@@ -46,7 +47,8 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
     def parse_cell(self, cell: str, where: str, column: str) -> float:
         if cell.lower() not in _VALUES:
             raise ValueError(
-                f"{where} has {cell!r} in column {column!r}, and a label is 0 or 1 (or false, true, no, yes, or empty if not known); "
+                f"{where} has {cell!r} in column {column!r}, and a label is 0 or 1 (or false, "
+                "true, no, yes, or empty if not known); "
                 "correct it, or set label_column to other columns"
             )
         return _VALUES[cell.lower()]

@@ -89,7 +89,8 @@ class ClassProbabilities(Predicted):
 
     @property
     def spread(self) -> np.ndarray:
-        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a single seed."""
+        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a
+        single seed."""
         if len(self.log_probs) < 2:
             return np.full(self.log_probs.shape[1], np.nan)
         of_predicted = np.take_along_axis(
@@ -218,7 +219,8 @@ class PredictedValues(_PerTarget):
 
 @dataclass(frozen=True)
 class LabelProbabilities(_PerTarget):
-    """Predictions of S sequences by the multi-label networks of R seeds: `values` are probabilities, averaged over the seeds.
+    """Predictions of S sequences by the multi-label networks of R seeds: `values` are
+    probabilities, averaged over the seeds.
 
     Attributes:
         names: of the K labels.

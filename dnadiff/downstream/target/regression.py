@@ -37,9 +37,11 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
 
     Args:
         names: the columns.
-        loss: mse, huber (both on values with mean 0 and standard deviation 1 in the training part) or poisson.
+        loss: mse, huber (both on values with mean 0 and standard deviation 1 in the training part)
+            or poisson.
         transform: of the values before training: none, log1p or log2.
-        mean, std: of the training items on that scale, found by `fit`; None before, and for a loss that does not standardize.
+        mean, std: of the training items on that scale, found by `fit`; None before, and for a loss
+            that does not standardize.
     """
 
     predicted_kind = PredictedValues
@@ -61,14 +63,18 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         self.loss_function, self.transform = LOSSES[loss], TRANSFORMS[transform]
         if min(self.loss_function.lowest, self.transform.lower) > -math.inf:
             raise ValueError(
-                f"task.loss={loss} is for counts, and task.transform={transform} changes them; set task.transform=none"
+                f"task.loss={loss} is for counts, and task.transform={transform} changes them; set "
+                "task.transform=none"
             )
         self.mean, self.std = (tuple(each) if each is not None else None for each in (mean, std))
 
     @property
     @override
     def summary(self) -> str:
-        return f"regression of {', '.join(map(self.transform.name, self.names))}, loss {self.loss_name}"
+        return (
+            f"regression of {', '.join(map(self.transform.name, self.names))}, loss "
+            f"{self.loss_name}"
+        )
 
     @override
     def contrast_name(self, name: str) -> str:
@@ -93,7 +99,8 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
             if len(distinct := np.unique(column[np.isfinite(column)])) == FEW:
                 shown = " and ".join(f"{value:g}" for value in self.transform.invert(distinct))
                 log.warning(
-                    f"{source}: column {name!r} holds {shown} alone; for two classes set task.kind=classification"
+                    f"{source}: column {name!r} holds {shown} alone; for two classes set "
+                    "task.kind=classification"
                 )
         return target, values
 
@@ -103,7 +110,8 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
             value = float(cell)
         except ValueError:
             raise ValueError(
-                f"{where} has {cell!r} in column {column!r}, and a regression expects a number; correct it, set label_column to a column "
+                f"{where} has {cell!r} in column {column!r}, and a regression expects a number; "
+                "correct it, set label_column to a column "
                 "of numbers, or task.kind to classification"
             ) from None
         lowest = max(self.transform.lower, self.loss_function.lowest)
@@ -116,7 +124,8 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
             )
             reason = f"a number {limit}" if in_range else f"a finite number up to {LARGEST:.2g}"
             raise ValueError(
-                f"{where} has {cell} in column {column!r}, and task.transform={self.transform_name} with task.loss={self.loss_name} takes "
+                f"{where} has {cell} in column {column!r}, and "
+                f"task.transform={self.transform_name} with task.loss={self.loss_name} takes "
                 f"{reason}; correct it, leave it empty, or set another transform or loss"
             )
         return value
@@ -130,7 +139,8 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
             step = float(np.spacing(np.abs(known).max(initial=0).astype(np.float32)))
             if len(known) and step > _RESOLUTION * known.std() > 0:
                 log.warning(
-                    f"column {name!r}: 32 bits round values as large as {np.abs(known).max():g} to multiples of {step:g}, and their standard "
+                    f"column {name!r}: 32 bits round values as large as {np.abs(known).max():g} to "
+                    f"multiples of {step:g}, and their standard "
                     f"deviation is {known.std():g}; subtract a constant from the column"
                 )
         return values.astype(np.float32)

@@ -1,4 +1,5 @@
-"""Transforms of labels before a regression: metrics, differences and the loss are on the transformed scale."""
+"""Transforms of labels before a regression: metrics, differences and the loss are on the
+transformed scale."""
 
 from __future__ import annotations
 

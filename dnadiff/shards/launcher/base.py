@@ -27,7 +27,8 @@ class Launcher(ABC):
 
     Args:
         shards: how many.
-        retries: of a shard whose process was killed. A command that refuses its input is not tried again.
+        retries: of a shard whose process was killed. A command that refuses its input is not tried
+            again.
     """
 
     def __init__(self, shards: PositiveInt, retries: Natural = 2) -> None:
@@ -35,7 +36,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
-        """Run jobs, each up to `retries` times more if its process is killed; each with its exit status, negative if it was killed."""
+        """Run jobs, each up to `retries` times more if its process is killed; each with its exit
+        status, negative if it was killed."""
 
     def launch(
         self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None
@@ -52,7 +54,8 @@ class Launcher(ABC):
         """
         if config["shard"] is not None:
             raise ValueError(
-                f"shard={config['shard']} and launcher= exclude each other: a launcher runs all shards; leave one out"
+                f"shard={config['shard']} and launcher= exclude each other: a launcher runs all "
+                "shards; leave one out"
             )
         if config["output"] is None:
             raise ValueError("launcher= needs output=, the file to write")
@@ -64,7 +67,8 @@ class Launcher(ABC):
             [f"--config-dir={config_folder}"] * (config_folder is not None),
         )
         given = without(overrides, ("launcher", "shard", "overwrite"))
-        replaces = f"overwrite={str(config['overwrite'] or mark.has_output).lower()}"  # shards do not write the output
+        # shards do not write the output
+        replaces = f"overwrite={str(config['overwrite'] or mark.has_output).lower()}"
         jobs = [
             ShardJob(
                 shard,
@@ -94,7 +98,8 @@ class Launcher(ABC):
             raise SystemExit(status)
 
     def _unfinished(self, folder: ShardFolder) -> list[Shard]:
-        """The shards to run; the first one of complete ones, which refuses another configuration than that of the shards."""
+        """The shards to run; the first one of complete ones, which refuses another configuration
+        than that of the shards."""
         numbers = list(range(1, self.shards + 1))
         if folder.manifest_path.exists() and (manifest := folder.read()).count == self.shards:
             missing = folder.missing(manifest)

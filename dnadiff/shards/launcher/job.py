@@ -1,4 +1,5 @@
-"""One shard of a command, run in this process; as a program, one job after another as they arrive on standard input."""
+"""One shard of a command, run in this process; as a program, one job after another as they arrive
+on standard input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Shards in processes on this machine. A process runs one shard after another; if it is killed, another one takes over its shard."""
+"""Shards in processes on this machine. A process runs one shard after another; if it is killed,
+another one takes over its shard."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Processes(Launcher):
 
     Args:
         shards: how many.
-        workers: processes at a time. They share the processors, unless OMP_NUM_THREADS says how many threads each has.
+        workers: processes at a time. They share the processors, unless OMP_NUM_THREADS says how
+            many threads each has.
         retries: see `Launcher`.
     """
 

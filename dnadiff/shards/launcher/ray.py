@@ -1,4 +1,5 @@
-"""Shards as tasks of Ray (extra `ray`), on a cluster or on this machine. All machines see the same files under the same paths."""
+"""Shards as tasks of Ray (extra `ray`), on a cluster or on this machine. All machines see the same
+files under the same paths."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ class Ray(Launcher):
     Args:
         shards: how many.
         retries: see `Launcher`.
-        address: of the cluster; `auto` is one that runs on this machine, None starts Ray here for the time of the command.
+        address: of the cluster; `auto` is one that runs on this machine, None starts Ray here for
+            the time of the command.
         workers: without an address, processes at a time.
-        cpus, gpus: of the cluster, for each shard. Ray gives a process as many threads as processors.
+        cpus, gpus: of the cluster, for each shard. Ray gives a process as many threads as
+            processors.
 
     Raises:
         ValueError: if Ray is not installed.
@@ -57,7 +60,8 @@ class Ray(Launcher):
                 and (most := ray.cluster_resources().get("GPU", 0.0)) < self.gpus
             ):
                 raise ValueError(
-                    f"launcher.gpus {self.gpus} is more than the {most:g} of this machine; set it to that or less"
+                    f"launcher.gpus {self.gpus} is more than the {most:g} of this machine; set it "
+                    "to that or less"
                 )
             task = ray.remote(run).options(
                 num_cpus=self.cpus, num_gpus=self.gpus, max_retries=self.retries
@@ -75,7 +79,8 @@ class Ray(Launcher):
                     ) as error:  # a machine without dnadiff, out of memory, ...
                         reason = (str(error).strip().splitlines() or [""])[-1]
                         raise ValueError(
-                            f"shard {job.shard}: Ray could not run it ({type(error).__name__}: {reason[:200]})"
+                            f"shard {job.shard}: Ray could not run it ({type(error).__name__}: "
+                            f"{reason[:200]})"
                         ) from error
                     yield job, status
         finally:
@@ -88,5 +93,6 @@ def library() -> ModuleType:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ValueError(
-            "launcher=ray needs the package ray: pip install -e '.[ray]' in the checkout; or use launcher=processes"
+            "launcher=ray needs the package ray: pip install -e '.[ray]' in the checkout; or use "
+            "launcher=processes"
         ) from error

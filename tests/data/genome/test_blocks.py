@@ -1,4 +1,5 @@
-"""Blocks with guards, the canonical chr20 split, the published split and its leak; no base of one part is seen by another."""
+"""Blocks with guards, the canonical chr20 split, the published split and its leak; no base of one
+part is seen by another."""
 
 import bisect
 import hashlib
@@ -196,7 +197,8 @@ def test_the_published_split_stretches_its_intervals_and_counts_its_leak(tmp_pat
     assert parts["train"] == [Interval(0, 0, 60), Interval(0, 100, 150), Interval(1, 5, 40)]
     assert parts["test"] == [Interval(0, 40, 100)] and parts["valid"] == [Interval(0, 125, 150)]
     leak = split.leak(["a", "b"], [150, 40], length=10)
-    # Training tiles of a: 0 10 20 30 40 50 and 100 .. 140, of b: 5 15 25 30; those from 40, 50 and from 120 on are evaluated too.
+    # Training tiles of a: 0 10 20 30 40 50 and 100 .. 140, of b: 5 15 25 30; those from 40, 50 and
+    # from 120 on are evaluated too.
     assert (leak["windows"], leak["as_evaluated"], leak["as_written"]) == (6 + 5 + 4, 2 + 3, 1 + 1)
     assert leak["share_as_evaluated"] == round(5 / 15, 4) and "leaks" in split.describe()
 
@@ -206,7 +208,8 @@ def test_the_leak_of_the_published_protocol_on_chr20_is_measured_and_said(
 ):
     bed = shared_data / "annotations" / "hg38.chr20.windows131072.split.bed.gz"
     leak = CaduceusSplit(bed).leak(["chr20"], [64_444_167], 1024)
-    # 371 training intervals, stretched; those before 44 Mb reach into test, and the stretched ends of validation beyond 54 Mb into them.
+    # 371 training intervals, stretched; those before 44 Mb reach into test, and the stretched ends
+    # of validation beyond 54 Mb into them.
     assert (leak["windows"], leak["as_evaluated"], leak["as_written"]) == (377_732, 7_168, 3_584)
     assert (leak["share_as_evaluated"], leak["share_as_written"]) == (0.019, 0.0095)
     letters = (
@@ -231,7 +234,7 @@ def test_the_leak_of_the_published_protocol_on_chr20_is_measured_and_said(
     with caplog.at_level(logging.INFO, logger="dnadiff"):
         data.prepare()
     assert (
-        "48 of 1,024 training windows (4.7 %) overlap held-out intervals as they are evaluated, 48 (4.7 %) as the file has them"
-        in caplog.text
+        "48 of 1,024 training windows (4.7 %) overlap held-out intervals as they are evaluated, 48 "
+        "(4.7 %) as the file has them" in caplog.text
     )
     assert data.describe()["leak"]["as_evaluated"] == 48 and data.train_windows().size == 1024

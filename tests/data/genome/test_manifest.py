@@ -1,4 +1,5 @@
-"""Many genomes: patterns and manifests, the names of their records, labels and weights, and one line for every mistake."""
+"""Many genomes: patterns and manifests, the names of their records, labels and weights, and one
+line for every mistake."""
 
 import os
 
@@ -71,7 +72,8 @@ def test_a_manifest_has_labels_and_weights(folder):
 
 
 def test_windows_are_drawn_by_weight_and_size(folder):
-    # a and b have one and two records of 400, of which 320 are for training: 289 starts each; weights 2 and 0.5.
+    # a and b have one and two records of 400, of which 320 are for training: 289 starts each;
+    # weights 2 and 0.5.
     path = manifest(folder, "path\tweight\ngenomes/a.fa\t2\ngenomes/b.fa\t0.5\ngenomes/c.fa\t0\n")
     data = GenomeDataModule(path, length=32, batch_size=4, epoch_size=4000, augment_rc=False)
     windows = data.train_windows()

@@ -254,7 +254,8 @@ def test_an_error_of_the_device_names_the_cache(file, cache, monkeypatch):
 def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
     (tmp_path / "big.fa").write_text(">a\n" + "ACGT" * 200_000 + "\n")
     code = (
-        f"import resource; from dnadiff.data.genome.packed import pack; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000)); "
+        "import resource; from dnadiff.data.genome.packed import pack; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000)); "
         f"pack({str(tmp_path / 'big.fa')!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -268,7 +269,8 @@ def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
 
 
 def test_a_list_of_runs_of_n_that_cannot_be_written_is_an_error(tmp_path, cache):
-    # numpy.save lost this error, because the bytes fit into the buffer of the C library: the cache had no runs of N.
+    # numpy.save lost this error, because the bytes fit into the buffer of the C library: the cache
+    # had no runs of N.
     path = tmp_path / "many.fa"
     path.write_text(">a\n" + "AN" * 200 + "\n", encoding="ascii")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -327,7 +329,10 @@ def results_of(processes):
 def test_several_processes_at_once_make_one_cache(python, tmp_path, cache):
     path = tmp_path / "big.fa"
     path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
-    code = f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder.stat().st_ino, int(p.bases.sum()))"
+    code = (
+        f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); "
+        "print(p.folder.stat().st_ino, int(p.bases.sum()))"
+    )
     results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
 
@@ -406,8 +411,10 @@ def test_without_locks_several_processes_make_one_cache(python, tmp_path, cache)
     path = tmp_path / "big.fa"
     path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
     code = (
-        "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = none\n"
-        f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder, int(p.bases.sum()))"
+        "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = "
+        "none\n"
+        f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder, "
+        "int(p.bases.sum()))"
     )
     results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1

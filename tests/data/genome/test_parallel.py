@@ -1,4 +1,5 @@
-"""Packing of many files: in several processes, and a killed call loses only what was in progress."""
+"""Packing of many files: in several processes, and a killed call loses only what was in
+progress."""
 
 import os
 import subprocess

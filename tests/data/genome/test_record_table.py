@@ -1,4 +1,5 @@
-"""Tables of records: the same rows from numbers as from an index, and what does not fit is refused."""
+"""Tables of records: the same rows from numbers as from an index, and what does not fit is
+refused."""
 
 import numpy as np
 import pytest

@@ -37,7 +37,10 @@ def test_bed_row_is_half_open_and_gtf_row_is_not(make_genome, tmp_path):
 
 
 def test_headers_comments_blank_lines_and_gzip_are_read(tmp_path):
-    text = '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with spaces\t0\t-\r\nchr1 7 9 b 0 .\n'
+    text = (
+        '#c\ntrack name="x"\nbrowser position chr1\n\nchr1\t1\t5\tname with '
+        "spaces\t0\t-\r\nchr1 7 9 b 0 .\n"
+    )
     (tmp_path / "r.bed.gz").write_bytes(gzip.compress(text.encode()))
     assert read_bed(tmp_path / "r.bed.gz") == [
         Region("chr1", 1, 5, "name with spaces", "-"),
@@ -114,7 +117,8 @@ def test_a_place_is_written_as_browsers_write_it(text, region):
         ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
         (
             "chr1-5",
-            "is not a file, a region chrom:first-last or the name of a record; write chr1:1001-2000",
+            "is not a file, a region chrom:first-last or the name of a record; write "
+            "chr1:1001-2000",
         ),
         ("nothing.bed", "does not exist"),
     ],
@@ -169,7 +173,11 @@ def test_an_unknown_strand_of_gff_is_none_and_that_of_bed_is_refused(tmp_path):
 
 
 def test_a_contig_may_be_called_as_a_header_begins(tmp_path):
-    text = "track name=x\nbrowser position chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 7\ntrack\ttype=bed\tuse=1\n"
+    text = (
+        "track name=x\nbrowser position "
+        "chr1:1-9\ntrack1\t1\t5\ntrack\t2\t6\nbrowserA\t0\t9\nbrowser 3 "
+        "7\ntrack\ttype=bed\tuse=1\n"
+    )
     names = [(r.chrom, r.start, r.end) for r in read_bed(write(tmp_path, text))]
     assert names == [("track1", 1, 5), ("track", 2, 6), ("browserA", 0, 9), ("browser", 3, 7)]
     gff = write(
@@ -217,8 +225,8 @@ def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog, 
             Region("chr1", 5, 6),
         ]
     assert (
-        "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; rows of other records"
-        in caplog.text
+        "r.bed: line 2: no record is called chrX; the records are chr1, chr2; found were chr1; "
+        "rows of other records" in caplog.text
     )
     for lengths, message in (
         ({"chr1": 5}, "ends beyond chr1"),

@@ -1,6 +1,8 @@
-"""Servers on this machine that speak the parts of two interfaces that reading and writing need: Google Cloud Storage, and the Hugging Face Hub.
+"""Servers on this machine that speak the parts of two interfaces that reading and writing need:
+Google Cloud Storage, and the Hugging Face Hub.
 
-S3 has moto; for these two there is no server in Python. Files are kept in a dictionary, {path: content}.
+S3 has moto; for these two there is no server in Python. Files are kept in a dictionary, {path:
+content}.
 """
 
 import base64
@@ -41,7 +43,8 @@ def content_of(files: dict[str, bytes], name: str) -> Response:
 
 
 def google_storage(files: dict[str, bytes]) -> Flask:
-    """The JSON interface of Cloud Storage for one bucket: metadata, lists, content, and both kinds of upload."""
+    """The JSON interface of Cloud Storage for one bucket: metadata, lists, content, and both kinds
+    of upload."""
     app, started = Flask("storage"), {}
 
     def about(name: str) -> dict:
@@ -116,7 +119,8 @@ def google_storage(files: dict[str, bytes]) -> Flask:
 
 
 def hub(files: dict[str, bytes]) -> Flask:
-    """The Hugging Face Hub for one dataset: its branch `main`, metadata, lists, content, and commits of small files."""
+    """The Hugging Face Hub for one dataset: its branch `main`, metadata, lists, content, and
+    commits of small files."""
     app = Flask("hub")
 
     def about(name: str) -> dict:

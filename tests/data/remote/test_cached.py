@@ -1,4 +1,5 @@
-"""Fetching from a web server on this machine: once, whole or not at all, resumed, and one line for every failure."""
+"""Fetching from a web server on this machine: once, whole or not at all, resumed, and one line for
+every failure."""
 
 import hashlib
 import json

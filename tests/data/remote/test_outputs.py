@@ -1,4 +1,5 @@
-"""S3, Google Cloud Storage and the Hugging Face Hub: genomes, patterns and manifests are read, and outputs are uploaded as a whole."""
+"""S3, Google Cloud Storage and the Hugging Face Hub: genomes, patterns and manifests are read, and
+outputs are uploaded as a whole."""
 
 import logging
 import re

@@ -68,7 +68,8 @@ def module(path, tokenizer=None, **options):
 def test_wrapping_a_literal_example(tmp_path, letters):
     (tmp_path / "t.txt").write_text("a b c\nd\ne f g h\ni j k l m n o p\n")
     tiles = module({"test": str(tmp_path / "t.txt")}, letters).test_windows("test")
-    # a b c [SEP] d [SEP] e f g h [SEP] i j k l m n o p [SEP] in blocks of six; the last one overlaps and counts only its new tokens
+    # a b c [SEP] d [SEP] e f g h [SEP] i j k l m n o p [SEP] in blocks of six; the last one
+    # overlaps and counts only its new tokens
     assert [t["ids"].tolist() for t in tiles] == [
         [2, 5, 6, 7, 3, 8, 3, 3],
         [2, 9, 10, 11, 12, 3, 13, 3],
@@ -565,9 +566,11 @@ def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch
 def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
     code = (
-        "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import Pretrained\n"
+        "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import "
+        "Pretrained\n"
         "from dnadiff.data.text.tokenized import tokenize\n"
-        f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, name='x').load(), None, 3, 'x')\n"
+        f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, "
+        "name='x').load(), None, 3, 'x')\n"
         "print(t.folder, int(t.tokens.sum()))"
     )
     running = [python("-c", code) for _ in range(2)]

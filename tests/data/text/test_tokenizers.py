@@ -1,4 +1,5 @@
-"""Subword tokenizers: known ids, new mask and padding tokens, and checkpoints that contain the complete tokenizer."""
+"""Subword tokenizers: known ids, new mask and padding tokens, and checkpoints that contain the
+complete tokenizer."""
 
 import gzip
 import json

@@ -162,7 +162,8 @@ def test_the_log_odds_of_classes_are_compared_between_alleles():
             "regression",
             {},
             ["1", "strong"],
-            "t.csv has 'strong' in column 'a', and a regression expects a number; correct it, set label_column",
+            "t.csv has 'strong' in column 'a', and a regression expects a number; correct it, set "
+            "label_column",
         ),
         (
             "regression",
@@ -204,7 +205,8 @@ def test_labels_that_do_not_fit_are_named(kind, settings, cells, message):
     [
         (
             [[NAN], [NAN]],
-            "t.csv has no value in column 'a' of its training items; add some, or set task.label_column",
+            "t.csv has no value in column 'a' of its training items; add some, or set "
+            "task.label_column",
         ),
         (
             [[2.5], [NAN], [2.5]],
@@ -279,7 +281,8 @@ def test_values_that_are_too_close_for_32_bits_are_reported(caplog):
         assert not caplog.messages
         target.as_array([(1e8 + value,) for value in range(200)])
     assert caplog.messages == [
-        "column 'y': 32 bits round values as large as 1e+08 to multiples of 8, and their standard deviation is 57.7343; "
+        "column 'y': 32 bits round values as large as 1e+08 to multiples of 8, and their standard "
+        "deviation is 57.7343; "
         "subtract a constant from the column"
     ]
 
