@@ -34,7 +34,7 @@ IMPORTED_AS = {
     "pyyaml": "yaml",
 }
 # Packages that come with a declared one, and are imported only next to it.
-ACCOMPANIES = {"h5py": "anndata", "fsspec": "torch"}
+ACCOMPANIES = {"h5py": "anndata"}
 
 
 def requirement(dependency):

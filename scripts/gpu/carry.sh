@@ -18,7 +18,7 @@ cp -f "$genomes"/{GRCh37_chr20,celegans_WBcel235_chrI,scerevisiae_R64-1-1}.fa.gz
 cp -f "$prebuilt"/*.so.xz "$output/prebuilt"
 platforms=()
 for version in 2_28 2_27 2_24 2_17; do platforms+=(--platform "manylinux_${version}_x86_64"); done
-packages=$(grep -E '^(hydra-core|omegaconf|biopython|pyfaidx|datasets|dill|multiprocess)==' constraints.txt)
+packages=$(grep -E '^(hydra-core|omegaconf|biopython|pyfaidx|datasets|dill|multiprocess|pydantic|pydantic_core|annotated-types|typing-inspection)==' constraints.txt)
 python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version "${4:-3.12}" --implementation cp \
   "${platforms[@]}" --platform manylinux2014_x86_64 -d "$output/wheels" $packages
 # hydra-core's parser has no wheel; it is plain Python.
