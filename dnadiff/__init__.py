@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dnadiff.downstream.ensemble import ClassifierEnsemble
     from dnadiff.model import Model, load
+    from dnadiff.supervised.ensemble import ClassifierEnsemble
 
 __version__ = "0.1.0"
 __all__ = ["load"]

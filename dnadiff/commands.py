@@ -177,7 +177,7 @@ def call(
         )  # seconds, before the first result
     check(plain, trust=None)
     from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
-    from dnadiff.downstream.saved import refuse_classifier
+    from dnadiff.supervised.saved import refuse_classifier
 
     refuse_classifier(plain, name)
     refuse_remote_shards(plain)

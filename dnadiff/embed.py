@@ -14,9 +14,9 @@ from dnadiff.config import SHARED, Config, Keys
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
-    from dnadiff.downstream.embedding.files import Vectors
-    from dnadiff.downstream.embedding.work import EmbeddingWork
     from dnadiff.shards.assignment import Assignment
+    from dnadiff.supervised.embedding.files import Vectors
+    from dnadiff.supervised.embedding.work import EmbeddingWork
 
 VECTORS = "vectors"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
@@ -37,13 +37,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff import checkpoint
     from dnadiff.data.files import check_output
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.downstream.embedding import files
-    from dnadiff.downstream.embedding.features import Embedder
-    from dnadiff.downstream.embedding.pooling import pool_of
-    from dnadiff.downstream.embedding.work import EmbeddingWork
     from dnadiff.likelihood.stored_curve import fingerprint
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.supervised.embedding import files
+    from dnadiff.supervised.embedding.features import Embedder
+    from dnadiff.supervised.embedding.pooling import pool_of
+    from dnadiff.supervised.embedding.work import EmbeddingWork
 
     assignment = assignment_of(config, "embed", overrides)
     output = check_output(config["output"] or run_dir / "embeddings.npz", config["overwrite"])

@@ -19,14 +19,14 @@ from dnadiff.progress import Progress, duration, table
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.downstream.items import TaskData
-    from dnadiff.downstream.model import TaskModel
-    from dnadiff.downstream.protocol import FixedSplit
     from dnadiff.kmers import KmerSet
+    from dnadiff.supervised.items import TaskData
+    from dnadiff.supervised.model import TaskModel
+    from dnadiff.supervised.protocol import FixedSplit
 
 log = logging.getLogger("dnadiff")
 
-AUTO = "auto"  # of a setting that suits the task: see `dnadiff.downstream.recipe`
+AUTO = "auto"  # of a setting that suits the task: see `dnadiff.supervised.recipe`
 MAX_KMER = 8  # a table of counts has 4^k columns
 Rate = Annotated[float, checks.Range(maximum=1, above=0)]
 KEYS: Keys = {
@@ -73,9 +73,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.data import disk
     from dnadiff.data.files import atomic_write, check_output, write_json
     from dnadiff.data.remote.address import shown_addresses
-    from dnadiff.downstream import overlap, saved, suite
-    from dnadiff.downstream.results import check_results, slug
     from dnadiff.report.suite import write_suite
+    from dnadiff.supervised import overlap, saved, suite
+    from dnadiff.supervised.results import check_results, slug
 
     check_settings(config)
     output = checks.expand_user(config["output"]) if config["output"] else run_dir / "finetune.json"
@@ -164,7 +164,7 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
 def check_settings(config: Config) -> None:
     """ValueError for values that cannot be used, before anything is read. Others are converted in
     place: 1e1 to 10, one value to a list."""
-    from dnadiff.downstream.study_models import SCRATCH
+    from dnadiff.supervised.study_models import SCRATCH
 
     if config["results"] and checks.expand_user(config["results"]).is_file():
         raise ValueError(f"results {config['results']} is a file; name a folder")
@@ -212,8 +212,8 @@ def seeds_of(config: Config) -> list[int]:
 
 def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, FixedSplit]:
     """Read a task and its protocol; a one-line ValueError or OSError if it cannot be used."""
-    from dnadiff.downstream.classifier import check_length, keep_first_layers
-    from dnadiff.downstream.protocol import build_protocol
+    from dnadiff.supervised.classifier import check_length, keep_first_layers
+    from dnadiff.supervised.protocol import build_protocol
 
     reader = build(task, trust=None)
     protocol = build_protocol(reader.protocol, loaded.tokenizer.vocab.pad_id, config["train_items"])
@@ -229,8 +229,8 @@ def read_task(task: Config, loaded: Loaded, config: Config) -> tuple[TaskData, F
 def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]) -> Config:
     """`head` and `inputs` of the configuration; with the published protocol the published ones,
     unless an override names others."""
-    from dnadiff.downstream.classifier import MEAN_HEAD
-    from dnadiff.downstream.recipe import resolve
+    from dnadiff.supervised.classifier import MEAN_HEAD
+    from dnadiff.supervised.recipe import resolve
 
     published = protocol.epochs is not None
     named = any(
@@ -247,7 +247,7 @@ def checked_models(
     config: Config, loaded: Loaded, data: TaskData, protocol: FixedSplit
 ) -> dict[str, TaskModel]:
     """The models that are compared on a task; ValueError if one of them does not fit it."""
-    from dnadiff.downstream.study_models import build_models
+    from dnadiff.supervised.study_models import build_models
 
     models = build_models(
         config, loaded, data, protocol, commands.pick_device(config["accelerator"])
@@ -272,14 +272,14 @@ def run_task(
     """Compare the models on one task, with the `kmers` of the pretraining data also on the items
     inside and outside it; save networks in `networks`."""
     from dnadiff.data.remote.address import shown_addresses
-    from dnadiff.downstream.code_version import code_version
-    from dnadiff.downstream.items import log_task
-    from dnadiff.downstream.overlap import tested_subsets
-    from dnadiff.downstream.pretraining_warning import pretraining_warning
-    from dnadiff.downstream.results import ResultsFolder
-    from dnadiff.downstream.save_networks import save_networks
-    from dnadiff.downstream.study import distinct_seeds, run_study
-    from dnadiff.downstream.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
+    from dnadiff.supervised.code_version import code_version
+    from dnadiff.supervised.items import log_task
+    from dnadiff.supervised.overlap import tested_subsets
+    from dnadiff.supervised.pretraining_warning import pretraining_warning
+    from dnadiff.supervised.results import ResultsFolder
+    from dnadiff.supervised.save_networks import save_networks
+    from dnadiff.supervised.study import distinct_seeds, run_study
+    from dnadiff.supervised.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
 
     rounds = protocol.rounds(data, config["seed"])
     log_task(protocol.example(data, config["seed"]))
@@ -334,7 +334,7 @@ def run_task(
 def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     """The published model with the network and objective of the checkpoint; None if there is none,
     or if only some layers are used."""
-    from dnadiff.downstream.published_results import published_model_of
+    from dnadiff.supervised.published_results import published_model_of
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     return (
@@ -347,9 +347,9 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and
     their training sizes."""
-    from dnadiff.downstream.metrics import title
-    from dnadiff.downstream.published_results import suite_header, suite_rows
-    from dnadiff.downstream.study import header, primary_metric, remarks, subset_rows, table_rows
+    from dnadiff.supervised.metrics import title
+    from dnadiff.supervised.published_results import suite_header, suite_rows
+    from dnadiff.supervised.study import header, primary_metric, remarks, subset_rows, table_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)

@@ -20,12 +20,12 @@ from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
     from dnadiff.design.output import ResumableOutput
-    from dnadiff.downstream.ensemble import ClassifierEnsemble
-    from dnadiff.downstream.prediction_table import PredictionTable
-    from dnadiff.downstream.sequences import SequenceFile
-    from dnadiff.downstream.target.base import TaskTarget
-    from dnadiff.downstream.work import PredictionWork
     from dnadiff.shards.assignment import Assignment
+    from dnadiff.supervised.ensemble import ClassifierEnsemble
+    from dnadiff.supervised.prediction_table import PredictionTable
+    from dnadiff.supervised.sequences import SequenceFile
+    from dnadiff.supervised.targets.base import TaskTarget
+    from dnadiff.supervised.work import PredictionWork
 
 ROWS = "rows"  # name of the stream of shards
 PARQUET = ".parquet"
@@ -51,11 +51,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.data.files import check_output, resolve
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete
-    from dnadiff.downstream import saved
-    from dnadiff.downstream.prediction_table import PredictionTable
-    from dnadiff.downstream.work import PredictionWork
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.supervised import saved
+    from dnadiff.supervised.prediction_table import PredictionTable
+    from dnadiff.supervised.work import PredictionWork
 
     assignment = assignment_of(config, "predict", overrides)
     output = check_options(config, run_dir)
@@ -166,8 +166,8 @@ def check_class(config: Config, model: ClassifierEnsemble) -> None:
 
 def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     """What is predicted; ValueError for another number of label columns than the model predicts."""
-    from dnadiff.downstream.sequences import Columns, SequenceFile
-    from dnadiff.downstream.table import as_names
+    from dnadiff.supervised.sequences import Columns, SequenceFile
+    from dnadiff.supervised.table import as_names
 
     labels = None if config["label_column"] is None else as_names(config["label_column"])
     if labels is not None and len(labels) != len(model.target.label_columns):
@@ -198,7 +198,7 @@ def check_queries(
         ValueError: for input that cannot be classified, or, with a track, for records of one name,
             whose intervals would overlap.
     """
-    from dnadiff.downstream.prediction_table import chrom_of
+    from dnadiff.supervised.prediction_table import chrom_of
 
     count, longest, names = 0, 0, set()
     for query in islice(source, first, last):
@@ -343,7 +343,7 @@ def show(
     content: Mapping[str, Json], metrics: Mapping[str, Json] | None, target: TaskTarget
 ) -> None:
     """Print how often each class was predicted, or the mean of each target, and the metrics."""
-    from dnadiff.downstream.metrics import title
+    from dnadiff.supervised.metrics import title
 
     kind = target.predicted_kind
     print(table(kind.summary_rows(content["predicted"], content["predictions"]), kind.tally_header))

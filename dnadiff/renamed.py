@@ -28,6 +28,12 @@ MOVED = {
     "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
     "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
 }
+# Old paths of packages: each module and class in them has moved along, unless `MOVED` names it. The
+# first entry that fits counts.
+MOVED_PACKAGES = {
+    "dnadiff.downstream.target": "dnadiff.supervised.targets",
+    "dnadiff.downstream": "dnadiff.supervised",
+}
 # Renamed choices of the command line. The old names work with a warning until version 0.3.
 RENAMED_CHOICES = {
     "objective/masking=coins": "objective/masking=bernoulli",
@@ -50,7 +56,12 @@ DECLARED = (
 def current_name(target: str) -> str:
     """The current dotted path of a class, given its path in this or an earlier version."""
     module, _, name = target.rpartition(".")
-    return MOVED.get(target) or f"{MOVED.get(module, module)}.{name}"
+    if target in MOVED or module in MOVED:
+        return MOVED.get(target) or f"{MOVED[module]}.{name}"
+    for old, new in MOVED_PACKAGES.items():
+        if target.startswith(f"{old}."):
+            return new + target.removeprefix(old)
+    return target
 
 
 def with_current_choices(overrides: Sequence[str]) -> list[str]:

@@ -57,10 +57,10 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.downstream import saved
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.supervised import saved
     from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import COLUMNS, Scorer
     from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
@@ -122,8 +122,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 def compare_predictions(config: Config, output: Path, assignment: Assignment) -> Path:
     """Score the variants by the predictions of a fine-tuned run; the file written."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.downstream import saved
     from dnadiff.shards.manifest import Task
+    from dnadiff.supervised import saved
     from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
     from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
     from dnadiff.variant_effect.training_part import TrainingPart

@@ -66,6 +66,18 @@ def test_every_old_name_resolves_to_an_existing_class_or_module(old):
         assert isinstance(getattr(importlib.import_module(module), name), type)
 
 
+@pytest.mark.parametrize(
+    "old",
+    [
+        "dnadiff.downstream.head.conv.ConvHead",
+        "dnadiff.downstream.target.classes.ClassTarget",
+    ],
+)
+def test_a_class_of_a_moved_package_resolves_to_an_existing_class(old):
+    module, _, name = current_name(old).rpartition(".")
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
 @pytest.mark.parametrize("run", ["dna", "text"])
 def test_every_class_named_in_an_old_run_exists(run):
     check(yaml.safe_load((COMPAT / run / "config.yaml").read_text(encoding="utf-8")), trust=None)

@@ -12,17 +12,17 @@ from dnadiff import commands, finetune
 from dnadiff.checkpoint import Loaded, build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.downstream import study_models
-from dnadiff.downstream.baselines import KmerLogistic
-from dnadiff.downstream.classifier import MEAN_HEAD
-from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.protocol import FewItems, build_protocol
-from dnadiff.downstream.target.base import ValidScore
+from dnadiff.supervised import study_models
+from dnadiff.supervised.baselines import KmerLogistic
+from dnadiff.supervised.classifier import MEAN_HEAD
+from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.protocol import FewItems, build_protocol
+from dnadiff.supervised.targets.base import ValidScore
 
 BASELINES = (
-    "+baselines.length={_target_: dnadiff.downstream.baselines.LengthAlone}",
-    "+baselines.GC={_target_: dnadiff.downstream.baselines.GCAlone}",
-    "+baselines.boosting={_target_: dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]}",
+    "+baselines.length={_target_: dnadiff.supervised.baselines.LengthAlone}",
+    "+baselines.GC={_target_: dnadiff.supervised.baselines.GCAlone}",
+    "+baselines.boosting={_target_: dnadiff.supervised.baselines.KmerBoosting, k: 2, rounds: [5]}",
 )
 DIT = ("backbone=dit", "backbone.d_model=16", "backbone.n_heads=2", "backbone.n_layers=1")
 CADUCEUS = ("backbone=caduceus", "backbone.d_model=16", "backbone.n_layers=1")
@@ -374,8 +374,8 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
         "kmer=2",
     ]
     flat = (
-        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: "
-        "dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+        "{_target_: dnadiff.supervised.one_hot.OneHotModel, head: {_target_: "
+        "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
     )
     run_dir = call(
         tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"'
@@ -601,12 +601,12 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
 def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, monkeypatch):
     fitted = []
     monkeypatch.setattr(
-        "dnadiff.downstream.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1)
+        "dnadiff.supervised.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1)
     )
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
     flat = (
-        "{_target_: dnadiff.downstream.one_hot.OneHotModel, head: {_target_: "
-        "dnadiff.downstream.head.flatten.FlattenHead, _partial_: true}}"
+        "{_target_: dnadiff.supervised.one_hot.OneHotModel, head: {_target_: "
+        "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
     )
     for setting, message in (
         ("freeze=4", "freeze 4 is more than the 1 layers of this Caduceus"),
@@ -663,13 +663,13 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(
     tmp_path, table, capsys, monkeypatch
 ):
     monkeypatch.setattr(
-        "dnadiff.downstream.pretraining_warning._mean",
+        "dnadiff.supervised.pretraining_warning._mean",
         lambda model, key: float(len(model["found"])),
     )
     assert study_of(tmp_path, table)["warning"] is None
     values = iter([0.5, 0.75])
     monkeypatch.setattr(
-        "dnadiff.downstream.pretraining_warning._mean", lambda model, key: next(values)
+        "dnadiff.supervised.pretraining_warning._mean", lambda model, key: next(values)
     )
     capsys.readouterr()
     warning = study_of(tmp_path, table, "overwrite=true", "trust=[]", report=True)["warning"]

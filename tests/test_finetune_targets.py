@@ -203,8 +203,8 @@ def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
         "fine_tune=false",
     )
     classes = {
-        "GCAlone": "dnadiff.downstream.baselines.GCAlone",
-        "boosting": "dnadiff.downstream.baselines.KmerBoosting, k: 2, rounds: [5]",
+        "GCAlone": "dnadiff.supervised.baselines.GCAlone",
+        "boosting": "dnadiff.supervised.baselines.KmerBoosting, k: 2, rounds: [5]",
     }
     baselines = [f"+baselines.{name}={{_target_: {target}}}" for name, target in classes.items()]
     result = run_finetune(

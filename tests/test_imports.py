@@ -28,13 +28,13 @@ INTERFACES = {
     "dnadiff.backbone.base"
 }  # how a network may read a sequence; objectives and samplers say which they need
 ONLY = {
-    "lightning": {"training", "downstream", "train"},
+    "lightning": {"training", "supervised", "train"},
     "hydra": {"config", "commands"},
     "omegaconf": {"config", "commands"},
     "huggingface_hub": {"published", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
-    "pyarrow": {"data", "downstream", "variant_effect"},
+    "pyarrow": {"data", "supervised", "variant_effect"},
 }
 
 

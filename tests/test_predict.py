@@ -21,11 +21,11 @@ from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
-from dnadiff.downstream import ensemble, prediction_table, work
-from dnadiff.downstream.finetuning import NetworkModel
-from dnadiff.downstream.prediction_table import mean_coverage
-from dnadiff.downstream.sequences import Query, chunks, window_bounds
 from dnadiff.finetune import print_tables
+from dnadiff.supervised import ensemble, prediction_table, work
+from dnadiff.supervised.finetuning import NetworkModel
+from dnadiff.supervised.prediction_table import mean_coverage
+from dnadiff.supervised.sequences import Query, chunks, window_bounds
 
 DIT = (
     "backbone=dit",

@@ -16,19 +16,19 @@ from dnadiff import checkpoint
 from dnadiff.checks import integer
 from dnadiff.data.nucleotides import is_sequence, name_of
 from dnadiff.design.request import check_request
-from dnadiff.downstream.embedding.features import Embedder
-from dnadiff.downstream.embedding.pooling import pool_of
-from dnadiff.downstream.embedding.vectors import Embeddings
 from dnadiff.likelihood.information import Information
 from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.model.generator import Generator, letters_of
+from dnadiff.supervised.embedding.features import Embedder
+from dnadiff.supervised.embedding.pooling import pool_of
+from dnadiff.supervised.embedding.vectors import Embeddings
 
 if TYPE_CHECKING:
     import pandas
     from pyfaidx import Fasta
 
     from dnadiff.data.nucleotides import DNASequence
-    from dnadiff.downstream.ensemble import ClassifierEnsemble
+    from dnadiff.supervised.ensemble import ClassifierEnsemble
     from dnadiff.variant_effect.base import VariantMethod
     from dnadiff.variant_effect.frame import AnyVariants
     from dnadiff.variant_effect.variant import Reference
@@ -232,7 +232,7 @@ def load(
         >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
         array([1.29])
     """
-    from dnadiff.downstream import saved
+    from dnadiff.supervised import saved
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

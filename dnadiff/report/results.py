@@ -15,8 +15,8 @@ import numpy as np
 from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.data.csv_file import number_in, read_csv
-from dnadiff.downstream.metrics import title
 from dnadiff.metrics.composition import Composition, compare
+from dnadiff.supervised.metrics import title
 
 BIT = math.log(2)  # nats
 GROUPS = {"all": "All held-out", "novel": "Novel", "repeated": "Repeated"}

@@ -10,20 +10,20 @@ from html import escape
 from pathlib import Path
 
 from dnadiff.checks import is_number
-from dnadiff.downstream.protocol import KFold
-from dnadiff.downstream.published_results import (
+from dnadiff.report import classification, panels
+from dnadiff.report.figures import panel
+from dnadiff.report.html import facts, pair, picture, section, table, write
+from dnadiff.report.results import ACCURACY, Results, metric_of
+from dnadiff.report.sections import footer
+from dnadiff.supervised.protocol import KFold
+from dnadiff.supervised.published_results import (
     num_training_sequences,
     published_accuracies,
     published_model_for,
     suite_header,
     suite_rows,
 )
-from dnadiff.downstream.study import remarks
-from dnadiff.report import classification, panels
-from dnadiff.report.figures import panel
-from dnadiff.report.html import facts, pair, picture, section, table, write
-from dnadiff.report.results import ACCURACY, Results, metric_of
-from dnadiff.report.sections import footer
+from dnadiff.supervised.study import remarks
 
 _PUBLISHED_NOTE = (
     "Each published accuracy is given with its number of training sequences and, after ±, the "
@@ -43,7 +43,7 @@ def write_suite(
     commands: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Write the page of `studies`, results of `dnadiff.downstream.study.study`, and the `commands`
+    """Write the page of `studies`, results of `dnadiff.supervised.study.study`, and the `commands`
     that produced them.
 
     Raises:

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from dnadiff.design.reward import Reward, Values
-from dnadiff.downstream import saved
-from dnadiff.downstream.classifier import Classifier
+from dnadiff.supervised import saved
+from dnadiff.supervised.classifier import Classifier
 from dnadiff.vocab import Vocab
 
 log = logging.getLogger("dnadiff")

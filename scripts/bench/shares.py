@@ -135,8 +135,8 @@ def profile(command: str, line: list[str]) -> None:
         from torch.optim import AdamW
 
         from dnadiff.data.loader import TrainLoader
-        from dnadiff.downstream.fine_tuning_module import FineTuningModule
         from dnadiff.objective.base import Objective
+        from dnadiff.supervised.fine_tuning_module import FineTuningModule
         from dnadiff.training.callbacks import EMA
         from dnadiff.training.module import DiffusionModule
 

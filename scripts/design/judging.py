@@ -1,7 +1,7 @@
 """The judges of the design study: models of other kinds than the oracle, fitted on data that it has
 not read.
 
-`dnadiff.downstream` models predict the test part of a task, so designs are judged as test
+`dnadiff.supervised` models predict the test part of a task, so designs are judged as test
 sequences. The same seeds give the same models: a judge that is fitted again has the same
 predictions, which `checked` confirms.
 """
@@ -19,12 +19,12 @@ import predictions
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.baselines import KmerLogistic
-from dnadiff.downstream.head.conv import ConvHead
-from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.model import TaskModel
-from dnadiff.downstream.one_hot import OneHotModel
-from dnadiff.downstream.promoter_motif import best_scores
+from dnadiff.supervised.baselines import KmerLogistic
+from dnadiff.supervised.head.conv import ConvHead
+from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.model import TaskModel
+from dnadiff.supervised.one_hot import OneHotModel
+from dnadiff.supervised.promoter_motif import best_scores
 
 CNN, KMERS, SIGMA70, MATRIX = "CNN", "6-mers", "6-mers of sigma70", "-10/-35 matrix"
 JUDGES = (CNN, KMERS, SIGMA70, MATRIX)

@@ -35,12 +35,12 @@ from dnadiff import checkpoint
 from dnadiff.backbone.base import Backbone
 from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream import baselines, overlap
-from dnadiff.downstream.cnn import PublishedCNN
-from dnadiff.downstream.finetuning import FineTunedModel
-from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.probe import LinearProbe
 from dnadiff.draws import hash64
+from dnadiff.supervised import baselines, overlap
+from dnadiff.supervised.cnn import PublishedCNN
+from dnadiff.supervised.finetuning import FineTunedModel
+from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.probe import LinearProbe
 
 MAIN = "human_nontata_promoters"
 REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")

@@ -19,7 +19,7 @@ import study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dnadiff.downstream.metrics import title
+from dnadiff.supervised.metrics import title
 
 DEFAULT_TABLE, DEFAULT_OUTPUT = (
     Path("docs/tables/fine_tuning.json"),

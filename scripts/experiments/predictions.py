@@ -18,14 +18,14 @@ from torch import Tensor
 from dnadiff import __version__
 from dnadiff.config import Json, build, compose
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.comparison import compare
-from dnadiff.downstream.items import TaskData
-from dnadiff.downstream.metrics import metric_values
-from dnadiff.downstream.model import Report, TaskModel, no_report
-from dnadiff.downstream.prediction import Prediction
-from dnadiff.downstream.protocol import FixedSplit, build_protocol
-from dnadiff.downstream.results import load_prediction, save_prediction, slug
-from dnadiff.downstream.study import folds_of, predict_rounds
+from dnadiff.supervised.comparison import compare
+from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.metrics import metric_values
+from dnadiff.supervised.model import Report, TaskModel, no_report
+from dnadiff.supervised.prediction import Prediction
+from dnadiff.supervised.protocol import FixedSplit, build_protocol
+from dnadiff.supervised.results import load_prediction, save_prediction, slug
+from dnadiff.supervised.study import folds_of, predict_rounds
 
 
 def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> tuple[TaskData, FixedSplit]:

@@ -342,8 +342,8 @@ def import_all(readers: Sequence[Reader]) -> None:
     names += [
         f"dnadiff.{name}"
         for name in (
-            "downstream.table",
-            "downstream.results",
+            "supervised.table",
+            "supervised.results",
             "design.output",
             "data.text.tokenized",
         )

@@ -478,7 +478,7 @@ def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
 
 def _csv(name: str) -> Callable[[Path], object]:
     def task(folder: Path) -> object:
-        from dnadiff.downstream.table import CsvTask
+        from dnadiff.supervised.table import CsvTask
 
         return CsvTask(str(folder / name))
 
@@ -514,7 +514,7 @@ def _class_folders(folder: Path) -> None:
 
 
 def _folder_task(folder: Path) -> object:
-    from dnadiff.downstream.folders import FolderTask
+    from dnadiff.supervised.folders import FolderTask
 
     return FolderTask(str(folder / "t"))
 
@@ -552,7 +552,7 @@ def _intervals(folder: Path) -> None:
 
 
 def _interval_task(folder: Path) -> object:
-    from dnadiff.downstream.intervals import IntervalTask
+    from dnadiff.supervised.intervals import IntervalTask
 
     return IntervalTask(str(folder / "t"), str(folder / "g.fa"))
 
@@ -1088,7 +1088,7 @@ def _gpt2_vocab() -> object:
 
 
 def _digest(denoiser: object) -> str:
-    from dnadiff.downstream.results import weights_digest
+    from dnadiff.supervised.results import weights_digest
 
     return weights_digest(denoiser.backbone)  # type: ignore[attr-defined]
 
@@ -1420,7 +1420,7 @@ def _read_tokenized(folder: Path) -> object:
 def _task_cache(folder: Path) -> None:
     import numpy as np
 
-    from dnadiff.downstream import cache
+    from dnadiff.supervised import cache
 
     with _cache_in(folder):
         sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
@@ -1431,7 +1431,7 @@ def _task_cache(folder: Path) -> None:
 
 
 def _read_task_cache(folder: Path) -> object:
-    from dnadiff.downstream import cache
+    from dnadiff.supervised import cache
 
     found = cache.load("0" * 32)
     return (
@@ -1544,8 +1544,8 @@ def _of_journal(folder: Path, name: str) -> object:
 def _results(folder: Path) -> None:
     import torch
 
-    from dnadiff.downstream.prediction import Prediction
-    from dnadiff.downstream.results import COLUMNS, append_row, save_prediction
+    from dnadiff.supervised.prediction import Prediction
+    from dnadiff.supervised.results import COLUMNS, append_row, save_prediction
 
     labels = torch.arange(6) % 2
     folder.mkdir(parents=True, exist_ok=True)
@@ -1567,7 +1567,7 @@ def _results(folder: Path) -> None:
 
 
 def _prediction(folder: Path) -> object:
-    from dnadiff.downstream.results import load_prediction
+    from dnadiff.supervised.results import load_prediction
 
     prediction, labels = load_prediction(folder / "m-s1-0123456789a1.npz")
     return prediction.predictions.tolist(), prediction.seconds, prediction.fit_info, labels.tolist()
@@ -1576,7 +1576,7 @@ def _prediction(folder: Path) -> object:
 def _result_rows(folder: Path) -> object:
     import csv
 
-    from dnadiff.downstream.results import COLUMNS, append_row, listed_digests
+    from dnadiff.supervised.results import COLUMNS, append_row, listed_digests
 
     listed = listed_digests(folder / "results.csv")
     append_row(
@@ -1593,7 +1593,7 @@ def _of_result_rows(folder: Path, name: str) -> object:
     import csv
     import io
 
-    from dnadiff.downstream.results import COLUMNS
+    from dnadiff.supervised.results import COLUMNS
 
     try:
         rows = [
@@ -1629,7 +1629,7 @@ def _of_result_rows(folder: Path, name: str) -> object:
 
 
 def _summary(folder: Path) -> object:
-    from dnadiff.downstream.results import ResultsFolder
+    from dnadiff.supervised.results import ResultsFolder
 
     ResultsFolder(folder, {"checkpoint": "x"}, {"dnadiff": "1"}).write_summary(
         "new", {"seeds": [1]}
@@ -1646,10 +1646,10 @@ def _of_summary(folder: Path, name: str) -> object:
 def _classifier(folder: Path) -> None:
     from dnadiff.backbone.dit import DiT
     from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.downstream import saved
-    from dnadiff.downstream.classifier import MEAN_HEAD, build_classifier
-    from dnadiff.downstream.head_inputs import HeadInputs
-    from dnadiff.downstream.weights import write_weights
+    from dnadiff.supervised import saved
+    from dnadiff.supervised.classifier import MEAN_HEAD, build_classifier
+    from dnadiff.supervised.head_inputs import HeadInputs
+    from dnadiff.supervised.weights import write_weights
 
     tokenizer = DNATokenizer()
     network = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": 40}
@@ -1677,7 +1677,7 @@ def _classifier(folder: Path) -> None:
 
 
 def _read_classifier(folder: Path) -> object:
-    from dnadiff.downstream import saved
+    from dnadiff.supervised import saved
 
     model = saved.load(folder)
     return (
@@ -1689,7 +1689,7 @@ def _read_classifier(folder: Path) -> object:
 
 
 def _network_digest(network: object) -> str:
-    from dnadiff.downstream.results import weights_digest
+    from dnadiff.supervised.results import weights_digest
 
     return weights_digest(network)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ import pytest
 
 from dnadiff.data.structured import json_object, parse_json, read_json, read_yaml
 from dnadiff.design.output import read_journal, temporary_path
-from dnadiff.downstream.results import load_prediction
+from dnadiff.supervised.results import load_prediction
 from dnadiff.training.resume import resumable
 
 DAMAGED_JSON = {

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.downstream.comparison import compare
-from dnadiff.downstream.items import Items
-from dnadiff.downstream.prediction import Prediction
-from dnadiff.downstream.published_results import published_accuracies
 from dnadiff.report import classification, figures
 from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite
+from dnadiff.supervised.comparison import compare
+from dnadiff.supervised.items import Items
+from dnadiff.supervised.prediction import Prediction
+from dnadiff.supervised.published_results import published_accuracies
 
 
 def study(name: str, classes: list[str]) -> dict:
@@ -120,7 +120,7 @@ def test_a_page_without_studies_is_refused(tmp_path):
 def test_a_regression_shows_predicted_against_measured_values(tmp_path):
     import torch
 
-    from dnadiff.downstream.target.regression import RegressionTarget
+    from dnadiff.supervised.targets.regression import RegressionTarget
 
     random = np.random.default_rng(0)
     labels = torch.from_numpy(random.normal(size=(40, 1))).float()

@@ -11,10 +11,10 @@ import dnadiff
 from dnadiff import commands, finetune, train
 from dnadiff.config import compose
 from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.downstream import saved
 from dnadiff.metrics.designs import header_facts
 from dnadiff.reward.predicted import PredictedReward
 from dnadiff.reward.weighted import WeightedSum
+from dnadiff.supervised import saved
 
 FEW = [
     "epochs=1",

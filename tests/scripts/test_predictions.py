@@ -6,10 +6,10 @@ import torch
 from predictions import Predictions, task_data
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream.items import Items, TaskData
-from dnadiff.downstream.model import TaskModel
-from dnadiff.downstream.protocol import FixedSplit, PaperSplit
-from dnadiff.downstream.target.regression import RegressionTarget
+from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.model import TaskModel
+from dnadiff.supervised.protocol import FixedSplit, PaperSplit
+from dnadiff.supervised.targets.regression import RegressionTarget
 
 
 def data() -> TaskData:

@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from dnadiff.downstream.embedding import features
 from dnadiff.likelihood import information, records
+from dnadiff.supervised.embedding import features
 from dnadiff.variant_effect import effects
 
 CPU = "accelerator=cpu"

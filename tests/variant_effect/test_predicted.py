@@ -8,10 +8,10 @@ import torch
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.downstream import saved
-from dnadiff.downstream.classifier import MEAN_HEAD, Classifier, build_classifier
-from dnadiff.downstream.head_inputs import HeadInputs
-from dnadiff.downstream.weights import write_weights
+from dnadiff.supervised import saved
+from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, build_classifier
+from dnadiff.supervised.head_inputs import HeadInputs
+from dnadiff.supervised.weights import write_weights
 from dnadiff.variant_effect.effects import Scored
 from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, PredictedEffect
 from dnadiff.variant_effect.variant import Row
@@ -20,7 +20,7 @@ from dnadiff.variant_effect.writers import writer_of
 DNA, LENGTH = DNATokenizer(), 16
 NETWORK = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": LENGTH}
 FLATTEN_HEAD = {
-    "_target_": "dnadiff.downstream.head.flatten.FlattenHead",
+    "_target_": "dnadiff.supervised.head.flatten.FlattenHead",
     "channels": 2,
     "hidden": 4,
 }

@@ -10,7 +10,7 @@ from dnadiff.data.text.hub import Hub, HubPart
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.design.options import read_patterns
-from dnadiff.downstream.table import read_rows
+from dnadiff.supervised.table import read_rows
 
 WORDS = [f"word {number} \u00fc" for number in range(60)]
 

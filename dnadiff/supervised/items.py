@@ -1,0 +1,287 @@
+"""Labeled sequences as tensors, and the batches cut from them.
+
+Tasks (`tasks`, `labeled`) read files; classifiers and baselines see only the classes of this
+module.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dnadiff.config import Json
+from dnadiff.draws import hash64
+from dnadiff.supervised.targets.base import TaskTarget
+from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.vocab import Vocab
+
+log = logging.getLogger("dnadiff")
+_LARGE = 1 << 30  # bytes of padded sequences, from which mostly padding is reported
+
+
+@dataclass(frozen=True)
+class Items:
+    """Sequences with their labels, right-padded into one tensor.
+
+    Attributes:
+        ids: (S, L) uint8 token ids.
+        lengths: (S,) int64; the rest of a row is padding.
+        labels: (S,) int64 class numbers, or (S, K) float32 values of K targets, NaN where one is
+            missing.
+        groups: (S,) int64; items of one group stay in the same part when a set is divided. None:
+            every item is its own group.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    labels: Tensor
+    groups: Tensor | None = None
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Sequence[np.ndarray],
+        labels: Sequence[int] | np.ndarray,
+        pad_id: int,
+        groups: np.ndarray | None = None,
+    ) -> Items:
+        """Pad arrays of token ids `(L_i,)` to the longest of them."""
+        lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
+        longest = int(lengths.max()) if len(sequences) else 0
+        if (size := len(sequences) * longest) > max(_LARGE, 4 * int(lengths.sum())):
+            log.warning(
+                f"{len(sequences):,} sequences are padded to the {longest:,} bases of the longest "
+                f"one and take {size / 1e9:.1f} GB; "
+                "cut them (task.max_length), or leave out the longest"
+            )
+        ids = torch.full((len(sequences), longest), pad_id, dtype=torch.uint8)
+        ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(
+            np.concatenate([*sequences, np.empty(0, np.uint8)])
+        )
+        group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
+        numbers = np.asarray(labels)
+        dtype = torch.float32 if numbers.ndim > 1 else torch.int64
+        return cls(ids, lengths, torch.as_tensor(numbers, dtype=dtype), group_ids)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, index: Tensor) -> Items:
+        """The items at `index` (item numbers or a boolean mask)."""
+        return Items(
+            self.ids[index],
+            self.lengths[index],
+            self.labels[index],
+            None if self.groups is None else self.groups[index],
+        )
+
+    def concatenate(self, other: Items, pad_id: int) -> Items:
+        """These items followed by those of `other`."""
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        ids = [
+            torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id)
+            for items in (self, other)
+        ]
+        groups = (
+            None
+            if self.groups is None or other.groups is None
+            else torch.cat([self.groups, other.groups])
+        )
+        return Items(
+            torch.cat(ids),
+            torch.cat([self.lengths, other.lengths]),
+            torch.cat([self.labels, other.labels]),
+            groups,
+        )
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A task that is ready for training: every model gets the same.
+
+    Attributes:
+        classes: class names, sorted; a label is an index into this list. For another target the
+            names of its outputs.
+        valid: items for choosing the epoch and the hyperparameters.
+        test: items that are scored once.
+        stranded: True if the class depends on the strand; otherwise models train on and score both
+            strands.
+        notes: facts that help to interpret the results, ready for JSON.
+        target: what is predicted; None: one of the classes.
+    """
+
+    name: str
+    classes: list[str]
+    train: Items
+    valid: Items
+    test: Items
+    stranded: bool = False
+    notes: dict[str, Json] = field(default_factory=dict)
+    target: TaskTarget = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            object.__setattr__(self, "target", ClassTarget(self.classes))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in the longest sequence."""
+        return max(int(items.lengths.max()) for items in (self.train, self.valid, self.test))
+
+    @property
+    def min_length(self) -> int:
+        """Tokens in the shortest sequence."""
+        return min(
+            int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items)
+        )
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Items of each class in each part; for another target all of them."""
+        return {
+            part: self.target.counts(items.labels)
+            for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
+        }
+
+
+class ItemBatch(NamedTuple):
+    """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded,
+    `labels` (B,) int64 or (B, K) float32."""
+
+    ids: Tensor
+    valid: Tensor | None
+    labels: Tensor
+
+    def first(self, number: int) -> ItemBatch:
+        """The first `number` items."""
+        return ItemBatch(
+            self.ids[:number],
+            None if self.valid is None else self.valid[:number],
+            self.labels[:number],
+        )
+
+    def to(self, device: torch.device) -> ItemBatch:
+        """The batch on a device."""
+        return ItemBatch(
+            self.ids.to(device),
+            None if self.valid is None else self.valid.to(device),
+            self.labels.to(device),
+        )
+
+
+def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
+    """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens;
+    the padding stays on the right."""
+    position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
+    complement = torch.tensor(vocab.complement, device=ids.device)
+    return torch.where(
+        position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id
+    )
+
+
+def make_batch(
+    items: Items, index: Tensor, vocab: Vocab, reverse: Tensor | None = None
+) -> ItemBatch:
+    """The items at `index (B,)`, trimmed to the longest of them; rows with `reverse (B,)` True are
+    reverse-complemented."""
+    lengths = items.lengths[index]
+    longest = int(lengths.max())
+    ids = items.ids[index, :longest].long()
+    if reverse is not None:
+        ids = torch.where(reverse[:, None], reverse_complement_rows(ids, lengths, vocab), ids)
+    valid = None if int(lengths.min()) == longest else torch.arange(longest) < lengths[:, None]
+    return ItemBatch(ids, valid, items.labels[index])
+
+
+def strand_batches(
+    items: Items, batch_size: int, vocab: Vocab, both_strands: bool
+) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
+    """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to
+    read."""
+    for index in items.lengths.argsort(stable=True).split(batch_size):
+        batches = [make_batch(items, index, vocab)]
+        if both_strands:
+            batches.append(
+                make_batch(items, index, vocab, torch.ones(len(index), dtype=torch.bool))
+            )
+        yield index, batches
+
+
+class ShuffledBatches:
+    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds`
+    were spent on making them so far.
+
+    If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before
+    they are cut into batches, and the batches are then shuffled: there is hardly any padding. Items
+    of one length are in plain random order. With `both_strands`, each item is reverse-complemented
+    with probability 1/2, and with `other_strand` exactly those items that would not be.
+    """
+
+    bucket_batches = 32
+
+    def __init__(
+        self,
+        items: Items,
+        batch_size: int,
+        vocab: Vocab,
+        seed: int,
+        epoch: int,
+        both_strands: bool,
+        other_strand: bool = False,
+    ) -> None:
+        self.items, self.batch_size, self.vocab = items, batch_size, vocab
+        self.both_strands, self.other_strand = both_strands, other_strand
+        self.key, self.seconds = hash64(seed, "batches", epoch), 0.0
+
+    def __len__(self) -> int:
+        return -(-len(self.items) // self.batch_size)
+
+    def __iter__(self) -> Iterator[ItemBatch]:
+        start = time.perf_counter()
+        generator = torch.Generator().manual_seed(self.key % 2**63)
+        order = torch.randperm(len(self.items), generator=generator)
+        reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
+        for index in self._batches(order, generator):
+            batch = make_batch(
+                self.items, index, self.vocab, reverse[index] if self.both_strands else None
+            )
+            self.seconds += time.perf_counter() - start
+            yield batch
+            start = time.perf_counter()
+
+    def _batches(self, order: Tensor, generator: torch.Generator) -> list[Tensor]:
+        lengths = self.items.lengths
+        if len(lengths) == 0 or bool((lengths == lengths[0]).all()):
+            return list(order.split(self.batch_size))
+        buckets = [
+            bucket[lengths[bucket].argsort(stable=True)]
+            for bucket in order.split(self.batch_size * self.bucket_batches)
+        ]
+        batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def log_task(data: TaskData) -> None:
+    """Log the size of the task, and what its test part shares with training."""
+    counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
+    log.info(
+        f"task: {data.name}, {data.target.summary}; "
+        f"{', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences"
+    )
+    if left_out := data.notes.get("left_out_for_a_shared_kmer"):
+        numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
+        log.info(
+            f"left out of test because they share a {data.notes['shared_kmer']}-mer with training "
+            f"on either strand: {numbers}"
+        )
+    if copies := data.notes.get("test_sequences_also_in_training"):
+        log.info(
+            f"{copies:,} of {counts['test']:,} test sequences are also in the training or "
+            "validation part, on either strand"
+        )

@@ -1,0 +1,400 @@
+"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without
+a given split.
+
+A reader (`table`, `folders`, `intervals`, `fasta`) returns what is in its files; everything else is
+shared and implemented here.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+
+from dnadiff import checks
+from dnadiff.config import Json
+from dnadiff.data.splits import PARTS
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.draws import hash64
+from dnadiff.kmers import MAX_K
+from dnadiff.supervised import cache, clusters
+from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.protocol import PROTOCOLS, FixedSplit
+from dnadiff.supervised.targets.base import TaskTarget
+from dnadiff.supervised.targets.build import build_target
+
+log = logging.getLogger("dnadiff")
+
+PART_NAMES = {
+    "train": "train",
+    "valid": "valid",
+    "test": "test",
+    "dev": "valid",
+    "val": "valid",
+    "validation": "valid",
+}
+_CACHED = {
+    "source": "source",
+    "divided": "divided",
+    "place": "label_source",
+    "part_place": "split_source",
+    "notes": "notes",
+    "groups": "groups",
+}
+
+
+@dataclass
+class LabeledSequences:
+    """Sequences with their labels.
+
+    Attributes:
+        source: the path, for messages.
+        labels: of each sequence: the name of its class, or the cells of its target columns, joined.
+        sequences: token ids `(L_i,)` uint8, none of them empty.
+        parts: train, valid or test for each sequence; all train if the source has no split.
+        divided: whether the source has a split.
+        label_source: where the class names come from, for messages: `column 'label'`.
+        split_source: where the split comes from, for messages.
+        groups: the group of each sequence: sequences of one group stay in the same part. Empty if
+            there are none.
+    """
+
+    source: str
+    sequences: list[np.ndarray] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    divided: bool = False
+    label_source: str = "the labels"
+    split_source: str = "the split"
+    notes: dict[str, Json] = field(default_factory=dict)
+    groups: list[str] = field(default_factory=list)
+
+    def add(
+        self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
+    ) -> None:
+        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a
+        letter is not a nucleotide."""
+        if not sequence:
+            raise ValueError(f"{where} has an empty sequence; complete or remove it")
+        try:
+            self.sequences.append(tokenizer.encode(sequence))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        self.labels.append(label)
+        self.parts.append(part)
+
+    def truncate(self, max_length: int | None) -> int:
+        """Shorten the sequences that exceed `max_length`; the number of those."""
+        if max_length is None:
+            return 0
+        longer = sum(len(ids) > max_length for ids in self.sequences)
+        self.sequences = [ids[:max_length] for ids in self.sequences]
+        return longer
+
+
+class Division:
+    """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the
+    labels do not fit the target.
+
+    Attributes:
+        target: with the names that were read.
+        labels: as in `Items`.
+        clusters: (S,) sequences of one cluster stay in the same part.
+        divided: whether the split of the source is used.
+    """
+
+    def __init__(
+        self,
+        found: LabeledSequences,
+        bases: list[np.ndarray],
+        cluster_kmer: int | None,
+        redivide: bool,
+        target: TaskTarget,
+    ) -> None:
+        self.found, self.bases = found, bases
+        self.target, self.labels = target.read(found.labels, found.source, found.label_source)
+        self.strata, self.strata_names = self.target.strata(self.labels)
+        self.clusters = (
+            clusters.cluster_copies(bases)
+            if cluster_kmer is None
+            else clusters.cluster_by_shared_kmers(bases, cluster_kmer)
+        )
+        if found.groups:
+            self.clusters = clusters.connect(
+                self.clusters, np.unique(found.groups, return_inverse=True)[1]
+            )
+        self.divided = found.divided and not redivide
+        self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
+
+    def rows(self, *parts: str) -> np.ndarray:
+        """The sequence numbers of some parts, ascending."""
+        return np.flatnonzero(np.isin(self.parts, parts))
+
+    def split_off(self, part: str, fraction: float, seed: int) -> None:
+        """Move `fraction` of the training sequences of each class to `part`, complete clusters at a
+        time.
+
+        Raises:
+            ValueError: if a class has too few clusters.
+        """
+        rows = self.rows("train")
+        names, first = np.unique(self.clusters[rows], return_index=True)
+        label_of_cluster = self.strata[rows][
+            first
+        ]  # that of its first sequence: the members may differ
+        labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
+        for number, class_name in enumerate(self.strata_names):
+            of_class = rows[labels == number]
+            if not len(of_class):
+                continue
+            try:
+                random = np.random.default_rng(hash64(seed, part, class_name))
+                chosen = clusters.sample_clusters(self.clusters[of_class], fraction, random)
+            except ValueError:
+                raise ValueError(
+                    f"{self.found.source}: class {class_name!r} has too few different sequences to "
+                    f"set some aside for {part}; "
+                    f"add rows, or specify which are for {part}"
+                ) from None
+            self.parts[of_class[chosen]] = part
+
+    def missing_classes(self, part: str) -> list[str]:
+        """The classes of the training part that `part` lacks.
+
+        Raises:
+            ValueError: if either part is empty, or `part` has a class that the training part lacks.
+        """
+        train, other = (set(self.strata[self.rows(p)].tolist()) for p in ("train", part))
+        for p, present in (("train", train), (part, other)):
+            if not present:
+                raise ValueError(
+                    f"{self.found.source} has no {p} rows in {self.found.split_source}; add some, "
+                    "or divide at random: task.redivide=true"
+                )
+        if unknown := other - train:
+            raise ValueError(
+                f"{self.found.source}: class {self.strata_names[min(unknown)]!r} has {part} rows "
+                "and no train rows; "
+                f"correct {self.found.label_source} or add rows"
+            )
+        return [self.strata_names[number] for number in sorted(train - other)]
+
+    def copies_in_training(self) -> int:
+        """Test sequences that are also in the training or validation part, on either strand."""
+        known = {clusters.canonical_key(self.bases[row]) for row in self.rows("train", "valid")}
+        return sum(clusters.canonical_key(self.bases[row]) in known for row in self.rows("test"))
+
+    def items(self, part: str, pad_id: int) -> Items:
+        """The items of a part."""
+        rows = self.rows(part)
+        return Items.from_sequences(
+            [self.found.sequences[row] for row in rows],
+            self.labels[rows],
+            pad_id,
+            self.clusters[rows],
+        )
+
+
+class LabeledTaskSettings(TypedDict, total=False):
+    """Keyword arguments that every reader passes on to `LabeledTask`."""
+
+    stranded: bool
+    max_length: int | None
+    test_fraction: float
+    valid_fraction: float
+    cluster_kmer: int | None
+    redivide: bool
+    expected: Mapping[str, checks.Natural] | None
+    protocol: str
+    seed: int
+    kind: str
+    loss: str | None
+    transform: str | None
+
+
+class LabeledTask(ABC):
+    """A task whose sequences and labels are in files.
+
+    Class numbers follow the sorted class names. Without a given split, each class is divided at
+    random. Copies of a sequence, on either strand, stay in the same part; with `cluster_kmer`, so
+    do all sequences connected by shared k-mers.
+
+    Args:
+        max_length: keep only the first `max_length` bases of each sequence; None keeps all.
+        test_fraction: of each class, if the source has no split.
+        valid_fraction: of each class of the rest, if no sequence is marked as validation.
+        cluster_kmer: length of the k-mers whose sharing, on either strand, keeps sequences
+            together; None: only copies.
+        expected: known number of sequences of parts; a difference is logged and noted.
+        protocol: which items a seed trains on, see `dnadiff.supervised.protocol`.
+        kind, loss, transform: see `dnadiff.supervised.targets.build.build_target`.
+        columns: of the labels.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stranded: bool = False,
+        max_length: int | None = None,
+        test_fraction: float = 0.2,
+        valid_fraction: float = 0.1,
+        cluster_kmer: int | None = None,
+        redivide: bool = False,
+        expected: Mapping[str, checks.Natural] | None = None,
+        protocol: str = "fixed",
+        seed: int = 0,
+        kind: str = "classification",
+        loss: str | None = None,
+        transform: str | None = None,
+        columns: Sequence[str] = ("label",),
+    ) -> None:
+        self.kind, self.target = kind, build_target(kind, columns, loss, transform)
+        self.name, self.protocol, self.expected = (
+            checks.name("task.name", name),
+            protocol,
+            dict(expected or {}),
+        )
+        self.stranded, self.redivide = (
+            checks.boolean("task.stranded", stranded),
+            checks.boolean("task.redivide", redivide),
+        )
+        self.max_length, self.seed = (
+            checks.optional_integer("task.max_length", max_length),
+            checks.integer("task.seed", seed, 0),
+        )
+        self.cluster_kmer = checks.optional_integer("task.cluster_kmer", cluster_kmer, 1, MAX_K)
+        self.test_fraction = checks.fraction("task.test_fraction", test_fraction, inclusive=False)
+        self.valid_fraction = checks.fraction(
+            "task.valid_fraction", valid_fraction, inclusive=False
+        )
+
+    # The other attributes decide what `read` returns, and are part of the cache key.
+    _of_division = (frozenset(LabeledTaskSettings.__annotations__) | {"name", "target"}) - {"kind"}
+
+    @abstractmethod
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad
+        input."""
+
+    @abstractmethod
+    def sources(self) -> list[Path]:
+        """The files that `read` reads; FileNotFoundError if a required one is missing."""
+
+    def read_cached(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        """The result of `read`, from the cache if the same files were read before with the same
+        settings."""
+        own = {key: value for key, value in vars(self).items() if key not in self._of_division}
+        files = self.sources()
+        key = cache.compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
+        if key is not None and (entry := cache.load(key)) is not None:
+            fields = {name: entry.more[key] for key, name in _CACHED.items()}
+            return LabeledSequences(
+                sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields
+            )
+        found = self.read(tokenizer)
+        if key is not None:
+            more = {key: vars(found)[name] for key, name in _CACHED.items()}
+            cache.save(key, cache.Entry(found.sequences, found.labels, found.parts, more))
+        return found
+
+    def load(self, tokenizer: DNATokenizer) -> TaskData:
+        """Read, divide and encode the task.
+
+        Raises:
+            FileNotFoundError: if a file is missing.
+            ValueError: for bad files, labels that do not fit the target, or a part without rows or
+                with a class that the training part lacks.
+        """
+        found = self.read_cached(tokenizer)
+        truncated = found.truncate(self.max_length)
+        division = Division(
+            found,
+            [tokenizer.bases(ids) for ids in found.sequences],
+            self.cluster_kmer,
+            self.redivide,
+            self.target,
+        )
+        if not division.divided:
+            division.split_off("test", self.test_fraction, self.seed)
+        if missing := division.missing_classes("test"):
+            log.warning(
+                f"{found.source}: class {missing[0]!r} has no test rows; its metrics are not "
+                "meaningful"
+            )
+        if not len(division.rows("valid")):
+            division.split_off("valid", self.valid_fraction, self.seed)
+        if (missing := division.missing_classes("valid")) and self.protocol == FixedSplit.name:
+            log.warning(
+                f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which "
+                "choose the epoch and the settings"
+            )
+        # Under cross-validation, copies are in the same fold.
+        copies = (
+            0
+            if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
+            else division.copies_in_training()
+        )
+        notes = {
+            "path": found.source,
+            "split": found.split_source
+            if division.divided
+            else (
+                f"random, {100 * self.test_fraction:g} "
+                f"%{' of each class' if len(division.strata_names) > 1 else ''} for test"
+            ),
+            "kept_together": self._kept_together(found),
+            "test_sequences_also_in_training": copies,
+            **({"cut_to_max_length": truncated} if self.max_length else {}),
+            **found.notes,
+            **self._compare_counts(division),
+        }
+        train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
+        division.target.fit(
+            train.labels, found.source
+        )  # refuse labels that cannot be learned from now, not after the baselines
+        return TaskData(
+            self.name,
+            list(division.target.names),
+            train,
+            valid,
+            test,
+            self.stranded,
+            notes,
+            division.target,
+        )
+
+    def _kept_together(self, found: LabeledSequences) -> str:
+        by_sequence = (
+            "copies, either strand"
+            if self.cluster_kmer is None
+            else f"a common {self.cluster_kmer}-mer, either strand"
+        )
+        return (
+            f"{by_sequence}; {len(set(found.groups))} groups of the source"
+            if found.groups
+            else by_sequence
+        )
+
+    def _compare_counts(self, division: Division) -> dict[str, Json]:
+        """Differences from the known numbers of sequences, before validation is split off the
+        official training part."""
+        counts = Counter(division.parts.tolist())
+        if "valid" not in self.expected:
+            counts["train"] += counts["valid"]
+        differs = {
+            part: {"found": counts[part], "known": known}
+            for part, known in self.expected.items()
+            if counts[part] != known
+        }
+        for part, count in differs.items():
+            log.warning(
+                f"{self.name}: {count['found']:,} {part} sequences, the complete task has "
+                f"{count['known']:,}"
+            )
+        return {"differs_from_the_known_counts": differs} if differs else {}

@@ -1,0 +1,72 @@
+"""The contract of a model in the downstream study: fit on a task's training items, predict its test
+items."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from torch import Tensor
+
+from dnadiff.config import Json
+from dnadiff.supervised.items import TaskData
+
+if TYPE_CHECKING:
+    from dnadiff.supervised.classifier import SequenceClassifier
+
+EVALUATION = 4  # batches for scoring are so many times larger than those for training
+
+
+class Report(Protocol):
+    """A callback for progress, such as `dnadiff.progress.Progress.update`."""
+
+    def __call__(self, steps: int = 1, tokens: int = 0, **notes: str) -> None:
+        """Add steps and tokens to the counts; `notes` (name=text) are displayed until replaced."""
+
+
+def no_report(steps: int = 1, tokens: int = 0, **notes: str) -> None:
+    """Discard the progress."""
+
+
+class TaskModel(ABC):
+    """Predicts what the target of a task asks of sequences.
+
+    Attributes:
+        kind: name of the class in the digests of stored predictions, where it differs from the
+            class's own name.
+        random: False if every seed gives the same result on the same items; the model then runs
+            once per division of the data.
+        fit_info: plain values that the last call recorded, such as the settings tried on validation
+            or the speed.
+        valid_predictions: predictions (V, C) of the validation items under the model that the last
+            call used; None if it has none.
+    """
+
+    kind: ClassVar[str | None] = None
+    random: bool = True
+    fit_info: Mapping[str, Json] = MappingProxyType({})
+    valid_predictions: Tensor | None = None
+
+    def describe(self) -> dict[str, Json]:
+        """Everything the predictions depend on, except task and seed. Stored predictions are reused
+        only if it is unchanged."""
+        return {"kind": self.kind or type(self).__name__}
+
+    def check(self, data: TaskData) -> None:
+        """ValueError if the task does not fit the model; called before any model is fitted."""
+
+    def num_steps(self, data: TaskData) -> int:
+        """Upper bound on the steps that one call reports, for the progress display."""
+        return 0
+
+    def take_classifier(self) -> SequenceClassifier | None:
+        """The network that the last call trained, which the model then forgets; None for a model
+        without one."""
+        return None
+
+    @abstractmethod
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
+        """Fit on the training and validation items; predictions (S, C) of the test items, see
+        `TaskTarget`. The same seed gives the same."""

@@ -1,0 +1,283 @@
+"""Evaluation protocols: how a seed becomes one or more divisions into training, validation and test
+items.
+
+`task.protocol=` names one of them. The predictions of all rounds of a seed together cover each
+tested item once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.config import Json
+from dnadiff.draws import hash64
+from dnadiff.supervised import clusters
+from dnadiff.supervised.items import Items, TaskData
+
+_FEWEST_VALID = 10  # validation items
+log = logging.getLogger("dnadiff")
+
+
+class Round(NamedTuple):
+    """One division. `data.test` are the items number `tested (T,)` of all tested items."""
+
+    data: TaskData
+    tested: Tensor
+
+
+@dataclass(frozen=True)
+class FixedSplit:
+    """The task's own train, validation and test parts, the same for every seed."""
+
+    pad_id: int
+    name: ClassVar[str] = "fixed"
+    varies: ClassVar[bool] = False  # whether another seed gives another division
+    tests_all_items: ClassVar[bool] = False  # including those of the training part
+    epochs: ClassVar[int | None] = None  # published; None: as many as suit the size of the task
+    rates: ClassVar[tuple[float, ...]] = ()  # published grid of learning rates
+    warmup: ClassVar[float] = 0.1
+
+    def tested(self, data: TaskData) -> Items:
+        """The items that are scored."""
+        return data.test
+
+    def describe(self) -> dict[str, Json]:
+        """What decides the divisions, ready for JSON."""
+        return {"protocol": self.name}
+
+    def example(self, data: TaskData, seed: int) -> TaskData:
+        """The task with parts as large as those that a seed of the study uses, for reports."""
+        return data
+
+    def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is
+        of no use to its target."""
+        data.target.check_valid(data.valid.labels, data.name)
+        _check_valid_classes(data)
+        data.target.check_test(data.test.labels, data.name)
+        return [Round(data, torch.arange(len(data.test)))]
+
+
+@dataclass(frozen=True)
+class FewItems(FixedSplit):
+    """The task's own parts with fewer labels, to measure what a model learns from few: each seed
+    draws other items; the test part is complete.
+
+    The validation part, which chooses rates and epochs, is reduced in the same proportion, to no
+    fewer than 10 items. Classes keep their shares. Items without a label are not drawn.
+    """
+
+    train_items: int = 100
+    name: ClassVar[str] = "few"
+    varies: ClassVar[bool] = True
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        return {**super().describe(), "train_items": self.train_items}
+
+    @override
+    def example(self, data: TaskData, seed: int) -> TaskData:
+        return self.rounds(data, seed)[0].data
+
+    @override
+    def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        [whole] = super().rounds(data, seed)
+        train, valid = (
+            items.select(torch.from_numpy(data.target.is_labeled(items.labels.numpy())))
+            for items in (data.train, data.valid)
+        )
+        if self.train_items > len(train):
+            labeled = "" if len(train) == len(data.train) else " with a label"
+            raise ValueError(
+                f"train_items {self.train_items:,}: {data.name} has {len(train):,} training "
+                f"items{labeled}; give at most that, or null"
+            )
+        num_valid = max(_FEWEST_VALID, round(len(valid) * self.train_items / len(train)))
+
+        def draw(items: Items, number: int, name: str) -> Items:
+            strata = data.target.strata(items.labels.numpy())[0]
+            return items.select(draw_items(strata, number, hash64(seed, name, "items")))
+
+        divided = replace(
+            data,
+            train=draw(train, self.train_items, "train"),
+            valid=draw(valid, num_valid, "valid"),
+        )
+        try:
+            _check_parts(divided, seed, data.train)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(error).rpartition(';')[0] or error}; set train_items higher than "
+                f"{self.train_items:,}, or null"
+            ) from None
+        return [Round(divided, whole.tested)]
+
+
+def draw_items(strata: np.ndarray, number: int, key: int) -> Tensor:
+    """Numbers (min(S, number),) of items drawn without replacement, sorted; each of the
+    `strata (S,)` keeps its share, up to rounding."""
+    random = np.random.default_rng(key)
+    order = random.permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]  # shuffled inside each stratum
+    _, start, size = np.unique(strata[order], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(start, size)
+    place = (rank + random.random(len(order))) / np.repeat(size, size)
+    return torch.from_numpy(np.sort(order[np.argsort(place, kind="stable")[:number]]))
+
+
+@dataclass(frozen=True)
+class PaperSplit(FixedSplit):
+    """The protocol of Caduceus (arXiv 2403.03234): each seed divides the official training set
+    90/10; there is one test set.
+
+    The division is plainly random, as published. If items overlap, the validation accuracy is too
+    high; the test accuracy is not affected.
+    """
+
+    valid_fraction: float = 0.1
+    name: ClassVar[str] = "paper"
+    varies: ClassVar[bool] = True
+    epochs: ClassVar[int | None] = 10
+    rates: ClassVar[tuple[float, ...]] = (1e-3, 2e-3)
+    warmup: ClassVar[float] = 0.01
+
+    @override
+    def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        if not data.target.published:
+            raise ValueError(
+                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the published "
+                "protocol of classification tasks; "
+                "set task.protocol to fixed or kfold"
+            )
+        official = data.train.concatenate(data.valid, self.pad_id)
+        generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
+        order = torch.randperm(len(official), generator=generator)
+        size = max(1, round(self.valid_fraction * len(official)))
+        divided = replace(
+            data,
+            train=official.select(order[size:].sort().values),
+            valid=official.select(order[:size].sort().values),
+        )
+        _check_parts(divided, seed, official)
+        return [Round(divided, torch.arange(len(data.test)))]
+
+
+@dataclass(frozen=True)
+class KFold(FixedSplit):
+    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of
+    items stay together."""
+
+    num_folds: int = 5
+    valid_fraction: float = 0.1
+    name: ClassVar[str] = "kfold"
+    varies: ClassVar[bool] = True
+    tests_all_items: ClassVar[bool] = True
+
+    @override
+    def tested(self, data: TaskData) -> Items:
+        return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)
+
+    @override
+    def rounds(self, data: TaskData, seed: int) -> list[Round]:
+        items = self.tested(data)
+        if items.groups is None:
+            raise ValueError(
+                f"{data.name} has overlapping items and defines its own division; leave "
+                "task.protocol at fixed"
+            )
+        groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
+        fold = clusters.assign_folds(
+            groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
+        )
+        return [
+            self._round(data, items, groups, torch.from_numpy(fold == number), seed, number)
+            for number in range(self.num_folds)
+        ]
+
+    def _round(
+        self,
+        data: TaskData,
+        items: Items,
+        groups: np.ndarray,
+        tested: Tensor,
+        seed: int,
+        number: int,
+    ) -> Round:
+        rest = torch.where(~tested)[0]
+        random = np.random.default_rng(hash64(seed, "validation", number))
+        is_valid = torch.from_numpy(
+            clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
+        )
+        divided = replace(
+            data,
+            train=items.select(rest[~is_valid]),
+            valid=items.select(rest[is_valid]),
+            test=items.select(tested),
+        )
+        _check_parts(divided, seed, items)
+        return Round(divided, torch.where(tested)[0])
+
+
+def _check_valid_classes(data: TaskData) -> None:
+    """ValueError if all validation items are of one of several classes: any network that predicts
+    it has the best accuracy."""
+    strata, names = data.target.strata(data.valid.labels.numpy())
+    if len(names) > 1 and len(present := np.unique(strata)) == 1:
+        raise ValueError(
+            f"{data.name}: all {len(strata):,} validation items are of class "
+            f"{names[present[0]]!r}, and the choice of the epoch expects two "
+            "or more classes; divide at random: task.redivide=true"
+        )
+
+
+def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
+    """ValueError if the parts of a seed are of no use to the target; `drawn_from` are the items
+    that its training items are from."""
+    (strata, names), every = (
+        divided.target.strata(items.labels.numpy()) for items in (divided.train, drawn_from)
+    )
+    present = set(strata.tolist())
+    for number, name in enumerate(names):
+        if number not in present:
+            raise ValueError(
+                f"{divided.name}: the division of seed {seed} leaves no training item of class "
+                f"{name!r}, of which there are "
+                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or "
+                "leave task.protocol at fixed"
+            )
+    valid_strata, _ = divided.target.strata(divided.valid.labels.numpy())
+    if len(names) > 1 and len(only := np.unique(valid_strata)) == 1:
+        log.warning(
+            f"{divided.name}: all {len(valid_strata):,} validation items of seed {seed} are of "
+            f"class {names[only[0]]!r}, so their accuracy does "
+            "not tell epochs and settings apart"
+        )
+    divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
+    divided.target.check_valid(divided.valid.labels, divided.name)
+
+
+PROTOCOLS: dict[str, type[FixedSplit]] = {
+    protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)
+}
+
+
+def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:
+    """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if
+    there is none of that name."""
+    if not isinstance(name, str) or name not in PROTOCOLS:
+        raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
+    if train_items is None:
+        return PROTOCOLS[name](pad_id)
+    if name != FixedSplit.name:
+        raise ValueError(
+            f"train_items draws from the training part of the task, and task.protocol={name} "
+            "divides it; set task.protocol=fixed"
+        )
+    return FewItems(pad_id, train_items)

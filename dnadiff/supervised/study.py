@@ -1,0 +1,297 @@
+"""The study of one task: several models with several seeds each, compared on the same test items.
+
+Models implement `model.TaskModel`. The `protocol` decides which items they train on; `results`
+stores finished predictions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dnadiff.config import Json
+from dnadiff.supervised.baselines import length_alone
+from dnadiff.supervised.combine import Combination
+from dnadiff.supervised.comparison import compare, resampled_units
+from dnadiff.supervised.head_inputs import HeadInputs
+from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.metrics import title
+from dnadiff.supervised.model import Report, TaskModel, no_report
+from dnadiff.supervised.overlap import TRAINING, training_remark
+from dnadiff.supervised.prediction import Computed, Job, Prediction
+from dnadiff.supervised.protocol import FixedSplit
+from dnadiff.supervised.results import Results
+from dnadiff.supervised.targets.classes import ClassTarget
+
+log = logging.getLogger("dnadiff")
+FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
+_POLL_SECONDS = 2.0  # between checks on what other processes are computing
+
+
+def distinct_seeds(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
+    """The seeds that give different results with this model: all of them, or only the first."""
+    return list(seeds if model.random or protocol.varies else seeds[:1])
+
+
+def run_study(
+    data: TaskData,
+    models: Mapping[str, TaskModel],
+    seeds: Sequence[int],
+    pairs: Sequence[tuple[str, str]],
+    report: Report = no_report,
+    protocol: FixedSplit | None = None,
+    results: Results | None = None,
+    subsets: Mapping[str, np.ndarray] | None = None,
+    combinations: Sequence[Combination] = (),
+) -> dict[str, Json]:
+    """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
+
+    Args:
+        pairs: (a, b) for the differences a minus b.
+        report: called with steps and tokens, and with `now=` the model that is being fitted.
+        protocol: which items are for training; None uses the task's own parts.
+        subsets: see `compare`.
+        combinations: further rows, made from those of the models.
+    """
+    start = time.monotonic()
+    protocol = protocol or FixedSplit(pad_id=0)
+    tested = protocol.tested(data)
+    predictions = _predictions(
+        data, models, seeds, report, protocol, results or Results(), tested.labels
+    )
+    predictions |= {
+        one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
+    }
+    task = {
+        "name": data.name,
+        "classes": data.classes,
+        "items": protocol.example(data, seeds[0]).counts(),
+        "tested": len(tested),
+        "stranded": data.stranded,
+        **protocol.describe(),
+        "chance": data.target.chance(tested.labels.numpy()),
+        "metric": data.target.primary,
+        "shown": list(data.target.shown),
+        "target": data.target.summary,
+        "p_value_test": data.target.p_value_test,
+        "resampled": resampled_units(tested),
+        "length_alone": length_alone(data),
+    }
+    compared = compare(predictions, tested, pairs, subsets, data.target)
+    return {
+        "task": task,
+        **compared,
+        "notes": data.notes,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def remarks(result: Mapping[str, Json]) -> list[str]:
+    """Lines below the table of a task: what heads read besides features, what the length reveals,
+    what intervals leave out, and a frequent class."""
+    task, found = result["task"], []
+    if reads := HeadInputs.of(**result.get("inputs", {})).describe():
+        found.append(f"the heads of the networks also read {reads}")
+    if length := task.get("length_alone"):
+        found.append(
+            f"the length alone predicts the class of {100 * length['accuracy']:.0f} % of the "
+            "validation sequences (the most frequent class: "
+            f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were "
+            "chosen"
+        )
+    if (units := task.get("resampled", "items")).startswith("items of"):
+        found.append(
+            f"intervals are over {units}: they do not include the variation between groups, and "
+            "may be too narrow for new ones"
+        )
+    if (
+        training := next(iter(result["models"].values()))
+        .get("subsets", {})
+        .get(f"inside {TRAINING}")
+    ):
+        found.append(training_remark(training["items"], task["tested"]))
+    if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] == 1:
+        found.append(
+            "all test sequences are of one class: accuracy is the fraction of this class that is "
+            "found, and AUROC is not defined"
+        )
+    elif (
+        task.get("metric", ClassTarget.primary) == ClassTarget.primary
+        and task["chance"] >= FREQUENT
+    ):
+        balance = (
+            ""
+            if result.get("class_weights") == "balanced"
+            else ", and class_weights=balanced gives each class the same weight in training"
+        )
+        found.append(
+            f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC "
+            f"show more than accuracy{balance}"
+        )
+    return found
+
+
+def _predictions(
+    data: TaskData,
+    models: Mapping[str, TaskModel],
+    seeds: Sequence[int],
+    report: Report,
+    protocol: FixedSplit,
+    results: Results,
+    labels: Tensor,
+) -> dict[str, list[Prediction]]:
+    """The predictions of every model with every seed. Those that another process is computing are
+    skipped and checked again later."""
+    trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
+    folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
+    pending = [
+        (name, seed)
+        for name, model in models.items()
+        for seed in distinct_seeds(model, seeds, protocol)
+    ]
+    done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
+    for name, seed in pending:
+        done[name][seed] = None  # in the order of the seeds, whichever is finished first
+    while pending:
+        for name, seed in list(pending):
+
+            def compute(name: str = name, seed: int = seed) -> Computed:
+                report(0, now=f"{name}, seed {seed}")
+                computed = predict_rounds(data, models[name], seed, report, protocol, labels)
+                return computed._replace(classifier=models[name].take_classifier())
+
+            about = {**protocol.describe(), "settings": models[name].describe()}
+            prediction = results.get_or_compute(
+                Job(data, name, seed, about, labels, trained[seed], folds[seed]), compute
+            )
+            if prediction is not None:
+                done[name][seed] = prediction._replace(folds=folds[seed])
+                pending.remove((name, seed))
+        if pending:
+            time.sleep(_POLL_SECONDS)
+    return {
+        name: [prediction for prediction in by_seed.values() if prediction is not None]
+        for name, by_seed in done.items()
+    }
+
+
+def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
+    """The fold of each tested item, (S,); None if one model predicts all."""
+    if not protocol.tests_all_items:
+        return None
+    found = np.zeros(len(protocol.tested(data)), np.int64)
+    for number, one in enumerate(protocol.rounds(data, seed)):
+        found[one.tested.numpy()] = number
+    return found
+
+
+def _train_items(data: TaskData, protocol: FixedSplit, seed: int) -> int:
+    """The training items of a seed; of several rounds, their mean."""
+    sizes = [len(one.data.train) for one in protocol.rounds(data, seed)]
+    return round(sum(sizes) / len(sizes))
+
+
+def predict_rounds(
+    data: TaskData,
+    model: TaskModel,
+    seed: int,
+    report: Report,
+    protocol: FixedSplit,
+    labels: Tensor,
+) -> Computed:
+    """What the model computes in all rounds of one seed, without its network."""
+    valid: list[Tensor | None] = []
+    result, fit_info = (
+        torch.full((len(labels), data.target.num_outputs), float("nan"), dtype=torch.float64),
+        [],
+    )
+    for one in protocol.rounds(data, seed):
+        result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
+        fit_info.append(dict(model.fit_info))
+        valid.append(model.valid_predictions)
+    known = [one for one in valid if one is not None]
+    return Computed(
+        result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None
+    )
+
+
+def primary_metric(result: Mapping[str, Json]) -> str:
+    """The metric that a study compares models by; accuracy in the results of earlier versions."""
+    return result["task"].get("metric", ClassTarget.primary)
+
+
+def shown_metrics(result: Mapping[str, Json]) -> list[str]:
+    """Further metrics in the tables of a study."""
+    return list(result["task"].get("shown", ClassTarget.shown))
+
+
+def header(result: Mapping[str, Json]) -> tuple[str, ...]:
+    """The names of the columns of the first table of `table_rows`."""
+    return (
+        "model",
+        title(primary_metric(result)),
+        "95 % interval",
+        "over seeds",
+        *map(title, shown_metrics(result)),
+        "sequences/s",
+    )
+
+
+def training_speed(model: Mapping[str, Json]) -> float | None:
+    """Training sequences per second of a model's report, averaged over seeds and rounds; None if
+    not measured."""
+    each = [
+        one["sequences_per_second"]
+        for of_seed in model.get("found", ())
+        for one in of_seed
+        if "sequences_per_second" in one
+    ]
+    return float(np.mean(each)) if each else None
+
+
+def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """The rows of the two tables of a study as text: models (under `header`), and differences."""
+    models: list[tuple[str, ...]] = [
+        (
+            name,
+            f"{m[primary_metric(result)]:.3f}",
+            f"{m['low']:.3f} .. {m['high']:.3f}",
+            f"{min(m['per_seed']):.3f} .. {max(m['per_seed']):.3f}"
+            if len(m["per_seed"]) > 1
+            else "-",
+            *(f"{m['metrics'][name]['value']:.3f}" for name in shown_metrics(result)),
+            f"{speed:,.0f}" if (speed := training_speed(m)) else "-",
+        )
+        for name, m in result["models"].items()
+    ]
+    differences: list[tuple[str, ...]] = [
+        (
+            f"{d['a']} - {d['b']}",
+            f"{d['difference']:+.3f}",
+            f"{d['low']:+.3f} .. {d['high']:+.3f}",
+            d["verdict"],
+        )
+        for d in result["differences"]
+    ]
+    return models, differences
+
+
+def subset_rows(result: Mapping[str, Json]) -> list[tuple[str, ...]]:
+    """The primary metric of each model on each subset of the items, with the number of items, as
+    text."""
+    metric = primary_metric(result)
+    return [
+        (
+            name,
+            *(
+                f"{one[metric]:.3f} ({one['items']:,})" if one["items"] else "- (0)"
+                for one in m["subsets"].values()
+            ),
+        )
+        for name, m in result["models"].items()
+    ]

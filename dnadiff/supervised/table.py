@@ -1,0 +1,312 @@
+"""Tasks in tables with one sequence and class per row: comma- or tab-separated, plain or
+gzip-compressed, or parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from typing_extensions import Unpack, override
+
+from dnadiff import checks
+from dnadiff.config import is_remote
+from dnadiff.data.files import open_text, resolve
+from dnadiff.data.text.documents import check_fields
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.supervised.labeled import (
+    PART_NAMES,
+    LabeledSequences,
+    LabeledTask,
+    LabeledTaskSettings,
+)
+from dnadiff.supervised.targets.base import MISSING, SEPARATOR
+
+PARQUET = ".parquet"
+ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
+T = TypeVar("T")
+
+
+class CsvTask(LabeledTask):
+    """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
+    `test.csv`, as GUE publishes.
+
+    Without a split column, the rows of each class are divided at random. With one, its values are
+    train, valid (also dev, val, validation) and test; if there are no validation rows, some
+    training rows are used.
+
+    Args:
+        delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        sequence_column: str = "sequence",
+        label_column: str | list[str] = "label",
+        split_column: str | None = None,
+        delimiter: str | None = None,
+        name: str | None = None,
+        **settings: Unpack[LabeledTaskSettings],
+    ) -> None:
+        if delimiter is not None and not (
+            isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'
+        ):
+            raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
+        self.path, self.delimiter = str(path), delimiter
+        self.sequence_column = checks.name("task.sequence_column", sequence_column)
+        self.label_columns = [
+            checks.name("task.label_column", name) for name in as_names(label_column)
+        ]
+        self.split_column = (
+            None if split_column is None else checks.name("task.split_column", split_column)
+        )
+        bare = Path(self.path).name.removesuffix(".gz")
+        super().__init__(
+            name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
+        )
+
+    @override
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(
+            map(repr, self.label_columns)
+        )
+        if not checks.expand_user(self.path).is_dir():
+            split_source = f"column {self.split_column!r}" if self.split_column else "the split"
+            found = LabeledSequences(
+                self.path,
+                divided=self.split_column is not None,
+                label_source=label_source,
+                split_source=split_source,
+            )
+            self._add_rows(self.path, "train", self.split_column, found, tokenizer)
+            return found
+        found = LabeledSequences(
+            self.path, divided=True, label_source=label_source, split_source="its file names"
+        )
+        for table, part in find_tables(self.path):
+            self._add_rows(table, part, None, found, tokenizer)
+        return found
+
+    @override
+    def sources(self) -> list[Path]:
+        if checks.expand_user(self.path).is_dir():
+            return [checks.expand_user(table) for table, _ in find_tables(self.path)]
+        return [resolve(self.path)]
+
+    def _add_rows(
+        self,
+        path: str,
+        part: str,
+        split_column: str | None,
+        found: LabeledSequences,
+        tokenizer: DNATokenizer,
+    ) -> None:
+        columns = {"task.sequence_column": self.sequence_column}
+        columns |= {"task.split_column": split_column} if split_column is not None else {}
+        first, labels = len(columns), label_keys("task.label_column", self.label_columns)
+        columns |= labels
+        number = 0
+        for number, cells in read_rows(path, columns, self.delimiter):
+            where = f"{path}: line {number}"
+            for cell, (key, name) in zip(cells, columns.items()):
+                if not cell and not (key in labels and self.target.can_be_missing):
+                    raise ValueError(
+                        f"{where} has nothing in column {name!r}; complete the row or remove it"
+                    )
+            if split_column is not None and cells[1].lower() not in PART_NAMES:
+                raise ValueError(
+                    f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid "
+                    "or test"
+                )
+            check_sequence(cells[0], where, self.sequence_column)
+            self.target.check(cells[first:], where)
+            label = SEPARATOR.join(cells[first:])
+            found.add(
+                tokenizer,
+                cells[0],
+                label,
+                PART_NAMES[cells[1].lower()] if split_column else part,
+                where,
+            )
+        if number == 0:
+            raise ValueError(f"{path} has a header and no rows; add some")
+
+
+def as_names(columns: str | Sequence[str]) -> list[str]:
+    """One name or several as a list."""
+    return (
+        [columns]
+        if isinstance(columns, str) or not isinstance(columns, Sequence)
+        else list(columns)
+    )
+
+
+def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
+    """The label columns by their keys in the configuration, for messages."""
+    return (
+        {key: columns[0]}
+        if len(columns) == 1
+        else {f"{key}[{number}]": name for number, name in enumerate(columns)}
+    )
+
+
+def find_tables(folder: str) -> list[tuple[str, str]]:
+    """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or
+    `test-00000-of-00001.parquet`.
+
+    Raises:
+        ValueError: if there is none, a part has tables in several folders, or one name has several
+            endings: one could be a copy of another.
+    """
+    files = sorted(
+        p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name)
+    )
+    named, first = list[tuple[str, str]](), dict[str, Path]()
+    for file in files:
+        if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
+            continue
+        named.append((str(file), part := PART_NAMES[word]))
+        other = first.setdefault(part, file)
+        if other.parent != file.parent:
+            raise ValueError(
+                f"{folder} has {part} tables in two folders, {other} and {file}, and one is "
+                f"expected; set task.path={other.parent} or the other"
+            )
+        other = first.setdefault(f"{part} {word}", file)
+        if _ending(other.name) != _ending(file.name):
+            raise ValueError(
+                f"{folder} has two tables of one name, {other} and {file}, and one is expected; "
+                "remove one, or set task.path=FOLDER with one of them"
+            )
+    if not named:
+        raise ValueError(
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set "
+            "task.path to one table"
+        )
+    return named
+
+
+def read_rows(
+    path: str, columns: Mapping[str, str], delimiter: str | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a table; empty lines are skipped.
+
+    Args:
+        columns: configuration key -> column name.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a missing column, a row with too few or too many fields, or a file that is
+            not a table.
+    """
+    if _name(path).endswith(PARQUET):
+        yield from _parquet_rows(path, columns)
+        return
+    try:
+        with open_text(path) as handle:
+            csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
+            table = csv.reader(handle, delimiter=delimiter or _delimiter(path), strict=True)
+            header = [name.strip() for name in next(table, [])]
+            header[:1] = [header[0].removeprefix("\ufeff")] if header else []
+            indices = [column_index(path, key, name, header) for key, name in columns.items()]
+            for row in table:
+                if any(row):
+                    check_fields(f"{path}: line {table.line_num}", row, header)
+                    yield table.line_num, [row[number].strip() for number in indices]
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} is not a table of text ({error}); give a comma- or tab-separated file"
+        ) from None
+
+
+def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
+    """The index of the column that `key` of the configuration names; ValueError if it is
+    missing."""
+    if name not in header:
+        raise ValueError(
+            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one "
+            "of them"
+        )
+    return header.index(name)
+
+
+def read_header(path: str) -> list[str]:
+    """The column names of a table."""
+    if _name(path).endswith(PARQUET):
+        return _parquet_header(path)
+    with open_text(path) as handle:
+        names = next(csv.reader(handle, delimiter=_delimiter(path)), [])
+    return [name.strip() for name in names]
+
+
+def check_sequence(cell: str, where: str, column: str) -> None:
+    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters
+    are also read as bases."""
+    if cell.lower() in MISSING:
+        raise ValueError(
+            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a "
+            "DNA sequence is expected; complete the row "
+            "or remove it"
+        )
+
+
+def is_table(path: str) -> bool:
+    """Whether a file or an address has the name of a table, in either case."""
+    return _name(path).endswith(ENDINGS)
+
+
+def _name(path: str) -> str:
+    return (path.partition("?")[0] if is_remote(path) else path).lower()
+
+
+def _ending(path: str) -> str:
+    """The one of `ENDINGS` that a table has."""
+    return next(ending for ending in ENDINGS if _name(path).endswith(ending))
+
+
+def _delimiter(path: str) -> str:
+    return "\t" if _name(path).removesuffix(".gz").endswith((".tsv", ".tab")) else ","
+
+
+def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table "
+            "to CSV"
+        ) from None
+    file = str(resolve(path))
+    try:
+        return read(pyarrow.parquet, file)
+    except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
+        raise ValueError(
+            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch "
+            "it again"
+        ) from None
+
+
+def _parquet_header(path: str) -> list[str]:
+    return list(_read_parquet(path, lambda parquet, file: parquet.read_schema(file)).names)
+
+
+def _parquet_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
+    header = _parquet_header(path)
+    for key, name in columns.items():
+        column_index(path, key, name, header)
+
+    def read(parquet: ModuleType, file: str) -> list[list[str]]:
+        # Checksums of pages are compared where the writer stored them, which few writers do.
+        table = parquet.read_table(
+            file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True
+        )
+        return [
+            ["" if value is None else str(value) for value in table.column(name).to_pylist()]
+            for name in columns.values()
+        ]
+
+    cells = _read_parquet(path, read)
+    yield from ((number, list(row)) for number, row in enumerate(zip(*cells), 1))

@@ -1,0 +1,153 @@
+import copy
+
+import pytest
+import torch
+
+from dnadiff.backbone.caduceus import Caduceus
+from dnadiff.backbone.dit import DiT
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.supervised.adapter.lora import LoRA
+from dnadiff.supervised.finetuning import FineTunedModel
+from dnadiff.supervised.freezing import Frozen
+from dnadiff.supervised.items import Items, TaskData
+
+VOCAB = DNATokenizer().vocab
+
+
+def network(kind=Caduceus, **settings):
+    torch.manual_seed(0)
+    more = {"n_heads": 2, "cond_dim": 8} if kind is DiT else {"d_state": 4}
+    return kind(VOCAB, d_model=16, n_layers=2, **more, **settings)
+
+
+def task() -> TaskData:
+    labels = torch.arange(32) % 2
+    items = Items(
+        (7 + labels[:, None]).expand(32, 12).to(torch.uint8), torch.full((32,), 12), labels
+    )
+    return TaskData("toy", ["a", "b"], items, items, items)
+
+
+IDS = torch.randint(7, 11, (3, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [Caduceus, DiT])
+def test_an_adapted_network_starts_as_it_was_and_trains_few_parameters(kind):
+    backbone = network(kind)
+    before, names = backbone.features(IDS), [name for name, _ in backbone.named_parameters()]
+    LoRA(rank=2).attach(backbone)
+    assert torch.equal(backbone.features(IDS), before)
+    trained = [name for name, p in backbone.named_parameters() if p.requires_grad]
+    assert trained and all(name.rpartition(".")[2] in ("up", "down") for name in trained)
+    LoRA(rank=2).merge(backbone)
+    assert sorted(name for name, _ in backbone.named_parameters()) == sorted(names)
+    assert torch.equal(backbone.features(IDS), before)
+
+
+def test_merged_weights_are_the_pretrained_ones_plus_the_scaled_product():
+    backbone = network()
+    weight, adapter = (
+        backbone.layers[1].mixer.in_proj.weight.detach().clone(),
+        LoRA(rank=2, alpha=6.0),
+    )
+    adapter.attach(backbone)
+    update = backbone.layers[1].mixer.in_proj.parametrizations.weight[0]
+    torch.nn.init.normal_(update.up)
+    expected, adapted = weight + 3.0 * (update.up @ update.down).detach(), backbone.features(IDS)
+    adapter.merge(backbone)
+    assert torch.allclose(backbone.layers[1].mixer.in_proj.weight, expected)
+    assert torch.allclose(backbone.features(IDS), adapted, atol=1e-6)
+    assert type(backbone.layers[1].mixer.in_proj).__name__ == "Projection"
+
+
+def test_maps_that_share_a_weight_share_their_update():
+    backbone = network()
+    first, second = backbone.layers[0].mixer, backbone.layers[1].mixer
+    second.in_proj.weight = first.in_proj.weight
+    LoRA(rank=2).attach(backbone)
+    update = first.in_proj.parametrizations.weight[0]
+    assert second.in_proj.parametrizations.weight[0] is update
+    torch.nn.init.normal_(update.up)
+    expected = first.in_proj.weight.detach().clone()
+    LoRA(rank=2).merge(backbone)
+    assert first.in_proj.weight is second.in_proj.weight and torch.equal(
+        first.in_proj.weight, expected
+    )
+
+
+def test_a_rank_that_no_map_exceeds_is_refused():
+    with pytest.raises(
+        ValueError,
+        match=r"adapter.rank 99: this Caduceus has no linear map in its layers that is larger",
+    ):
+        LoRA(rank=99).attach(network())
+
+
+def fitted(start, **settings):
+    model = FineTunedModel(
+        lambda seed: copy.deepcopy(start),
+        1e-2,
+        epochs=2,
+        batch_size=8,
+        weight_decay=0.1,
+        trainer={"accelerator": "cpu"},
+        **settings,
+    )
+    return model, model.fit(task(), 0)
+
+
+def changed(start, classifier) -> set[str]:
+    after = dict(classifier.backbone.named_parameters())
+    return {
+        name for name, before in start.named_parameters() if not torch.equal(before, after[name])
+    }
+
+
+def test_freezing_every_layer_leaves_nothing_to_adapt():
+    backbone = network()
+    with pytest.raises(
+        ValueError,
+        match="freeze 2 leaves none of the 2 layers of this Caduceus to the adapter; set it lower",
+    ):
+        LoRA(rank=2).attach(backbone, 2)
+
+
+def test_fine_tuning_with_lora_returns_plain_weights_of_which_only_the_maps_changed():
+    start = network()
+    model, classifier = fitted(start, adapter=LoRA(rank=2))
+    assert list(start.state_dict().keys()) == sorted(
+        classifier.backbone.state_dict(), key=list(start.state_dict()).index
+    )
+    maps = {
+        f"layers.{n}.mixer.{name}.weight"
+        for n in (0, 1)
+        for name in ("in_proj", "out_proj", "fwd.x_proj", "rev.x_proj")
+    }
+    found = changed(start, classifier)
+    assert found and all(name.rpartition(".")[0].endswith("proj") for name in found), found - maps
+    assert model.describe()["adapter"] == {"LoRA": {"rank": 2, "alpha": 16.0}}
+    log_probs = model.predict(classifier, task())
+    assert torch.equal(log_probs, model.fit_predict(task(), 0))
+
+
+def test_frozen_parts_keep_their_weights_and_have_no_dropout():
+    start = network()
+    assert changed(start, fitted(start, frozen=Frozen(backbone=True))[1]) == set()
+    found = changed(start, fitted(start, frozen=Frozen(layers=1))[1])
+    assert "layers.1.mixer.in_proj.weight" in found and not any(
+        name.startswith(("embedding", "layers.0")) for name in found
+    )
+    found = changed(start, fitted(start, frozen=Frozen(layers=1), adapter=LoRA(2))[1])
+    assert found and all(name.startswith("layers.1") for name in found)
+    with pytest.raises(
+        ValueError, match="freeze 3 is more than the 2 layers of this Caduceus; set freeze=backbone"
+    ):
+        fitted(start, frozen=Frozen(layers=3))
+
+
+def test_freeze_is_read_from_the_command_line():
+    assert (Frozen.of("none"), Frozen.of("backbone"), Frozen.of(2)) == (
+        Frozen(),
+        Frozen(backbone=True),
+        Frozen(layers=2),
+    )

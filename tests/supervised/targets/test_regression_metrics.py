@@ -1,0 +1,208 @@
+"""Correlations and R2 as functions of item weights, against scipy and scikit-learn."""
+
+import re
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+
+from dnadiff.supervised.metric_intervals import (
+    bootstrap_p_value,
+    metric_interval,
+    summarize_metrics,
+)
+from dnadiff.supervised.metrics import metric_values
+from dnadiff.supervised.multilabel_metrics import MULTILABEL_METRICS, ScoredLabels
+from dnadiff.supervised.regression_metrics import REGRESSION_METRICS, ScoredValues, named_metrics
+
+
+def values(count: int = 60, targets: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 9, (count, targets)).astype(float)
+    return (labels + random.normal(0, 3, labels.shape)).round(), labels  # with ties
+
+
+def by_library(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    return {
+        "spearman": scipy.stats.spearmanr(predicted, measured).statistic,
+        "pearson": scipy.stats.pearsonr(predicted, measured).statistic,
+        "r2": sklearn.metrics.r2_score(measured, predicted),
+        "mse": sklearn.metrics.mean_squared_error(measured, predicted),
+    }
+
+
+def of_counts(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    scored = ScoredValues(predicted, measured)
+    return {
+        name: metric(scored, counts[None].astype(float))[0]
+        for name, metric in REGRESSION_METRICS.items()
+    }
+
+
+def test_weights_are_repetitions():
+    predicted, measured = values()
+    counts = np.random.default_rng(1).integers(0, 4, 60)
+    for weights in (np.ones(60, int), counts):
+        expected = by_library(
+            np.repeat(predicted[:, 0], weights), np.repeat(measured[:, 0], weights)
+        )
+        found = of_counts(predicted, measured, weights)
+        assert {name: float(each[0]) for name, each in found.items()} == pytest.approx(
+            expected, rel=1e-9
+        )
+
+
+def test_missing_labels_are_left_out_of_each_target():
+    predicted, measured = values(targets=2)
+    measured[::3, 0] = measured[1::4, 1] = np.nan
+    found = of_counts(predicted, measured, np.ones(60, int))
+    for k in (0, 1):
+        known = np.isfinite(measured[:, k])
+        expected = by_library(predicted[known, k], measured[known, k])
+        assert {name: each[k] for name, each in found.items()} == pytest.approx(expected)
+
+
+def test_a_constant_prediction_has_no_correlation_and_constant_labels_have_no_metric():
+    predicted, measured = values()
+    constant = np.full_like(predicted, 0.1)
+    found = of_counts(constant, measured, np.arange(60) % 3)
+    assert (found["spearman"], found["pearson"]) == (0, 0) and found["r2"] < 0
+    found = of_counts(predicted, constant, np.arange(60) % 3)
+    assert all(np.isnan(found[name]) for name in ("spearman", "pearson", "r2")) and np.isfinite(
+        found["mse"]
+    )
+
+
+def test_several_targets_are_averaged_and_named():
+    predicted, measured = values(targets=2)
+    found = metric_values(
+        ScoredValues(predicted, measured), named_metrics(["a", "b"], REGRESSION_METRICS)
+    )
+    assert len(found) == 12 and found["r2"] == pytest.approx(
+        (found["r2 of a"] + found["r2 of b"]) / 2
+    )
+    assert found["spearman of b"] == pytest.approx(
+        scipy.stats.spearmanr(predicted[:, 1], measured[:, 1]).statistic
+    )
+    assert list(named_metrics(["a"], REGRESSION_METRICS)) == ["spearman", "pearson", "r2", "mse"]
+
+
+def test_the_interval_is_that_of_resampled_items_and_groups_widen_it():
+    predicted, measured = values(300)
+    spearman = named_metrics(["a"], REGRESSION_METRICS)["spearman"]
+    run = ScoredValues(predicted, measured)
+    alone = metric_interval(spearman, [run])
+    assert alone.value == pytest.approx(
+        scipy.stats.spearmanr(predicted[:, 0], measured[:, 0]).statistic
+    )
+    random = np.random.default_rng(3)
+    picks = [random.integers(0, 300, 300) for _ in range(400)]
+    expected = np.std(
+        [scipy.stats.spearmanr(predicted[i, 0], measured[i, 0]).statistic for i in picks]
+    )
+    assert alone.se == pytest.approx(expected, rel=0.15)
+    doubled = ScoredValues(np.repeat(predicted, 4, 0), np.repeat(measured, 4, 0))
+    grouped = metric_interval(spearman, [doubled], groups=np.repeat(np.arange(300), 4))
+    assert (
+        grouped.se == pytest.approx(alone.se, rel=0.15)
+        and metric_interval(spearman, [doubled]).se < 0.7 * alone.se
+    )
+    assert summarize_metrics([run], {"spearman": spearman})["spearman"]["low"] == pytest.approx(
+        alone.low, abs=0.02
+    )
+
+
+def test_paired_differences_are_of_the_same_items():
+    predicted, measured = values(200)
+    metrics = named_metrics(["a"], REGRESSION_METRICS)
+    good, same = (
+        ScoredValues(measured + 0.1 * predicted, measured),
+        ScoredValues(3 * predicted + 1, measured),
+    )
+    bad = ScoredValues(predicted, measured)
+    difference = metric_interval(metrics["spearman"], [bad], [same])
+    assert (difference.value, difference.low, difference.high) == (0, 0, 0)
+    assert bootstrap_p_value(metrics["spearman"], [bad], [same]) == 1
+    better = metric_interval(metrics["spearman"], [good, good], [bad])
+    assert better.low > 0 and bootstrap_p_value(
+        metrics["spearman"], [good], [bad]
+    ) == pytest.approx(2 / 2001)
+
+
+def test_labels_are_scored_one_by_one():
+    random = np.random.default_rng(0)
+    log_odds, labels = random.normal(size=(80, 2)), random.integers(0, 2, (80, 2)).astype(float)
+    labels[::5, 1] = np.nan
+    found = metric_values(
+        ScoredLabels(log_odds, labels), named_metrics(["x", "y"], MULTILABEL_METRICS)
+    )
+    for k, name in enumerate("xy"):
+        known = np.isfinite(labels[:, k])
+        truth, score = labels[known, k], log_odds[known, k]
+        assert found[f"auroc of {name}"] == pytest.approx(
+            sklearn.metrics.roc_auc_score(truth, score)
+        )
+        assert found[f"auprc of {name}"] == pytest.approx(
+            sklearn.metrics.average_precision_score(truth, score)
+        )
+    assert found["auroc"] == pytest.approx((found["auroc of x"] + found["auroc of y"]) / 2)
+    empty = ScoredLabels(log_odds, np.full((80, 2), np.nan))
+    assert all(
+        np.isnan(value)
+        for value in metric_values(empty, named_metrics(["x", "y"], MULTILABEL_METRICS)).values()
+    )
+
+
+def test_targets_that_are_undefined_in_a_replicate_are_left_out_of_its_mean():
+    predicted, measured = values(targets=2)
+    measured[:, 1] = (
+        np.arange(60) == 0
+    )  # the second target has different values only with the first item
+    run, metrics = ScoredValues(predicted, measured), named_metrics(["a", "b"], REGRESSION_METRICS)
+    weights = np.ones((2, 60))
+    weights[1, 0] = 0
+    both, first = metrics["spearman"](run, weights), metrics["spearman of a"](run, weights)
+    assert both[1] == first[1] and both[0] == pytest.approx(
+        (first + metrics["spearman of b"](run, weights))[0] / 2
+    )
+    found = metric_interval(metrics["spearman"], [run], [ScoredValues(-predicted, measured)])
+    assert found.low <= found.value <= found.high
+
+
+def test_an_interval_needs_nine_of_ten_replicates(caplog):
+    predicted, measured = values()
+    measured[:, 0] = np.arange(60) == 0
+    run, metrics = (
+        ScoredValues(predicted, measured),
+        named_metrics(["b"], {"spearman": REGRESSION_METRICS["spearman"]}),
+    )
+    found = metric_interval(metrics["spearman"], [run])
+    assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
+    assert re.search(
+        r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, too few for an interval",
+        caplog.text,
+    )
+    assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))
+    summary = summarize_metrics([run], metrics)["spearman"]
+    assert (
+        np.isfinite(summary["value"])
+        and np.isnan([summary["low"], summary["high"]]).all()
+        and len(caplog.records) == 2
+    )
+
+
+def test_folds_count_by_their_labeled_items():
+    random = np.random.default_rng(0)
+    labels, folds = random.standard_normal((203, 1)), np.repeat([0, 1], [100, 103])
+    values = labels + random.standard_normal((203, 1))
+    labels[:97] = np.nan  # three labeled items in the first fold
+    values[97:100] = -labels[97:100]
+    run = ScoredValues(values, labels, folds)
+    each = [
+        scipy.stats.spearmanr(values[rows, 0], labels[rows, 0]).statistic
+        for rows in (slice(97, 100), slice(100, 203))
+    ]
+    assert each[0] == pytest.approx(-1) and metric_values(
+        run, named_metrics(["y"], REGRESSION_METRICS)
+    )["spearman"] == pytest.approx((3 * each[0] + 103 * each[1]) / 106)

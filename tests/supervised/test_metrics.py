@@ -1,0 +1,312 @@
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn import metrics as published
+
+from dnadiff.supervised import metrics
+from dnadiff.supervised.metric_intervals import accuracy_interval, summarize_metrics
+from dnadiff.supervised.metrics import (
+    METRICS,
+    RANGES,
+    ScoredPredictions,
+    auroc,
+    metric_values,
+    roc_curves,
+    sign_flip_test,
+)
+from dnadiff.supervised.multilabel_metrics import MULTILABEL_METRICS
+from dnadiff.supervised.regression_metrics import REGRESSION_METRICS
+from dnadiff.supervised.replicates import bootstrap_weights
+from dnadiff.supervised.targets.classes import ClassTarget
+
+
+def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(num_classes)
+    labels = random.integers(0, num_classes, number)
+    logits = (
+        random.normal(size=(number, num_classes)).round(1) + np.eye(num_classes)[labels]
+    )  # rounded: ties occur
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True)), labels
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
+    log_probs, labels = predictions(num_classes)
+    scored, probs = (
+        ScoredPredictions(log_probs, labels),
+        np.exp(log_probs).round(9),
+    )  # ties stay ties
+    weights = np.stack(
+        [np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]
+    ).astype(float)
+    for world, w in enumerate(weights):
+        truth, score = (
+            (labels, probs[:, 1]) if num_classes == 2 else (np.eye(num_classes)[labels], probs)
+        )
+        average = {"average": "macro"}
+        expected = {
+            metrics.accuracy: published.accuracy_score(labels, scored.predicted, sample_weight=w),
+            metrics.mcc: published.matthews_corrcoef(labels, scored.predicted, sample_weight=w),
+            metrics.f1: published.f1_score(labels, scored.predicted, sample_weight=w, **average),
+            metrics.auroc: published.roc_auc_score(truth, score, sample_weight=w, **average),
+            metrics.auprc: published.average_precision_score(
+                truth, score, sample_weight=w, **average
+            ),
+        }
+        for metric, value in expected.items():
+            assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9), metric.__name__
+
+
+def test_calibration_error_of_a_confident_model_is_its_error_rate():
+    log_probs = np.log(np.array([[1 - 1e-12, 1e-12]] * 10))
+    assert metric_values(ScoredPredictions(log_probs, np.array([0] * 7 + [1] * 3)), METRICS)[
+        "calibration_error"
+    ] == pytest.approx(0.3)
+
+
+def test_a_constant_model_is_at_chance():
+    found = metric_values(
+        ScoredPredictions(np.log(np.full((8, 2), 0.5)), np.array([0, 1] * 4)), METRICS
+    )
+    assert (found["accuracy"], found["mcc"], found["auroc"], found["auprc"]) == (0.5, 0.0, 0.5, 0.5)
+
+
+def test_the_interval_has_the_binomial_width_and_spread_is_max_minus_min():
+    def right(count: int) -> ScoredPredictions:
+        return ScoredPredictions(
+            np.log(np.where(np.arange(400)[:, None] < count, [[0.9, 0.1]], [[0.1, 0.9]])),
+            np.zeros(400, int),
+        )
+
+    found = summarize_metrics([right(300)], METRICS)["accuracy"]
+    assert found["high"] - found["low"] == pytest.approx(
+        2 * 1.96 * np.sqrt(0.75 * 0.25 / 400), rel=0.15
+    )
+    several = summarize_metrics([right(280), right(320)], METRICS, num_resamples=50)["accuracy"]
+    assert (several["value"], several["spread"]) == (pytest.approx(0.75), pytest.approx(0.1))
+    assert np.isnan(summarize_metrics([right(300)], METRICS, num_resamples=50)["auroc"]["low"])
+
+
+def test_confusion_has_true_classes_as_rows():
+    log_probs = np.log([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8]])
+    assert metrics.confusion_matrix([ScoredPredictions(log_probs, np.array([0, 0, 1]))]) == [
+        [1, 1],
+        [0, 1],
+    ]
+
+
+def test_the_paired_test_agrees_with_mcnemar():
+    first, second = np.ones((1, 100), bool), np.ones((1, 100), bool)
+    first[0, :3], second[0, 3:17] = (
+        False,
+        False,
+    )  # 3 against 14 items: exact two-sided binomial p = 0.0127
+    assert metrics.sign_flip_test(first, second, num_flips=40_000) == pytest.approx(
+        0.0127, abs=0.002
+    )
+    assert metrics.sign_flip_test(first, first) == 1.0
+
+
+def test_bootstrap_draws_complete_groups_and_is_reproducible():
+    groups = np.array([3, 3, 3, 9, 9, 5])
+    drawn = np.concatenate(list(bootstrap_weights(6, 130, seed=1, groups=groups)))
+    assert (
+        drawn.shape == (130, 6)
+        and (drawn[:, 0] == drawn[:, 2]).all()
+        and (drawn[:, 3] == drawn[:, 4]).all()
+    )
+    assert (drawn[:, [0, 3, 5]].sum(1) == 3).all() and (
+        drawn == np.concatenate(list(bootstrap_weights(6, 130, 1, groups)))
+    ).all()
+    alone = np.concatenate(list(bootstrap_weights(6, 130, seed=1)))
+    assert (alone.sum(1) == 6).all() and (
+        alone
+        == np.concatenate(list(bootstrap_weights(6, 130, 1, np.arange(6)[::-1].copy())))[:, ::-1]
+    ).all()
+
+
+def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
+    draws = np.random.default_rng(0)
+    labels = draws.integers(0, 2, 100)
+    log_probs = np.log(draws.dirichlet([1, 1], 100))
+    once = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, 400)["accuracy"]
+    copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
+    grouped = summarize_metrics(
+        [ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400, groups=groups
+    )["accuracy"]
+    apart = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400)[
+        "accuracy"
+    ]
+    assert grouped["value"] == pytest.approx(once["value"])
+    factor = (
+        math.sqrt(100 / 99) * scipy.stats.t.ppf(0.975, 99) / scipy.stats.norm.ppf(0.975)
+    )  # of 100 groups
+    expected = [once["value"] + factor * (once[end] - once["value"]) for end in ("low", "high")]
+    assert (grouped["low"], grouped["high"]) == pytest.approx(expected)
+    assert apart["high"] - apart["low"] < 0.5 * (once["high"] - once["low"])
+    right = ScoredPredictions(log_probs, labels).predicted == labels
+    other = np.roll(right, 3)
+    assert sign_flip_test(right[None], other[None]) == pytest.approx(
+        sign_flip_test(right[copies][None], other[copies][None], groups=groups), abs=0.03
+    )
+
+
+@pytest.mark.parametrize("number", [5, 20])
+def test_intervals_over_few_groups_cover_the_true_value(number):
+    random, covered, trials = np.random.default_rng(number), 0, 300
+    groups = np.repeat(np.arange(number), 20)
+    for trial in range(trials):
+        chance = np.clip(0.7 + 0.15 * random.standard_normal(number), 0, 1)[
+            groups
+        ]  # of a correct prediction: that of the group
+        found = accuracy_interval(
+            (random.random(len(groups)) < chance)[None],
+            num_resamples=400,
+            seed=trial,
+            groups=groups,
+        )
+        covered += found.low <= 0.7 <= found.high
+    assert 0.92 <= covered / trials <= 0.99, (
+        covered / trials
+    )  # 0.85 and 0.93 without the factor of `widened`
+
+
+def test_rankings_are_averaged_over_folds():
+    labels, folds = np.array([0, 1, 0, 1, 1, 0, 1]), np.array([0, 0, 0, 0, 1, 1, 2])
+    probs = np.array(
+        [0.1, 0.4, 0.2, 0.3, 0.9, 0.8, 0.5]
+    )  # perfect within the folds of two classes, not in all
+    log_probs = np.log(np.stack([1 - probs, probs], 1))
+    found = metric_values(ScoredPredictions(log_probs, labels, folds), METRICS)
+    assert (
+        found["auroc"] == found["auprc"] == 1.0
+        and metric_values(ScoredPredictions(log_probs, labels), METRICS)["auroc"] < 1
+    )
+    assert (
+        found["accuracy"]
+        == metric_values(ScoredPredictions(log_probs, labels), METRICS)["accuracy"]
+    )
+    weights = np.array(
+        [[2.0, 2, 2, 2, 3, 0, 1], [0, 0, 0, 0, 0, 0, 7]]
+    )  # the second fold has one class, then the first has no item
+    found = METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), weights)
+    assert found[0] == 1.0 and np.isnan(found[1])
+
+
+def test_classes_that_a_fold_lacks_are_averaged_over_the_others():
+    random = np.random.default_rng(0)
+    folds = np.arange(300) % 5
+    labels = np.where(
+        folds < 2, np.arange(300) // 5 % 3, np.arange(300) // 5 % 2
+    )  # the third class is in two folds only
+    log_probs = np.log(random.dirichlet([1, 1, 1], 300) + 0.5 * np.eye(3)[labels]) - np.log(1.5)
+    found = summarize_metrics([ScoredPredictions(log_probs, labels, folds)], METRICS)
+    each = [
+        (rows, ScoredPredictions(log_probs[rows], labels[rows]))
+        for rows in (np.flatnonzero(folds == n) for n in range(5))
+    ]
+    areas = np.array(
+        [
+            published.roc_auc_score(labels[rows] == c, one.probs[:, c])
+            if (labels[rows] == c).any()
+            else np.nan
+            for rows, one in each
+            for c in range(3)
+        ]
+    )
+    assert found["auroc"]["value"] == pytest.approx(np.nanmean(areas.reshape(5, 3), 0).mean())
+    assert all(
+        found[name]["low"] < found[name]["value"] < found[name]["high"]
+        for name in ("auroc", "auprc", "accuracy")
+    )
+
+
+def test_intervals_stay_in_the_range_of_the_metric():
+    labels, groups = np.arange(60) % 2, np.arange(60) // 12
+    right = np.where(np.arange(60) < 3, 1 - labels, labels)  # all errors in one of five groups
+    log_probs = np.log(0.9 * np.eye(2)[right] + 0.05)
+    found = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, groups=groups)
+    assert all(
+        RANGES[name][0] <= one["low"] <= one["high"] <= RANGES[name][1]
+        for name, one in found.items()
+    )
+    assert (
+        found["accuracy"]["high"] == 1.0
+        and accuracy_interval((right == labels)[None], groups=groups).high > 1
+    )
+    interval = ClassTarget(["a", "b"]).interval(
+        [ScoredPredictions(log_probs, labels)], groups=groups
+    )
+    assert interval.high == 1.0 and set(RANGES) >= {
+        *METRICS,
+        *REGRESSION_METRICS,
+        *MULTILABEL_METRICS,
+    }
+
+
+def test_area_under_roc_curves_equals_auroc():
+    draws = np.random.default_rng(2)
+    for classes in (2, 3):
+        scored = ScoredPredictions(
+            np.log(draws.dirichlet(np.ones(classes), 400)), draws.integers(0, classes, 400)
+        )
+        curves = roc_curves(scored, max_points=500)
+        assert len(curves) == (1 if classes == 2 else 3)
+        areas = [np.trapezoid(curve["true"], curve["false"]) for curve in curves]
+        assert np.mean(areas) == pytest.approx(metric_values(scored, METRICS)["auroc"], abs=1e-4)
+        assert all(
+            len(curve["true"]) <= 101 and curve["true"][-1] == curve["false"][-1] == 1
+            for curve in roc_curves(scored)
+        )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_confident_predictions_are_ranked_where_their_probabilities_are_rounded_to_one(classes):
+    logits = torch.zeros(41, classes)
+    logits[:, 1] = torch.arange(41) + 30.0
+    logits[40] = 50.0 * torch.eye(classes)[-1]
+    log_probs, labels = (
+        logits.log_softmax(-1).numpy(),
+        np.array([0] * 20 + [1] * 20 + [classes - 1]),
+    )
+    assert len(set(np.exp(log_probs[:40, 1].astype(np.float64)))) == 1
+    assert auroc(ScoredPredictions(log_probs, labels), np.ones((1, 41)))[0] == 1
+
+
+def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
+    log_probs, labels = predictions(3)
+    scored, weights = ScoredPredictions(log_probs, labels), np.ones((2, 300))
+    weights[1, labels == 2] = 0
+    for metric, of_one in (
+        (metrics.auroc, published.roc_auc_score),
+        (metrics.auprc, published.average_precision_score),
+    ):
+        kept = labels != 2
+        each = [
+            of_one(labels[kept] == number, np.exp(log_probs[kept, number]).round(9))
+            for number in (0, 1)
+        ]
+        assert metric(scored, weights)[1] == pytest.approx(np.mean(each))
+    lacking = ScoredPredictions(log_probs[labels != 2], labels[labels != 2])
+    assert all(np.isnan(metric_values(lacking, METRICS)[name]) for name in ("auroc", "auprc"))
+
+
+def test_150_classes_need_little_memory():
+    log_probs, labels = predictions(150, 2000)
+    scored, weights = (
+        ScoredPredictions(log_probs, labels),
+        np.random.default_rng(0).integers(0, 3, (50, 2000)).astype(float),
+    )
+    tracemalloc.start()
+    found = scored.confusion(weights), metrics.auroc(scored, weights)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e8
+    expected = published.confusion_matrix(
+        labels, scored.predicted, labels=range(150), sample_weight=weights[7]
+    )
+    assert np.array_equal(found[0][7], expected)
