@@ -19,6 +19,8 @@ from dnadiff.checks import check_value, integer
 from dnadiff.config import Config, Json, Keys, as_dict, build, check, choices, compose, config_dir
 from dnadiff.progress import configure_logging, printable
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
+from dnadiff.store.address import is_remote
+from dnadiff.store.address import parse as parse_address
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,6 +35,8 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = (
     -3,
     2**31 - 1,
 )  # the first two: mallopt's names in malloc.h
+# keys of commands that name a file to write
+OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
 Command = Callable[[Config, Path, list[str]], object]
 COMMANDS = {
     "train": "train a masked diffusion model on a genome or a text",
@@ -143,7 +147,7 @@ def _compose_and_call(name: str, function: Command, keys: Keys) -> None:
             caught.append(error)
         finally:
             if run_dir not in existing:
-                from dnadiff.data.files import remove_if_empty
+                from dnadiff.store.disk import remove_if_empty
 
                 remove_if_empty(run_dir)
 
@@ -176,11 +180,13 @@ def call(
             f"{name}: loading PyTorch" + (" and Lightning" if "trainer" in plain else "")
         )  # seconds, before the first result
     check(plain, trust=None)
-    from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
+    from dnadiff.store.outputs import refuse_remote_shards, uploading
     from dnadiff.supervised.saved import refuse_classifier
 
     refuse_classifier(plain, name)
-    refuse_remote_shards(plain)
+    outputs = {key: plain.get(key) for key in OUTPUTS}
+    if plain.get("shard") is not None or plain.get("launcher"):
+        refuse_remote_shards(outputs)
     if plain.get("launcher"):  # starts this command once for each shard
         return build(plain["launcher"], trust=None).launch(
             name, plain, overrides, parse(sys.argv[1:])[0]
@@ -189,8 +195,14 @@ def call(
         from dnadiff.kernels.threads import choose_threads
 
         choose_threads()
-    with uploading(plain, run_dir) as local:
-        function(local, run_dir, overrides)
+    if is_remote(run_dir):
+        raise ValueError(
+            f"hydra.run.dir {parse_address(run_dir).shown} is on another machine, and a run folder is on "
+            "this one; give output=... instead"
+        )
+    resume, overwrite = plain.get("resume") is True, plain.get("overwrite") is True
+    with uploading(outputs, resume, overwrite) as local:
+        function({**plain, **local}, run_dir, overrides)
 
 
 def report(error: Exception, name: str, overrides: Sequence[str]) -> str:

@@ -27,9 +27,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
 
     from dnadiff import checkpoint
     from dnadiff.compression import coding, container, layout, machine
-    from dnadiff.data.files import atomic_write, check_output
     from dnadiff.data.genome import pieces
-    from dnadiff.data.remote.address import file_name
+    from dnadiff.store.address import file_name
+    from dnadiff.store.disk import atomic_write, check_output
 
     output = check_output(
         config["output"] or run_dir / f"{file_name(config['input']).removeprefix('bundled:')}.dnd",

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dnadiff.checks import Natural, PositiveInt, boolean, check_arguments
 from dnadiff.renamed import current_name, with_current_choices
+from dnadiff.store.address import CACHED, is_remote
 
 if TYPE_CHECKING:
     import argparse
@@ -37,9 +37,6 @@ Config = dict[
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 Keys = Mapping[str, object]  # type hints
-# Files on other machines. `build` marks those that a checkpoint names with CACHED: they are never
-# fetched (`dnadiff.data.remote`).
-CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 # Keys that mean the same in every command that has them.
 SHARED: Keys = {
     "checkpoint": str,
@@ -56,12 +53,6 @@ SHARED: Keys = {
     "num_draws": PositiveInt,
     "shard": object,  # `dnadiff.shards.shard.Shard.parse` checks it
 }
-
-
-def is_remote(path: object) -> bool:
-    """Whether a value is the address of a file on another machine, also one that went through
-    `Path`, which drops a slash."""
-    return _REMOTE.match(str(path)) is not None
 
 
 def config_dir() -> Path:

@@ -21,9 +21,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
     from dnadiff import checkpoint
     from dnadiff.compression import coding, container, layout, machine
-    from dnadiff.data.files import atomic_write, check_output, resolve
     from dnadiff.data.genome import pieces
-    from dnadiff.data.remote.address import file_name
+    from dnadiff.store.address import file_name
+    from dnadiff.store.disk import atomic_write, check_output
+    from dnadiff.store.files import resolve
 
     output = check_output(
         config["output"]

@@ -35,11 +35,11 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Embed and return the file written."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.stored_curve import fingerprint
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.store.disk import check_output
     from dnadiff.supervised.embedding import files
     from dnadiff.supervised.embedding.features import Embedder
     from dnadiff.supervised.embedding.pooling import pool_of

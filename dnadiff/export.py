@@ -35,11 +35,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
     from dnadiff import checkpoint
     from dnadiff.checkpoint import exported
-    from dnadiff.data.files import write_json
     from dnadiff.published.layout import published_layout
     from dnadiff.sharing import record
     from dnadiff.sharing.card import write_card
     from dnadiff.sharing.folder import check_folder, new_folder
+    from dnadiff.store.disk import write_json
 
     if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
         raise ValueError(

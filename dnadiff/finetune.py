@@ -70,10 +70,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for
     each of several tasks."""
     from dnadiff import checkpoint
-    from dnadiff.data import disk
-    from dnadiff.data.files import atomic_write, check_output, write_json
-    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.report.suite import write_suite
+    from dnadiff.store import disk
+    from dnadiff.store.address import shown_addresses
+    from dnadiff.store.disk import atomic_write, check_output, write_json
     from dnadiff.supervised import overlap, saved, suite
     from dnadiff.supervised.results import check_results, slug
 
@@ -271,7 +271,7 @@ def run_task(
 ) -> dict[str, Json]:
     """Compare the models on one task, with the `kmers` of the pretraining data also on the items
     inside and outside it; save networks in `networks`."""
-    from dnadiff.data.remote.address import shown_addresses
+    from dnadiff.store.address import shown_addresses
     from dnadiff.supervised.code_version import code_version
     from dnadiff.supervised.items import log_task
     from dnadiff.supervised.overlap import tested_subsets

@@ -65,10 +65,11 @@ def pack(
 
     With `output` the files are listed in a JSON file.
     """
-    from dnadiff.data.files import check_output, resolve, write_json
     from dnadiff.data.genome.work import PackWork
     from dnadiff.shards.assignment import Assignment
     from dnadiff.shards.manifest import Task
+    from dnadiff.store.disk import check_output, write_json
+    from dnadiff.store.files import resolve
 
     assignment, start = assignment or Assignment(), time.monotonic()
     output = (
@@ -121,8 +122,8 @@ def verify(data: SequenceDataModule, config: Config) -> int:
 
 def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     """Lengths and composition of each record, and the windows of each part."""
-    from dnadiff.data.files import check_output, write_json
     from dnadiff.data.genome.regions import read_bed
+    from dnadiff.store.disk import check_output, write_json
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
     genome = data.open()
@@ -227,9 +228,9 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
 def extract(data: SequenceDataModule, config: Config) -> int:
     """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower
     case."""
-    from dnadiff.data.files import check_output
     from dnadiff.data.genome.fasta import write_fasta
     from dnadiff.data.genome.regions import read_regions
+    from dnadiff.store.disk import check_output
 
     for key, example in (("regions", "my.bed"), ("output", "regions.fa")):
         if config[key] is None:

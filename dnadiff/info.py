@@ -39,8 +39,8 @@ OPTIONAL = ("labels", "max_length", "seconds")  # absent means that there are no
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
     """Print the table, write the JSON file if there is an `output`, and return its contents."""
     from dnadiff.checkpoint.sources import load_silently
-    from dnadiff.data.files import check_output, write_json
     from dnadiff.sharing import record
+    from dnadiff.store.disk import check_output, write_json
 
     output = (
         check_output(config["output"], config["overwrite"])

@@ -38,14 +38,14 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
     """Compare samples with real windows, and return the content of the JSON file, or the folder of
     a shard."""
-    from dnadiff.data.files import check_output
-    from dnadiff.data.remote.address import shown
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
     from dnadiff.metrics.work import QualityWork, part_of
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.store.address import shown
+    from dnadiff.store.disk import check_output
 
     assignment = assignment_of(config, "judge", overrides)
     output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
@@ -125,9 +125,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 def write(content: Config, quality: SampleQuality, output: Path, picture: Path) -> None:
     """Write the picture, then the JSON file, which says that both are complete; nothing before both
     are known."""
-    from dnadiff.data.files import atomic_write, write_json
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
+    from dnadiff.store.disk import atomic_write, write_json
 
     panels = [
         partial(kmer_divergences, quality=quality),

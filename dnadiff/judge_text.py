@@ -38,8 +38,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     import torch
 
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output, write_json
-    from dnadiff.data.remote.address import shown
     from dnadiff.metrics.text_quality import (
         JudgeModel,
         at_positions,
@@ -48,6 +46,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         token_nats,
     )
     from dnadiff.model import Model
+    from dnadiff.store.address import shown
+    from dnadiff.store.disk import check_output, write_json
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
     minimum = {"num_samples": 1, "ngram_size": 1, "batch_size": 1, "seed": 0}
@@ -172,8 +172,8 @@ def ids_of_texts(
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between
     blank lines of a .txt; plain or gzip."""
-    from dnadiff.data.files import open_text
-    from dnadiff.data.remote.address import file_name, shown
+    from dnadiff.store.address import file_name, shown
+    from dnadiff.store.files import open_text
 
     with open_text(path) as file:
         content = file.read()
@@ -187,7 +187,7 @@ def read_texts(path: str | Path) -> list[str]:
 
 
 def _json_lines(path: str | Path, content: str) -> list[str]:
-    from dnadiff.data.structured import parse_json
+    from dnadiff.store.disk import parse_json
 
     # Not splitlines(), which also splits at characters that a text may contain, such as U+2028.
     lines = [

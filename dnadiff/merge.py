@@ -37,9 +37,9 @@ KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Merge and return the output."""
-    from dnadiff.data.files import check_output
     from dnadiff.shards.folder import ShardFolder
     from dnadiff.shards.mark import MergeMark
+    from dnadiff.store.disk import check_output
 
     for key in ("keep", "overwrite"):
         boolean(key, config[key])

@@ -48,11 +48,12 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Predict and return the table written."""
-    from dnadiff.data.files import check_output, resolve
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.store.disk import check_output
+    from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
     from dnadiff.supervised.prediction_table import PredictionTable
     from dnadiff.supervised.work import PredictionWork
@@ -234,7 +235,7 @@ def check_track(config: Config, output: Path) -> None:
 def has_track(config: Config, output: Path) -> bool:
     """Whether the run that wrote the JSON file of the table also wrote the track that this one is
     to write, if any."""
-    from dnadiff.data.structured import read_json
+    from dnadiff.store.disk import read_json
 
     if config["track"] is None:
         return True
@@ -254,9 +255,8 @@ def has_track(config: Config, output: Path) -> bool:
 def seal(output: Path) -> None:
     """Add the hash of the finished table to its JSON file, which is written before the table has
     its name."""
-    from dnadiff.data.files import write_json
-    from dnadiff.data.structured import read_json
     from dnadiff.design.output import sha256
+    from dnadiff.store.disk import read_json, write_json
 
     content = read_json(summary_path(output), ("settings",))
     write_json(summary_path(output), {"file": output.name, **content, "sha256": sha256(output)})
@@ -264,8 +264,8 @@ def seal(output: Path) -> None:
 
 def settings_of(config: Config, model: ClassifierEnsemble) -> dict[str, Json]:
     """Everything that the rows depend on: only a table with the same can be resumed."""
-    from dnadiff.data.files import resolve
     from dnadiff.design.output import sha256
+    from dnadiff.store.files import resolve
 
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
     return {
@@ -311,7 +311,7 @@ def finish(
     count: int,
 ) -> None:
     """Write the track and the JSON file, then give the table its name, and print the summary."""
-    from dnadiff.data.files import write_json
+    from dnadiff.store.disk import write_json
 
     if config["track"]:
         predictions.write_track(stream.part, expand_user(config["track"]), config["track_class"])

@@ -15,6 +15,7 @@ MOVED = {
     "dnadiff.data.blocks": "dnadiff.data.genome.blocks",
     "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
     "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
+    "dnadiff.store.download": "dnadiff.store.download",
     "dnadiff.data.hub": "dnadiff.data.text.hub",
     "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
     "dnadiff.data.short": "dnadiff.data.genome.short_sequences",

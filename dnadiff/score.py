@@ -44,12 +44,12 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score and return the table written."""
     from dnadiff import checkpoint
-    from dnadiff.data.files import check_output
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.information import check_denoiser
     from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.store.disk import check_output
     from dnadiff.tracks.files import format_of
 
     assignment = assignment_of(config, "score", overrides)
@@ -180,9 +180,9 @@ def resumable(
     Raises:
         FileExistsError: if the file exists, unless it can be resumed or replaced.
     """
-    from dnadiff.data.files import check_output
     from dnadiff.design.output import ResumableOutput, discard, temporary_path
     from dnadiff.design.provenance import is_complete, json_path
+    from dnadiff.store.disk import check_output
 
     has_journal = temporary_path(collected, "journal").is_file()
     if config["resume"] and output.is_file() and not has_journal:

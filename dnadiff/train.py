@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dnadiff import checks, commands
-from dnadiff.config import Config, Json, build, is_remote
+from dnadiff.config import Config, Json, build
 from dnadiff.progress import duration, table
+from dnadiff.store.address import is_remote
 from dnadiff.training.collector import frozen_objects
 from dnadiff.training.keys import KEYS
 from dnadiff.training.memory import peak_memory
@@ -258,7 +259,7 @@ def describe_run(
     config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule
 ) -> None:
     """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
-    from dnadiff.data.files import atomic_write, write_json
+    from dnadiff.store.disk import atomic_write, write_json
 
     with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
         file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
@@ -276,8 +277,8 @@ def describe_run(
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the
     final table."""
-    from dnadiff.data.cache import hash_file
-    from dnadiff.data.files import write_json
+    from dnadiff.store.cache import hash_file
+    from dnadiff.store.disk import write_json
     from dnadiff.training.callbacks import Checkpoints
     from dnadiff.training.loggers import metrics_file
 

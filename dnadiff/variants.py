@@ -291,8 +291,8 @@ def input_settings(
     config: Config, reference: Reference, window: int, regions: Sequence[Region]
 ) -> dict[str, Json]:
     """What is read, of the settings that the contents of the output depend on."""
-    from dnadiff.data.files import resolve
     from dnadiff.design.output import sha256
+    from dnadiff.store.files import resolve
 
     variants = [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"]))
     return {"variants": variants, "genome": reference.digest, "window": window}

@@ -27,7 +27,6 @@ from dnadiff.checkpoint.loaded import (
 from dnadiff.checkpoint.origin import Origin, read_origin
 from dnadiff.checks import Natural, check_value
 from dnadiff.config import Config, Json, Keys
-from dnadiff.data.structured import read_json
 from dnadiff.published import tensors
 from dnadiff.published.layout import published_layout
 from dnadiff.published.model import (
@@ -38,6 +37,7 @@ from dnadiff.published.model import (
     described_config,
     named_tensors,
 )
+from dnadiff.store.disk import read_json
 
 FORMAT = 1
 MODEL = (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dnadiff.checkpoint import run, shards
 from dnadiff.checkpoint.loaded import Loaded
-from dnadiff.data.files import atomic_write
-from dnadiff.data.remote.address import Address, parse
-from dnadiff.data.remote.cached import fetch, fetch_some, target_of
+from dnadiff.store.address import Address, parse
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.remote import fetch, fetch_some, target_of
 
 CHECKPOINTS = "checkpoints"
 

@@ -18,15 +18,14 @@ from dnadiff.checkpoint import exported, remote_run, run
 from dnadiff.checkpoint.loaded import Loaded, UnknownTokenizer, wrapped
 from dnadiff.checkpoint.origin import Origin
 from dnadiff.checks import expand_user
-from dnadiff.config import PACKAGE, is_remote
-from dnadiff.data.remote.address import Address, parse
-from dnadiff.data.remote.cached import fetch, fetch_some, target_of
-from dnadiff.data.remote.store import LostError
+from dnadiff.config import PACKAGE
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.published import hub
 from dnadiff.published.model import CONFIG, TENSORS, PublishedModel, find_tensors, is_published
 from dnadiff.published.model import read as read_published
+from dnadiff.store.address import Address, is_remote, parse
+from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
 
 BUNDLED = (
     Path(__file__).resolve().parents[1] / "bundled"

@@ -22,8 +22,8 @@ import numpy as np
 
 from dnadiff import checks
 from dnadiff.compression.layout import ContainerLayout, checked
-from dnadiff.data.files import resolve
-from dnadiff.data.structured import json_object
+from dnadiff.store.disk import json_object
+from dnadiff.store.files import resolve
 
 if TYPE_CHECKING:
     from dnadiff.config import Json

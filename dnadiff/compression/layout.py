@@ -15,8 +15,8 @@ import numpy as np
 
 from dnadiff.checks import is_integer
 from dnadiff.config import Json
-from dnadiff.data.files import chunks, open_binary
 from dnadiff.data.nucleotides import IUPAC, not_a_nucleotide
+from dnadiff.store.files import chunks, open_binary
 
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
 _OTHER = bytes(chr(letter) not in "ACGT" for letter in range(256))

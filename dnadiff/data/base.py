@@ -29,10 +29,10 @@ from dnadiff.data.loader import (
     TrainLoader,
     own_process_group,
 )
-from dnadiff.data.remote.address import file_name
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
+from dnadiff.store.address import file_name
 from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:

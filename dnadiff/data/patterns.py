@@ -6,8 +6,8 @@ import glob
 from pathlib import Path
 
 from dnadiff.checks import expand_user
-from dnadiff.config import CACHED, is_remote
-from dnadiff.data.remote.cached import expand as expand_remote
+from dnadiff.store.address import CACHED, is_remote
+from dnadiff.store.remote import expand as expand_remote
 
 
 def matches(text: str) -> list[str] | None:

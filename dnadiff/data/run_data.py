@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnadiff.config import CACHED, PACKAGE, Config, Json, build, is_remote
+from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.manifest import is_manifest
+from dnadiff.store.address import CACHED, is_remote
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer

@@ -111,10 +111,10 @@ def read_patterns(
 ) -> Iterator[tuple[str, Pattern]]:
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
     whole."""
-    from dnadiff.data.files import open_text
     from dnadiff.data.genome.fasta import read_fasta
-    from dnadiff.data.remote.address import shown
     from dnadiff.design.template import template_pattern
+    from dnadiff.store.address import shown
+    from dnadiff.store.files import open_text
 
     if tokenizer.vocab.complement is None:
         with open_text(path) as file:
@@ -194,9 +194,9 @@ def output_settings(
     config: Config, model: SamplingModel, request: Request, sampler: Config
 ) -> dict[str, Json]:
     """Everything that the bytes of the output file depend on."""
-    from dnadiff.data.files import resolve
     from dnadiff.design.infill import Infill
     from dnadiff.design.output import sha256
+    from dnadiff.store.files import resolve
 
     plain = (
         "num_samples",
@@ -235,7 +235,7 @@ def output_settings(
 
 def is_file(name: str | Path | Sequence[str]) -> bool:
     """Whether an option names a file, not a region such as chr1:1-2000."""
-    from dnadiff.data import files
+    from dnadiff.store import files
 
     return isinstance(name, (str, Path)) and files.is_file(name)
 
@@ -271,10 +271,10 @@ def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]
 
     A complete file that may be overwritten is not one that is continued.
     """
-    from dnadiff.data.structured import read_json
     from dnadiff.design.output import read_journal
     from dnadiff.design.provenance import json_path
     from dnadiff.renamed import with_current_names
+    from dnadiff.store.disk import read_json
 
     found: Config = {}
     with suppress(OSError, ValueError):  # of a complete file

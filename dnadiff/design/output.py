@@ -25,10 +25,8 @@ from pathlib import Path
 
 from dnadiff import checks
 from dnadiff.config import Json
-from dnadiff.data.disk import names_file, write_all
-from dnadiff.data.files import atomic_write, check_output
-from dnadiff.data.structured import read_json
 from dnadiff.renamed import with_current_names
+from dnadiff.store.disk import atomic_write, check_output, names_file, read_json, write_all
 
 _KEYS = {"settings", "done", "bytes", "notes", "complete"}
 _CHECKED = _KEYS | {

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from dnadiff import __version__
 from dnadiff.checks import is_number
 from dnadiff.config import Config, Json
-from dnadiff.data.files import atomic_write, write_json
-from dnadiff.data.remote.address import shown_addresses
-from dnadiff.data.structured import json_object, read_json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import is_compressed, open_bytes, sha256
 from dnadiff.draws import hash64
 from dnadiff.renamed import with_current_names
 from dnadiff.sampler.base import Configurable, Sampler
+from dnadiff.store.address import shown_addresses
+from dnadiff.store.disk import atomic_write, json_object, read_json, write_json
 
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")

@@ -117,9 +117,9 @@ def make_designer(
         ValueError: if the reward or the method cannot be built, or do not fit the model, the
             sampler, the request or the size of a batch.
     """
-    from dnadiff.data.remote.address import shown_addresses
     from dnadiff.design.designer import Designer
     from dnadiff.design.reward import Reward, as_reward
+    from dnadiff.store.address import shown_addresses
 
     reward = build(config["reward"], trust=(PACKAGE, *config["trust"]))
     if not isinstance(reward, Reward):
@@ -193,7 +193,7 @@ def summary(
 
     With `resample=true` the mean and the best reward are those of the records written.
     """
-    from dnadiff.data.remote.address import shown_addresses
+    from dnadiff.store.address import shown_addresses
 
     mean, best = totals["reward_sum"] / generated, totals["reward_best"]
     proposals: dict[str, Json] = {}

@@ -13,11 +13,11 @@ import numpy as np
 from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size, verdict
 from dnadiff.config import Config, Json
-from dnadiff.data.files import write_json
 from dnadiff.likelihood import evaluation
 from dnadiff.likelihood.estimators import Estimator, estimator_for
 from dnadiff.likelihood.held_out import Windows, token_groups
 from dnadiff.likelihood.record import Likelihood
+from dnadiff.store.disk import write_json
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded

@@ -13,7 +13,6 @@ from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size
 from dnadiff.checks import boolean, integer, is_integer, is_number, optional_integer
 from dnadiff.config import Config, Json
-from dnadiff.data.files import check_output, write_json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
 from dnadiff.likelihood.curve import CurveSums, code_length_table
@@ -30,6 +29,7 @@ from dnadiff.likelihood.held_out import (
 from dnadiff.likelihood.ordered import ORDERS
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.likelihood.stored_curve import fingerprint
+from dnadiff.store.disk import check_output, write_json
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded

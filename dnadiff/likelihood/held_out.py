@@ -17,8 +17,6 @@ import torch
 
 from dnadiff.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.config import Json
-from dnadiff.data.arrays import read_npz
-from dnadiff.data.files import atomic_write
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
@@ -26,6 +24,7 @@ from dnadiff.likelihood.monte_carlo import WindowBatch
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.markov.counts import countable
 from dnadiff.markov.model import BackoffMarkov
+from dnadiff.store.disk import atomic_write, read_npz
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule

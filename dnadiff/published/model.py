@@ -20,8 +20,6 @@ from torch import Tensor
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config, build
-from dnadiff.data.files import atomic_write, check_output, write_json
-from dnadiff.data.structured import read_json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
@@ -30,6 +28,7 @@ from dnadiff.published.caduceus import CaduceusFamily
 from dnadiff.published.keys import MAX_VOCAB, Key, read_keys
 from dnadiff.published.layout import Family, PublishedLayout, published_layout
 from dnadiff.published.mdlm import MDLMFamily
+from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.vocab import Vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")

@@ -15,9 +15,6 @@ import numpy as np
 from dnadiff.checkpoint import Loaded
 from dnadiff.checks import expand_user
 from dnadiff.config import Config
-from dnadiff.data.files import check_output
-from dnadiff.data.remote.address import shown_addresses
-from dnadiff.data.structured import read_json
 from dnadiff.design import provenance
 from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
@@ -27,6 +24,8 @@ from dnadiff.metrics.real_windows import cut, evenly_spaced, held_out_windows, r
 from dnadiff.report import design_sections as sections
 from dnadiff.report.html import write
 from dnadiff.report.sections import footer
+from dnadiff.store.address import shown_addresses
+from dnadiff.store.disk import check_output, read_json
 
 _MIN_SCORED = (
     100  # real sequences whose reward and likelihood are computed, if there are fewer designs

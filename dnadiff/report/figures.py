@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.config import Json
-from dnadiff.data.files import atomic_write
 from dnadiff.report.results import Results, shown_groups
+from dnadiff.store.disk import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

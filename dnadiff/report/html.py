@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.data.files import atomic_write
 from dnadiff.report import figures
+from dnadiff.store.disk import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

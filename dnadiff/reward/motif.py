@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.data.files import open_text, resolve
 from dnadiff.data.nucleotides import reverse_complement
-from dnadiff.data.remote.address import shown
 from dnadiff.design.output import sha256
 from dnadiff.design.reward import Reward, Values
 from dnadiff.design.template import FREE, codes_of
+from dnadiff.store.address import shown
+from dnadiff.store.files import open_text, resolve
 
 _BASES = "ACGT"
 _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it

@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from dnadiff.checks import expand_user
 from dnadiff.config import Config, Json
-from dnadiff.data.files import check_output
 from dnadiff.data.work import Result, Work
 from dnadiff.design.output import ResumableOutput, discard, first_difference
 from dnadiff.progress import Progress
@@ -25,6 +24,7 @@ from dnadiff.shards.folder import ShardFolder
 from dnadiff.shards.manifest import Manifest, Task, plain
 from dnadiff.shards.part import packed
 from dnadiff.shards.shard import Shard, without
+from dnadiff.store.disk import check_output
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started
 log = logging.getLogger("dnadiff")

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dnadiff.config import Json
-from dnadiff.data.files import write_json
-from dnadiff.data.structured import read_json
 from dnadiff.data.work import Result
 from dnadiff.design.output import ResumableOutput, crc_of
 from dnadiff.shards.manifest import Manifest, Task, plain
 from dnadiff.shards.part import unpacked
 from dnadiff.shards.shard import Shard
+from dnadiff.store.disk import read_json, write_json
 
 _ENTRY = ("shard", "fingerprint", "parts", "environment", "check")
 _LISTED = 20  # missing shards in a message

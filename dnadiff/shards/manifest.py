@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from dnadiff.config import Json
-from dnadiff.data.disk import names_file
-from dnadiff.data.remote.address import shown
-from dnadiff.data.structured import read_json
 from dnadiff.data.work import Work
 from dnadiff.design.output import first_difference
 from dnadiff.shards.shard import Shard, bounds
+from dnadiff.store.address import shown
+from dnadiff.store.disk import names_file, read_json
 
 FORMAT = 1
 _KEYS = ("format", "command", "count", "overrides", "streams", "check")

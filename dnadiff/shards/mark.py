@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dnadiff.data.files import atomic_write
 from dnadiff.design.output import temporary_path
+from dnadiff.store.disk import atomic_write
 
 
 class MergeMark:

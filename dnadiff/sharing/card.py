@@ -277,7 +277,7 @@ def loading(about: Config) -> str:
 
 def write_card(folder: Path, name: str, about: Config) -> None:
     """Write `README.md` into a folder."""
-    from dnadiff.data.files import atomic_write
+    from dnadiff.store.disk import atomic_write
 
     with atomic_write(folder / "README.md") as file:
         file.write(model_card(name, about).encode())

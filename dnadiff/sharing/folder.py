@@ -18,8 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dnadiff.checks import expand_user
-from dnadiff.data.disk import names_file
-from dnadiff.data.files import check_output, sync_folder
+from dnadiff.store.disk import check_output, names_file, sync_folder
 
 _FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 

@@ -14,11 +14,11 @@ from dnadiff.checkpoint import ChangedDataError
 from dnadiff.checkpoint.exported import data_name, portable
 from dnadiff.checkpoint.origin import held_out_likelihood
 from dnadiff.config import PACKAGE, Config, build
-from dnadiff.data import bundled
 from dnadiff.data.splits import Split
-from dnadiff.data.structured import read_json
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.published.tensors import fingerprint
+from dnadiff.store.disk import read_json
+from dnadiff.store.files import LICENSES
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded, Origin
@@ -149,7 +149,7 @@ def without_paths(description: Config | None) -> Config | None:
 def data_license(data: Config | None) -> str | None:
     """The license of data that ship with the package; None for others."""
     path = data.get("path") if isinstance(data, Mapping) else None
-    return bundled.LICENSES.get(path.removeprefix("bundled:")) if isinstance(path, str) else None
+    return LICENSES.get(path.removeprefix("bundled:")) if isinstance(path, str) else None
 
 
 def summary(loaded: Loaded, origin: Origin) -> Config:

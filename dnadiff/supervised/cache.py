@@ -19,11 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.config import Json
-from dnadiff.data.arrays import read_npz
-from dnadiff.data.cache import cache_dir
-from dnadiff.data.files import atomic_write
-from dnadiff.data.structured import json_object
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.cache import cache_dir
+from dnadiff.store.disk import atomic_write, json_object, read_npz
 
 log = logging.getLogger("dnadiff")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from typing_extensions import Unpack, override
 
-from dnadiff.data.files import resolve
 from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.files import resolve
 from dnadiff.supervised.labeled import (
     PART_NAMES,
     LabeledSequences,

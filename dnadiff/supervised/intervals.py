@@ -14,9 +14,9 @@ import yaml
 from typing_extensions import Unpack, override
 
 from dnadiff.checks import boolean, expand_user
-from dnadiff.data.files import resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.files import resolve
 from dnadiff.supervised.folders import class_paths
 from dnadiff.supervised.labeled import LabeledSequences, LabeledTask, LabeledTaskSettings
 from dnadiff.supervised.table import read_header, read_rows

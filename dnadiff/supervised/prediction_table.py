@@ -16,7 +16,7 @@ import numpy as np
 
 from dnadiff.bootstrap import MIN_BLOCKS
 from dnadiff.config import Json
-from dnadiff.data.files import atomic_write
+from dnadiff.store.disk import atomic_write
 from dnadiff.supervised.metric_intervals import summarize_metrics
 from dnadiff.supervised.metrics import ScoredRun, metric_values
 from dnadiff.supervised.sequences import Query

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.data.files import resolve
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.files import resolve
 from dnadiff.supervised.labeled import LabeledSequences, LabeledTask, LabeledTaskSettings
 from dnadiff.supervised.table import read_rows
 

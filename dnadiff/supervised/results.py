@@ -29,11 +29,9 @@ from typing_extensions import override
 
 from dnadiff.checks import expand_user
 from dnadiff.config import Json
-from dnadiff.data.arrays import read_npz
-from dnadiff.data.cache import locked
 from dnadiff.data.csv_file import read_csv
-from dnadiff.data.files import append, atomic_write, write_json
-from dnadiff.data.structured import json_object, read_json
+from dnadiff.store.cache import locked
+from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
 from dnadiff.supervised.classifier import SequenceClassifier
 from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values

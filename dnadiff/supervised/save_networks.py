@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dnadiff.checkpoint import resolved
 from dnadiff.config import PACKAGE, Config, Json
-from dnadiff.data.remote.address import shown_addresses
+from dnadiff.store.address import shown_addresses
 from dnadiff.supervised import saved
 from dnadiff.supervised.head_inputs import HeadInputs
 from dnadiff.supervised.items import TaskData

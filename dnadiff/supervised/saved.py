@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json, build
-from dnadiff.data.files import write_json
-from dnadiff.data.structured import read_json
 from dnadiff.renamed import current_name
+from dnadiff.store.disk import read_json, write_json
 
 if TYPE_CHECKING:
     import torch

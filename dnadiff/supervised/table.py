@@ -12,10 +12,10 @@ from typing import TypeVar
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.config import is_remote
-from dnadiff.data.files import open_text, resolve
 from dnadiff.data.text.documents import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.address import is_remote
+from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.labeled import (
     PART_NAMES,
     LabeledSequences,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from dnadiff.data.files import atomic_write
+from dnadiff.store.disk import atomic_write
 
 
 class WeightsFile(NamedTuple):

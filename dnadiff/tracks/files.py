@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.data.files import sync_folder
 from dnadiff.design.output import ResumableOutput, discard
 from dnadiff.design.provenance import write_settings
+from dnadiff.store.disk import sync_folder
 
 _HEAD = struct.Struct("<III")  # record, first position and number of values of a run
 _LONGEST_RUN = 1 << 18  # values written together

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dnadiff.checkpoint import shards
 from dnadiff.config import Config
-from dnadiff.data.files import atomic_write
+from dnadiff.store.disk import atomic_write
 from dnadiff.training.data_module import with_current_state
 
 if TYPE_CHECKING:

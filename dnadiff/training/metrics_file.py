@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
 from dnadiff.data.csv_file import read_log
-from dnadiff.data.files import append, atomic_write
+from dnadiff.store.disk import append, atomic_write
 from dnadiff.training.module import DiffusionModule
 
 COLUMNS = (

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.config import Config, leaves, locate
-from dnadiff.data.cache import locked
-from dnadiff.data.remote.address import shown_addresses
-from dnadiff.data.structured import read_yaml
 from dnadiff.renamed import with_current_names
+from dnadiff.store.address import shown_addresses
+from dnadiff.store.cache import locked
+from dnadiff.store.disk import read_yaml
 from dnadiff.training.trainer_settings import INSTEAD
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnadiff.data.files import atomic_write, check_output
+from dnadiff.store.disk import atomic_write, check_output
 from dnadiff.variant_effect.dependency import as_table, dependency
 from dnadiff.variant_effect.network import Network
 from dnadiff.variant_effect.summary import InputSummary

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dnadiff.data.files import is_gzip, open_binary, open_text, resolve
+from dnadiff.store.files import is_gzip, open_binary, open_text, resolve
 from dnadiff.variant_effect.variant import Row, record_of
 
 _CONTIG = re.compile(r"##contig=<(?:.*,)?ID=([^,>]+)(?:.*?,length=(\d+))?")

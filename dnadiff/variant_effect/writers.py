@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from dnadiff.data.files import atomic_write, open_text
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.files import open_text
 from dnadiff.variant_effect.effects import AlleleEffect, Scored
 from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS
 from dnadiff.variant_effect.sources import VariantSource

@@ -39,10 +39,10 @@ from peer_bound import nats_per_base
 
 import dnadiff
 from dnadiff import bootstrap
-from dnadiff.data.files import atomic_write, write_json
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.nucleotides import FIRST_BASE
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.store.disk import atomic_write, write_json
 from dnadiff.training.memory import peak_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.data.files import atomic_write, open_text
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet, codes, reverse_complement
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.files import open_text
 
 ABSENT, REPEATED = -1, -2
 SEED = 24  # bases that are looked up in an index; sequences are at least as long

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dnadiff.data.cache import locked
-from dnadiff.data.files import atomic_write, write_json
 from dnadiff.likelihood.held_out import Scores
 from dnadiff.progress import duration
+from dnadiff.store.cache import locked
+from dnadiff.store.disk import atomic_write, write_json
 
 Piece = Callable[[], Mapping[str, Any]]
 _WAIT = 5.0  # seconds between two checks whether other processes have finished their pieces

@@ -25,7 +25,6 @@ import torch
 
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.data.files import open_text, write_json
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.draws import Draws
@@ -36,6 +35,8 @@ from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
+from dnadiff.store.disk import write_json
+from dnadiff.store.files import open_text
 from dnadiff.training.optim import parameter_groups
 
 MODELS = {

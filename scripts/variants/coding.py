@@ -27,11 +27,11 @@ import measures
 import scoring
 import study
 
-from dnadiff.data import bundled
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
+from dnadiff.store.files import bundled
 
 CDS = "ecoli_K12_MG1655.CDS.bed.gz"
 CLASSES = ("synonymous", "missense", "nonsense")
@@ -213,7 +213,7 @@ class Study:
     tables = "snvs", "auroc", "auroc_novel"
 
     def __init__(self, subject: scoring.Subject, options) -> None:
-        self.subject, self.genes = subject, Genes(read_parts(bundled.path(CDS)), subject.genome)
+        self.subject, self.genes = subject, Genes(read_parts(bundled(CDS)), subject.genome)
         number, per_class = (4, 3) if options.quick else (options.genes, options.per_class)
         self.rows, self.counts = chosen_snvs(self.genes, subject.part("test"), number, per_class)
         self.kept = subject.kept(

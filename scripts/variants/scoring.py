@@ -21,7 +21,6 @@ import dnadiff
 from dnadiff import variants
 from dnadiff.commands import configure_logging, keep_freed_memory
 from dnadiff.config import build, compose
-from dnadiff.data.files import atomic_write
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
@@ -29,6 +28,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kernels.threads import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
 from dnadiff.published.tensors import fingerprint
+from dnadiff.store.disk import atomic_write
 
 if TYPE_CHECKING:
     import argparse

@@ -9,9 +9,9 @@ import torch
 import dnadiff
 from dnadiff import checkpoint
 from dnadiff.config import build
-from dnadiff.data.files import write_json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.published import tensors
+from dnadiff.store.disk import write_json
 
 
 class Hostile:

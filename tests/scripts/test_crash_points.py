@@ -39,7 +39,7 @@ def write_in_place(out):
 
 
 def write_atomically(out):
-    from dnadiff.data.files import atomic_write
+    from dnadiff.store.disk import atomic_write
 
     with atomic_write(out / "result.txt", overwrite=True) as file:
         file.write(b"one\ntwo\n")

@@ -295,7 +295,7 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.data.files.write_json", stop)
+        patch.setattr("dnadiff.store.disk.write_json", stop)
         assert cli("merge", "output=j.json")[0] == 130
     assert (
         (tmp_path / "j.png").exists()

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.data.cache import cache_dir
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.cache import cache_dir
 from dnadiff.supervised.table import CsvTask
 
 DNA = DNATokenizer()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.cache import locked
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.store.cache import locked
 from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.finetuning import FineTunedModel
 from dnadiff.supervised.grid import GridSearch

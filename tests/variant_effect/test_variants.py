@@ -11,8 +11,8 @@ import pandas
 import pytest
 
 import dnadiff
-from dnadiff.data.files import open_text
 from dnadiff.design.output import ResumableOutput
+from dnadiff.store.files import open_text
 from dnadiff.variant_effect import effects
 from dnadiff.variant_effect.training_part import training_part
 from dnadiff.variant_effect.variant import Edit

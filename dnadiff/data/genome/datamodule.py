@@ -14,7 +14,6 @@ from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.cutter import Records
-from dnadiff.data.download import Download
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
 from dnadiff.data.genome.packer import SOFT_MASKED
 from dnadiff.data.genome.paths import SequencePath, Source, expand
@@ -26,6 +25,7 @@ from dnadiff.data.splits import Leak, Parts, subtract
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
 from dnadiff.data.weighted_windows import WeightedWindows
 from dnadiff.data.windows import IntervalWindows, RandomWindows, TiledWindows, UniformWindows
+from dnadiff.store.download import Download
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
 log = logging.getLogger("dnadiff")

@@ -10,9 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.data.files import atomic_write, chunks, open_binary
 from dnadiff.data.genome.fasta_parser import Header, parse
 from dnadiff.data.nucleotides import ID_OF_LETTER, NOT_A_NUCLEOTIDE, not_a_nucleotide
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.files import chunks, open_binary
 
 LINE_WIDTH = 60
 LINES_PER_PIECE = 1 << 16

@@ -11,9 +11,9 @@ from Bio import BiopythonParserWarning, SeqIO
 from Bio.SeqRecord import SeqRecord
 from typing_extensions import override
 
-from dnadiff.data.files import ByteReader
 from dnadiff.data.genome.fasta_parser import BLANK, Header, wrong_letter
 from dnadiff.data.nucleotides import NOT_A_NUCLEOTIDE
+from dnadiff.store.files import ByteReader
 
 _NO_ID = (
     "",

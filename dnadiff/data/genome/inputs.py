@@ -21,7 +21,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.genome.regions import Region, names_of, read_regions
 from dnadiff.data.nucleotides import ids_of
-from dnadiff.data.remote.address import file_name
+from dnadiff.store.address import file_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
 

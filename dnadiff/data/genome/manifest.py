@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dnadiff.checks import expand_user
-from dnadiff.config import CACHED, is_remote
-from dnadiff.data.files import open_text, resolve
-from dnadiff.data.remote.address import file_name, parse
+from dnadiff.store.address import CACHED, file_name, is_remote, parse
+from dnadiff.store.files import open_text, resolve
 
 COLUMNS = ("path", "label", "weight")
 

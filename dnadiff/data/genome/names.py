@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff.data.genome.paths import SUFFIXES, Source
 from dnadiff.data.genome.record_table import RecordInfo, RecordRows, RecordTable
-from dnadiff.data.remote.address import file_name
+from dnadiff.store.address import file_name
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome

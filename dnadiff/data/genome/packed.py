@@ -1,7 +1,7 @@
 """Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
 A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash
-of the file's content. Folders are written atomically (`dnadiff.data.atomic_folder`).
+of the file's content. Folders are written atomically (`dnadiff.store.atomic_folder`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.config import Json, is_remote
-from dnadiff.data.atomic_folder import ensure_folder, is_sound, read_index, verify
-from dnadiff.data.cache import cache_dir, content_hash, known_hash, megabytes
-from dnadiff.data.checksums import Checksum
-from dnadiff.data.files import check_content, resolve
+from dnadiff.config import Json
 from dnadiff.data.genome.packer import Packer
 from dnadiff.data.genome.record_table import RecordTable
 from dnadiff.data.genome.sources import read_codes
+from dnadiff.store.address import is_remote
+from dnadiff.store.atomic_folder import Checksum, ensure_folder, is_sound, read_index, verify
+from dnadiff.store.cache import cache_dir, content_hash, known_hash, megabytes
+from dnadiff.store.files import check_content, resolve
 
 FORMAT = 1
 MAX_LISTED = 4096  # records that the index lists; more are in a table of their own

@@ -9,10 +9,10 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.checksums import Checksum
 from dnadiff.data.genome.fasta_parser import Header
 from dnadiff.data.genome.record_table import COLUMNS, RecordTable, header_bytes
 from dnadiff.data.genome.sources import AMBIGUOUS
+from dnadiff.store.atomic_folder import Checksum
 
 SOFT_MASKED = 0x80
 TOKEN = np.uint8(0x7F)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
 from dnadiff.checks import expand_user
-from dnadiff.config import CACHED, is_remote
-from dnadiff.data.files import resolve
 from dnadiff.data.genome.manifest import is_manifest, read_manifest
 from dnadiff.data.patterns import matches
+from dnadiff.store.address import CACHED, is_remote
+from dnadiff.store.files import resolve
 
 if TYPE_CHECKING:
     from pyfaidx import Fasta

@@ -13,9 +13,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.data.files import is_file, open_text
 from dnadiff.data.genome.record_names import check_names, listing
-from dnadiff.data.remote.address import file_name
+from dnadiff.store.address import file_name
+from dnadiff.store.files import is_file, open_text
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
 _CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import BinaryIO
 
-from dnadiff.data.files import chunks, decompressed
 from dnadiff.data.genome.fasta_parser import Header, parse
 from dnadiff.data.genome.twobit import SIGNATURES, read_twobit
 from dnadiff.data.nucleotides import ID_OF_LETTER, IUPAC
+from dnadiff.store.files import chunks, decompressed
 
 AMBIGUOUS = 12
 _CHUNK = 1 << 22

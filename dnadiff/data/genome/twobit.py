@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.files import ByteReader
+from dnadiff.store.files import ByteReader
 
 SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
 _CHUNK = 1 << 20  # bytes of packed sequence: four million bases

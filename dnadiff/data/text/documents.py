@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from typing_extensions import override
 
-from dnadiff.data.cache import content_hash
-from dnadiff.data.files import open_text, resolve
 from dnadiff.data.patterns import matches
-from dnadiff.data.remote.address import file_name
+from dnadiff.store.address import file_name
+from dnadiff.store.cache import content_hash
+from dnadiff.store.files import open_text, resolve
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from typing_extensions import override
 
-from dnadiff.data.cache import content_hash
 from dnadiff.data.splits import PARTS
 from dnadiff.data.text.documents import Documents, columns_of, expanded, joined
+from dnadiff.store.cache import content_hash
 
 if TYPE_CHECKING:
     from dnadiff.config import Json

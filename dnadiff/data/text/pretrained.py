@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from dnadiff.checks import expand_user
-from dnadiff.data.structured import json_object
 from dnadiff.data.text.hub import hub_is_reachable
 from dnadiff.data.text.rules import check_ids, check_merges, parse, refused
 from dnadiff.data.text.subword import SubwordTokenizer
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.store.disk import json_object
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import TextTokenizer

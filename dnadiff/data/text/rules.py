@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dnadiff.checks import is_integer
-from dnadiff.data.structured import json_object
+from dnadiff.store.disk import json_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.atomic_folder import ensure_folder, read_index
-from dnadiff.data.cache import cache_dir
-from dnadiff.data.checksums import Checksum
 from dnadiff.data.text import detokenizer as rules
+from dnadiff.store.atomic_folder import Checksum, ensure_folder, read_index
+from dnadiff.store.cache import cache_dir
 
 if TYPE_CHECKING:
     from dnadiff.config import Json

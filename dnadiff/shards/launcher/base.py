@@ -12,12 +12,12 @@ from pathlib import Path
 
 from dnadiff.checks import Natural, PositiveInt, expand_user
 from dnadiff.config import Config, quoted
-from dnadiff.data.files import check_output
 from dnadiff.progress import Progress
 from dnadiff.shards.folder import ShardFolder
 from dnadiff.shards.launcher.job import ShardJob
 from dnadiff.shards.mark import MergeMark
 from dnadiff.shards.shard import Shard, without
+from dnadiff.store.disk import check_output
 
 log = logging.getLogger("dnadiff")
 

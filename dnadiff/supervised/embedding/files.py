@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.config import Json
-from dnadiff.data.files import atomic_write
 from dnadiff.data.genome.regions import Region
+from dnadiff.store.disk import atomic_write
 
 Vectors: TypeAlias = "list[NDArray[np.floating]]"  # (D,) of each sequence, or (L_i, D)
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data import bundled
 from dnadiff.data.genome.blocks import BlockSplit, CaduceusSplit, overlapping
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.splits import (
@@ -23,6 +22,7 @@ from dnadiff.data.splits import (
     first_overlap,
     split_hash,
 )
+from dnadiff.store.files import BUNDLED, bundled
 
 CHR20 = {
     "GRCh37": (
@@ -85,14 +85,14 @@ def test_impossible_blocks_are_refused(options):
 def test_the_canonical_chr20_split_is_the_one_shipped(assembly):
     name, length, digest, sha256 = CHR20[assembly]
     file = f"human_chr20_{assembly}.split.bed"
-    assert hashlib.sha256(bundled.path(file).read_bytes()).hexdigest() == sha256
+    assert hashlib.sha256(bundled(file).read_bytes()).hexdigest() == sha256
     parts = RegionSplit(f"bundled:{file}")([name], [length])
     assert parts == BlockSplit()([name], [length]) and split_hash(parts, [name]) == digest
     assert {p: [i.start // 1_000_000 % 10 for i in parts[p]] for p in ("valid", "test")} == {
         "valid": [8] * 6,
         "test": [9] * 6,
     }
-    readme = (bundled.FOLDER / "README.md").read_text()
+    readme = (BUNDLED / "README.md").read_text()
     assert sha256 in readme and digest in readme
 
 

@@ -8,11 +8,11 @@ from Bio import SeqIO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.files import resolve
 from dnadiff.data.genome import fasta_parser, sources
 from dnadiff.data.genome.fasta import Record, read_fasta, synthetic_record, write_fasta
 from dnadiff.data.genome.fasta_parser import parse
 from dnadiff.data.genome.genome import Genome
+from dnadiff.store.files import resolve
 
 
 def test_two_records_with_case_and_description(tmp_path):

@@ -13,12 +13,12 @@ import time
 import numpy as np
 import pytest
 
-from dnadiff.data import atomic_folder
-from dnadiff.data.cache import cache_dir, content_hash
-from dnadiff.data.checksums import CHUNK, Checksum, checksum_of, same_chunks, sampled
 from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import PackedFile, pack
+from dnadiff.store import atomic_folder
+from dnadiff.store.atomic_folder import CHUNK, Checksum, checksum_of, same_chunks, sampled
+from dnadiff.store.cache import cache_dir, content_hash
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, 
 
 
 def test_a_settled_source_is_not_read_again(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)
+    monkeypatch.setattr("dnadiff.store.cache._SETTLED", -1)
     digest = content_hash(file)
-    monkeypatch.setattr("dnadiff.data.cache.hash_file", None)
+    monkeypatch.setattr("dnadiff.store.cache.hash_file", None)
     assert content_hash(file) == digest
 
 
@@ -137,7 +137,6 @@ def damage_quietly(path, place):
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A genome of 100 chunks of 64 bytes."""
-    monkeypatch.setattr("dnadiff.data.checksums.CHUNK", 64)
     monkeypatch.setattr(atomic_folder, "CHUNK", 64)
     (tmp_path / "large.fa").write_text(">a\n" + "ACGT" * 1600 + "\n")
     return tmp_path / "large.fa"
@@ -214,7 +213,7 @@ def test_a_checksum_does_not_depend_on_how_the_bytes_arrive(tmp_path):
 
 
 def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.data.cache._SETTLED", -1)
+    monkeypatch.setattr("dnadiff.store.cache._SETTLED", -1)
     digest = content_hash(file)
     (note,) = cache_dir("sources").glob("*/*.json")
     note.write_text(note.read_text().replace(digest, digest[::-1]))
@@ -490,8 +489,8 @@ def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(
 ):
     import gzip
 
-    from dnadiff.data import cache
     from dnadiff.progress import Progress
+    from dnadiff.store import cache
 
     monkeypatch.setattr(cache, "_PATIENCE", 0.0)
     monkeypatch.setattr(cache, "Progress", lambda *arguments: Progress(*arguments, every=0.0))

@@ -21,7 +21,7 @@ from dnadiff.data.genome.parallel import pack_all
 def files(tmp_path, monkeypatch):
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        "dnadiff.data.cache._SETTLED", -1
+        "dnadiff.store.cache._SETTLED", -1
     )  # files as old as these are not read again
     paths = [tmp_path / f"g{number}.fa" for number in range(40)]
     for number, path in enumerate(paths):

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.cache import locked
 from dnadiff.data.text import tokenized as store
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.documents import Files, kind_of
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.store.cache import locked
 
 WORDS = [
     "[PAD]",
@@ -615,7 +615,7 @@ def test_processes_may_be_started_by_every_method(method, monkeypatch):
 KILLED = """
 import sys, time
 from pathlib import Path
-from dnadiff.data.cache import locked
+from dnadiff.store.cache import locked
 from dnadiff.data.text.tokenized import map_in_order
 
 def items():

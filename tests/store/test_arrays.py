@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from dnadiff.data.arrays import read_npz
+from dnadiff.store.disk import read_npz
 
 ARRAYS = {
     "a": np.arange(60).reshape(5, 12),

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dnadiff.data.download import Download
 from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.store.download import Download
 
 CONTENT = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
 
@@ -148,7 +148,7 @@ def test_a_file_of_the_right_size_is_not_enough(server, folder):
 
 
 def test_a_server_that_sends_too_much_is_cut_off(server, folder, monkeypatch):
-    monkeypatch.setattr("dnadiff.data.download._BLOCK", 1000)
+    monkeypatch.setattr("dnadiff.store.download._BLOCK", 1000)
     with pytest.raises(ValueError, match="is not the expected one"):
         download(server.url, size=10).fetch()
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_may_not_reach_out_to_the_network():
     data = {
         "_target_": "dnadiff.data.genome.datamodule.GenomeDataModule",
         "path": None,
-        "download": {"_target_": "dnadiff.data.download.Download"},
+        "download": {"_target_": "dnadiff.store.download.Download"},
     }
     with pytest.raises(ValueError, match="refused to build"):
         build(data)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from dnadiff.config import CACHED, Json, is_remote
-
+# `dnadiff.config.build` marks the addresses that a checkpoint names: they are never fetched.
+CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
 _USER, _QUERY = (
     re.compile(r"(https?:/+)[^/?#@\s]*@", re.IGNORECASE),
     re.compile(r"(https?:/[^?]*)\?.*", re.DOTALL | re.IGNORECASE),
 )
+
+
+def is_remote(path: object) -> bool:
+    """Whether a value is the address of a file on another machine, also one that went through
+    `Path`, which drops a slash."""
+    return _REMOTE.match(str(path)) is not None
 
 
 class Address(NamedTuple):
@@ -102,7 +108,7 @@ def shown(text: object) -> str:
     return _QUERY.sub(r"\1?...", _USER.sub(r"\1", str(text)))
 
 
-def shown_addresses(value: Json) -> Json:
+def shown_addresses(value: Any) -> Any:
     """A value of a configuration, or a list or mapping of such, with addresses as files show them
     (`shown`)."""
     if isinstance(value, Mapping):

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.data.files import atomic_write, check_output, resolve
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.remote import cached, outputs
-from dnadiff.data.remote.store import LostError, Reply
+from dnadiff.store import outputs, remote
+from dnadiff.store.disk import check_output
+from dnadiff.store.files import resolve
+from dnadiff.store.outputs import uploading
+from dnadiff.store.remote import LostError, Reply
 
-RUN = Path("runs/x")
+
+@contextmanager
+def uploaded(address, overwrite=False):
+    """A file to write, for the only output of a command."""
+    with uploading({"output": address}, overwrite=overwrite) as local:
+        yield Path(local["output"])
 
 
 def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
@@ -21,7 +28,7 @@ def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
     assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}
     bucket.put("g.fa", b">chr1\nACGTAC\n")
     assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}  # this process has asked
-    cached._current.clear()
+    remote._current.clear()
     assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 6}
 
 
@@ -48,7 +55,7 @@ def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_agai
 ):
     content = bytes(range(256)) * 40
     bucket.put("x.bin", content)
-    monkeypatch.setattr("dnadiff.data.remote.objects.BLOCK", 1000)
+    monkeypatch.setattr("dnadiff.store.remote._RANGE_BYTES", 1000)
     failures, asked = iter([True, True, False, True] + [False] * 99), []
     files = bucket.files
     read = files.cat_file
@@ -80,46 +87,39 @@ def test_what_does_not_exist_is_one_line(bucket):
 
 
 def test_an_output_is_uploaded_when_it_is_complete(bucket, folder, caplog):
-    with pytest.raises(RuntimeError), atomic_write(f"{bucket.url}/out/x.txt") as file:
-        file.write(b"half")
+    with pytest.raises(RuntimeError), uploaded(f"{bucket.url}/out/x.txt") as file:
+        file.write_bytes(b"half")
         raise RuntimeError
     assert bucket.get("out/x.txt") is None
     with (
         caplog.at_level(logging.INFO, logger="dnadiff"),
-        atomic_write(f"{bucket.url}/out/x.txt") as file,
+        uploaded(f"{bucket.url}/out/x.txt") as file,
     ):
-        file.write(b"whole")
+        file.write_bytes(b"whole")
     assert bucket.get("out/x.txt") == b"whole" and "uploaded 5 bytes" in caplog.text
     assert not list((folder / "outputs").iterdir())
     with (
         pytest.raises(
             FileExistsError, match=re.escape(f"{bucket.url}/out/x.txt exists; set overwrite=true")
         ),
-        atomic_write(f"{bucket.url}/out/x.txt"),
+        uploaded(f"{bucket.url}/out/x.txt"),
     ):
         pass
-    with atomic_write(f"{bucket.url}/out/x.txt", overwrite=True) as file:
-        file.write(b"other")
+    with uploaded(f"{bucket.url}/out/x.txt", overwrite=True) as file:
+        file.write_bytes(b"other")
     assert bucket.get("out/x.txt") == b"other"
 
 
 def test_a_large_file_is_uploaded_in_parts(bucket):
     content = bytes(range(256)) * (6 << 12)  # 6 MiB: more than stores take in one request
-    with atomic_write(f"{bucket.url}/large.bin") as file:
-        file.write(content)
+    with uploaded(f"{bucket.url}/large.bin") as file:
+        file.write_bytes(content)
     assert bucket.get("large.bin") == content
 
 
 def test_a_command_gets_files_of_this_machine(bucket):
-    with outputs.uploading(
-        {
-            "output": f"{bucket.url}/run/scores.tsv",
-            "input": f"{bucket.url}/g.fa",
-            "overwrite": False,
-        },
-        RUN,
-    ) as config:
-        assert config["input"] == f"{bucket.url}/g.fa"
+    with uploading({"output": f"{bucket.url}/run/scores.tsv", "report": "r.html"}) as config:
+        assert list(config) == ["output"]
         place = config["output"]
         assert place.endswith("/scores.tsv") and place.startswith("/")
         Path(place).write_text("table")
@@ -127,7 +127,7 @@ def test_a_command_gets_files_of_this_machine(bucket):
     assert [bucket.get(f"run/scores.{ending}") for ending in ("tsv", "json")] == [b"table", b"{}"]
     with (
         pytest.raises(FileExistsError, match="overwrite=true"),
-        outputs.uploading({"output": f"{bucket.url}/run/scores.tsv"}, RUN),
+        uploading({"output": f"{bucket.url}/run/scores.tsv"}),
     ):
         pass
 
@@ -137,21 +137,21 @@ def test_a_folder_with_objects_is_not_replaced(bucket):
     address = f"{bucket.url}/model"
     with (
         pytest.raises(FileExistsError, match=f"{address} exists; set overwrite=true"),
-        outputs.uploading({"output": address}, RUN),
+        uploading({"output": address}),
     ):
         pass
-    with outputs.uploading({"output": address, "overwrite": True}, RUN) as local:
+    with uploading({"output": address}, overwrite=True) as local:
         assert Path(local["output"]).name == "model"
 
 
 def test_a_resumed_command_finds_what_it_had_written(bucket):
-    config = {"output": f"{bucket.url}/run/a.tsv", "overwrite": False, "resume": False}
-    with pytest.raises(RuntimeError), outputs.uploading(config, RUN) as local:
+    config = {"output": f"{bucket.url}/run/a.tsv"}
+    with pytest.raises(RuntimeError), uploading(config) as local:
         Path(local["output"]).write_text("half")
         raise RuntimeError
-    with outputs.uploading({**config, "resume": True}, RUN) as local:
+    with uploading(config, resume=True) as local:
         assert Path(local["output"]).read_text() == "half"
-    with outputs.uploading({**config, "overwrite": True}, RUN) as local:
+    with uploading(config, overwrite=True) as local:
         assert not Path(local["output"]).exists()  # a new start
 
 
@@ -185,14 +185,14 @@ def memory(monkeypatch):
 
 def test_resuming_does_not_replace_a_complete_output(memory, folder):
     memory.kept |= {"s3://b/a.tsv": b"whole", "s3://b/a.tsv.json": b"{}"}
-    config = {"output": "s3://b/a.tsv", "overwrite": False, "resume": True}
+    config = {"output": "s3://b/a.tsv"}
     with (
         pytest.raises(FileExistsError, match=r"^s3://b/a\.tsv exists; set overwrite=true"),
-        outputs.uploading(config, RUN) as local,
+        uploading(config, resume=True) as local,
     ):
         check_output(local["output"])
     assert memory.kept["s3://b/a.tsv"] == b"whole" and not list((folder / "outputs").iterdir())
-    with outputs.uploading({**config, "overwrite": True}, RUN) as local:
+    with uploading(config, resume=True, overwrite=True) as local:
         assert Path(local["output"]).read_text() == "whole"  # as a local file that may be replaced
         Path(local["output"]).write_text("other")
     assert memory.kept["s3://b/a.tsv"] == b"other" and memory.uploaded == ["s3://b/a.tsv"]
@@ -200,15 +200,15 @@ def test_resuming_does_not_replace_a_complete_output(memory, folder):
 
 def test_a_copy_of_what_is_there_is_not_taken_for_an_unfinished_output(memory, folder):
     memory.kept |= {"s3://b/a.tsv": b"whole"}
-    config = {"output": "s3://b/a.tsv", "resume": True}
-    with outputs.uploading(config, RUN) as local:
+    config = {"output": "s3://b/a.tsv"}
+    with uploading(config, resume=True) as local:
         place = Path(local["output"])
         kept = {path: path.read_bytes() for path in place.parent.iterdir()}
     place.parent.mkdir()
     for path, content in kept.items():  # what a killed process leaves
         path.write_bytes(content)
     memory.kept["s3://b/a.tsv"] = b"of another process since"
-    with outputs.uploading(config, RUN) as local:
+    with uploading(config, resume=True) as local:
         assert Path(local["output"]).read_text() == "of another process since"
     assert memory.uploaded == []
 
@@ -240,19 +240,19 @@ def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
     def fails(self, file, address):
         raise LostError(f"{address.text} could not be read or written (no answer)")
 
-    monkeypatch.setattr("dnadiff.data.remote.objects.ObjectStore.upload", fails)
+    monkeypatch.setattr("dnadiff.store.remote.ObjectStore.upload", fails)
     message = rf"{bucket.url}/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
     with (
         pytest.raises(OSError, match=message) as error,
-        atomic_write(f"{bucket.url}/y.txt") as file,
+        uploaded(f"{bucket.url}/y.txt") as file,
     ):
-        file.write(b"result")
+        file.write_bytes(b"result")
     place = str(error.value).rpartition(" ")[2]
     assert Path(place, "y.txt").read_text() == "result"
 
 
 def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder, monkeypatch):
-    config = {"output": "s3://b/a.tsv", "track": "s3://b/t.bedgraph", "resume": True}
+    config = {"output": "s3://b/a.tsv", "track": "s3://b/t.bedgraph"}
 
     upload, refused = memory.upload, ["t.bedgraph"]
 
@@ -262,10 +262,10 @@ def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder, mon
         upload(file, address)
 
     monkeypatch.setattr(memory, "upload", fail_once)
-    with pytest.raises(OSError, match="refused"), outputs.uploading(config, RUN) as local:
+    with pytest.raises(OSError, match="refused"), uploading(config, resume=True) as local:
         for key in ("output", "track"):
             Path(local[key]).write_text(key)
-    with outputs.uploading(config, RUN) as local:
+    with uploading(config, resume=True) as local:
         assert [Path(local[key]).read_text() for key in ("output", "track")] == ["output", "track"]
     assert set(memory.kept) == {"s3://b/a.tsv", "s3://b/t.bedgraph"} and not list(
         (folder / "outputs").iterdir()
@@ -277,17 +277,12 @@ def test_what_cannot_be_written_is_one_line():
         pytest.raises(
             ValueError, match=r"https://x/y\.txt cannot be written by HTTP; choose s3://"
         ),
-        atomic_write("https://x/y.txt"),
+        uploaded("https://x/y.txt"),
     ):
         pass
     with (
         pytest.raises(ValueError, match=r"https://x/y\.txt cannot be written by HTTP"),
-        outputs.uploading({"output": "https://x/y.txt"}, RUN),
-    ):
-        pass
-    with (
-        pytest.raises(ValueError, match=r"hydra\.run\.dir s3://bucket/run is on another machine"),
-        outputs.uploading({}, Path("s3://bucket/run")),
+        uploading({"output": "https://x/y.txt"}),
     ):
         pass
     with pytest.raises(ValueError, match="is an address, and this is written as a file"):

@@ -4,7 +4,7 @@ if they are damaged.
 A folder contains files and `index.json` with the size and the checksums of each file, and a
 checksum of its own. It is written under a temporary name and renamed; a lock keeps processes from
 doing the work twice. Opening a folder checks sizes, time stamps and a sample of each file
-(`dnadiff.data.checksums`); `verify` reads everything.
+(`sampled`); `verify` reads everything.
 """
 
 from __future__ import annotations
@@ -16,20 +16,45 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dnadiff.config import Json
-from dnadiff.data.cache import HOST, locked, megabytes, unique
-from dnadiff.data.checksums import CHUNK, SAMPLED, Checksum, checksum_of, same_chunks, sampled
-from dnadiff.data.disk import FULL, no_space, write_error
-from dnadiff.data.files import write_json
-from dnadiff.data.structured import read_json
+from dnadiff.store.cache import HOST, locked, megabytes, unique
+from dnadiff.store.disk import FULL, Json, no_space, read_json, write_error, write_json
 
+CHUNK = 1 << 20  # bytes with a checksum of their own
+# chunks that are checked whenever a file is opened: the first, the last, and others at equal
+# distances
+SAMPLED = 8
 _ABANDONED = 86_400  # seconds
-Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
 log = logging.getLogger("dnadiff")
+
+
+class Checksum:
+    """CRC-32 of the bytes passed to `update`: `whole`, and `chunks` of each complete or last
+    megabyte."""
+
+    def __init__(self) -> None:
+        self.whole, self.chunks = 0, list[int]()
+        self._room = 0  # bytes that the last chunk still takes
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Add bytes."""
+        view = memoryview(data).cast("B")
+        self.whole = zlib.crc32(view, self.whole)
+        while view:
+            if not self._room:
+                self.chunks.append(0)
+                self._room = CHUNK
+            part = view[: self._room]
+            self.chunks[-1] = zlib.crc32(part, self.chunks[-1])
+            self._room -= len(part)
+            view = view[len(part) :]
+
+
+Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
 
 
 def ensure_folder(
@@ -220,3 +245,28 @@ def _sweep(folder: Path) -> None:
                 or time.time() - left.stat().st_mtime > _ABANDONED
             ):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def checksum_of(path: Path, progress: Callable[[int], None] = lambda count: None) -> Checksum:
+    """The checksum of a file; `progress` is called with the number of bytes read."""
+    checksum = Checksum()
+    with path.open("rb") as file:
+        while block := file.read(4 * CHUNK):
+            checksum.update(block)
+            progress(len(block))
+    return checksum
+
+
+def sampled(count: int) -> list[int]:
+    """The chunks of `count` that are checked whenever a file is opened."""
+    return sorted({round(i * (count - 1) / (SAMPLED - 1)) for i in range(SAMPLED)}) if count else []
+
+
+def same_chunks(path: Path, expected: Sequence[int], numbers: Sequence[int]) -> bool:
+    """Whether some chunks of a file have the expected checksums."""
+    with path.open("rb", buffering=0) as file:
+        for number in numbers:
+            file.seek(number * CHUNK)
+            if zlib.crc32(file.read(CHUNK)) != expected[number]:
+                return False
+    return True

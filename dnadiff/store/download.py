@@ -11,8 +11,8 @@ import urllib.request
 from pathlib import Path
 
 from dnadiff.checks import PositiveInt
-from dnadiff.data.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
-from dnadiff.data.disk import names_file, write_all
+from dnadiff.store.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
+from dnadiff.store.disk import names_file, write_all
 
 _BLOCK = 1 << 20
 _TRIES = 3

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from dnadiff.data.remote import cached, transfer
+from dnadiff.store import remote
 
 FASTA = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
 
@@ -81,8 +81,8 @@ class Server(http.server.BaseHTTPRequestHandler):
 def folder(tmp_path, monkeypatch):
     """An empty cache, a process that has asked no server, and no waiting."""
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cached, "_current", set())
-    monkeypatch.setattr(transfer, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(remote, "_current", set())
+    monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
     return tmp_path / "cache"
 
 

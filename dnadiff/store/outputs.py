@@ -14,48 +14,38 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dnadiff.config import is_remote
-from dnadiff.data.cache import cache_dir, hash_file
-from dnadiff.data.files import write_json
-from dnadiff.data.remote import transfer
-from dnadiff.data.remote.address import Address, parse
-from dnadiff.data.remote.store import LostError, store_of
-from dnadiff.data.structured import read_json
-
-if TYPE_CHECKING:
-    from dnadiff.config import Config, Json
+from dnadiff.store.address import Address, is_remote, parse
+from dnadiff.store.cache import cache_dir, hash_file
+from dnadiff.store.disk import Json, read_json, write_json
+from dnadiff.store.remote import WAITS, LostError, read_only, store_of, transfer
 
 _FETCHED = (
     ".fetched.json"  # names and SHA-256 of the files in a folder that are copies of what is there
 )
-KEYS = (
-    "output",
-    "per_base",
-    "track",
-    "dependency",
-    "windows",
-    "report",
-)  # keys of commands that name a file to write
 log = logging.getLogger("dnadiff")
 
 
-def refuse_remote_shards(config: Config) -> None:
+def refuse_remote_shards(outputs: Mapping[str, object]) -> None:
     """ValueError for the shards of a remote output: they write to a folder that all of them see."""
-    for key in KEYS if config.get("shard") is not None or config.get("launcher") else ():
-        if is_remote(config.get(key)):
+    for key, path in outputs.items():
+        if is_remote(path):
             raise ValueError(
-                f"{key} {config[key]} is on another machine, and shards need a folder that all of "
+                f"{key} {path} is on another machine, and shards need a folder that all of "
                 "them see; name a file there, and copy what "
                 "merging writes"
             )
 
 
 @contextmanager
-def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
-    """The configuration of a command with a file on this disk for each remote output; they are
-    uploaded when the block ends without error.
+def uploading(
+    outputs: Mapping[str, object], resume: bool = False, overwrite: bool = False
+) -> Iterator[dict[str, str]]:
+    """A file on this disk for each output of a command that is an address; they are uploaded when
+    the block ends without error.
+
+    Args:
+        outputs: paths and addresses, by the key of the command.
 
     Raises:
         FileExistsError: if an output exists, unless `overwrite` is true; with `resume` the command
@@ -63,24 +53,14 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
         OSError, ValueError: if it cannot be written there; the files then stay on this disk, and
             the message says where.
     """
-    if is_remote(run_dir):
-        raise ValueError(
-            f"hydra.run.dir {parse(run_dir).shown} is on another machine, and a run folder is on "
-            "this one; give output=... instead"
-        )
-    remote = {
-        key: parse(config[key])
-        for key in KEYS
-        if isinstance(config.get(key), str) and is_remote(config[key])
-    }
-    places = {key: _place(address, config) for key, address in remote.items()}
+    remote = {key: parse(path) for key, path in outputs.items() if is_remote(path)}
+    places = {key: _place(address, resume, overwrite) for key, address in remote.items()}
     try:
-        yield {**config, **{key: str(place) for key, place in places.items()}}
+        yield {key: str(place) for key, place in places.items()}
         for key, address in remote.items():
             _upload_all(places[key], address)
-        for place in (
-            places.values()
-        ):  # only now: if an upload fails, a command that resumes finds all files
+        # Only now: if an upload fails, a command that resumes finds all files.
+        for place in places.values():
             shutil.rmtree(place.parent, ignore_errors=True)
     except FileExistsError as error:  # of a command that resumes: it names the copy
         text = str(error)
@@ -93,30 +73,16 @@ def uploading(config: Config, run_dir: Path) -> Iterator[Config]:
                 shutil.rmtree(place.parent, ignore_errors=True)
 
 
-@contextmanager
-def uploaded(path: str | Path, overwrite: bool) -> Iterator[Path]:
-    """A file on this disk to write, which is uploaded to the address `path` when the block ends
-    without an error."""
-    address = parse(path)
-    place = _place(address, {"overwrite": overwrite})
-    yield place
-    _upload_all(place, address)
-    shutil.rmtree(place.parent, ignore_errors=True)
-
-
-def _place(address: Address, config: Mapping[str, object]) -> Path:
+def _place(address: Address, resume: bool, overwrite: bool) -> Path:
     """Where an output is written on this disk: the same place each time, so that `resume=true`
     finds what is there."""
     if address.is_http:
-        raise ValueError(
-            f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file"
-        )
+        raise read_only(address)
     folder = cache_dir("outputs") / hashlib.sha256(address.text.encode()).hexdigest()[:32]
-    resumed = config.get("resume") is True
-    if resumed and _written(folder):
+    if resume and _written(folder):
         return folder / address.name
-    exists = (resumed or config.get("overwrite") is not True) and store_of(address).exists(address)
-    if exists and not resumed:
+    exists = (resume or not overwrite) and store_of(address).exists(address)
+    if exists and not resume:
         raise FileExistsError(
             f"{address.shown} exists; set overwrite=true to replace it, or choose another name"
         )
@@ -137,9 +103,9 @@ def _fetch(address: Address, folder: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)  # of a killed process
     staging.mkdir()
     try:
-        transfer.transfer(store_of(address), address, staging / address.name)
+        transfer(store_of(address), address, staging / address.name)
         with suppress(FileNotFoundError, PermissionError):  # a store may refuse what does not exist
-            transfer.transfer(store_of(about), about, staging / about.name)
+            transfer(store_of(about), about, staging / about.name)
         write_json(staging / _FETCHED, {path.name: hash_file(path) for path in staging.iterdir()})
         staging.rename(folder)
     finally:
@@ -177,15 +143,15 @@ def _upload_all(place: Path, address: Address) -> None:
 
 
 def _upload(path: Path, address: Address, place: Path) -> None:
-    for number in range(len(transfer.WAITS) + 1):
+    for number in range(len(WAITS) + 1):
         try:
             store_of(address).upload(path, address)
             log.info(f"{address.shown}: uploaded {path.stat().st_size:,} bytes")
             return
         except (OSError, ValueError) as error:
-            if not isinstance(error, LostError) or number == len(transfer.WAITS):
+            if not isinstance(error, LostError) or number == len(WAITS):
                 raise OSError(
                     f"{address.shown} could not be uploaded: {error}; the result is kept in "
                     f"{place.parent}"
                 ) from error
-            time.sleep(transfer.WAITS[number])
+            time.sleep(WAITS[number])

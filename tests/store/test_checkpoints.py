@@ -14,12 +14,12 @@ import torch
 from dnadiff import checkpoint
 from dnadiff.checkpoint import shards, sources
 from dnadiff.config import build
-from dnadiff.data.files import resolve
-from dnadiff.data.remote import cached
-from dnadiff.data.remote.store import LostError
 from dnadiff.data.run_data import run_data
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.published.tensors import fingerprint
+from dnadiff.store import remote
+from dnadiff.store.files import resolve
+from dnadiff.store.remote import LostError
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def test_copies_are_loaded_without_a_connection(models, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", unknown)
     for name, weights in zip(names, expected):
-        cached._current.clear()
+        remote._current.clear()
         assert fingerprint(checkpoint.load(name).denoiser) == weights
-    cached._current.clear()
+    remote._current.clear()
     with pytest.raises(
         OSError,
         match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries",

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from dnadiff.data.files import open_binary, resolve
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.manifest import is_manifest
-from dnadiff.data.remote import cached, transfer
-from dnadiff.data.remote.address import file_name, parse, shown
-from dnadiff.data.remote.store import LostError
 from dnadiff.data.text.documents import Files
+from dnadiff.store import remote
+from dnadiff.store.address import file_name, parse, shown
+from dnadiff.store.files import open_binary, resolve
+from dnadiff.store.remote import LostError
 
 FASTA = (">chr1\n" + "ACGTTGCA" * 4000 + "\n").encode()
 
@@ -25,7 +25,7 @@ def no_copy(folder, name="x.fa"):
 
 def again(server):
     """Another process asks."""
-    cached._current.clear()
+    remote._current.clear()
     return resolve(server.fasta)
 
 
@@ -63,11 +63,11 @@ def test_without_a_connection_the_copy_is_used(server, caplog):
 def test_of_a_folder_the_copies_are_used_without_a_connection(server, caplog):
     server.files |= {"/m/model.json": b"{}", "/m/model.bin": b"weights"}
     folder, names = parse(f"{server.url}/m"), ("never.json", "model.json", "absent.md", "model.bin")
-    found = cached.fetch_some(folder, names)
+    found = remote.fetch_some(folder, names)
     server.status = 503
-    cached._current.clear()
+    remote._current.clear()
     assert (
-        cached.fetch_some(folder, names) == found
+        remote.fetch_some(folder, names) == found
         and (found / "model.bin").read_bytes() == b"weights"
     )
     assert (
@@ -77,20 +77,20 @@ def test_of_a_folder_the_copies_are_used_without_a_connection(server, caplog):
     with pytest.raises(
         LostError, match=r"other/never\.json could not be fetched \(HTTP 503 .*\) after 3 tries"
     ):
-        cached.fetch_some(parse(f"{server.url}/other"), names)
+        remote.fetch_some(parse(f"{server.url}/other"), names)
 
 
 def test_a_server_that_refuses_access_does_not_remove_copies(server, caplog):
     server.files |= {"/m/model.bin": b"weights"}
-    found = cached.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json"))
+    found = remote.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json"))
     server.status = 403
-    cached._current.clear()
-    assert cached.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json")) == found
+    remote._current.clear()
+    assert remote.fetch_some(parse(f"{server.url}/m"), ("model.bin", "absent.json")) == found
     assert (found / "model.bin").read_bytes() == b"weights" and "HTTP 403" in caplog.text
     server.status = 404
-    cached._current.clear()
+    remote._current.clear()
     assert (
-        cached.fetch_some(parse(f"{server.url}/m"), ("model.bin",)) is None
+        remote.fetch_some(parse(f"{server.url}/m"), ("model.bin",)) is None
         and not (found / "model.bin").exists()
     )
 
@@ -104,7 +104,7 @@ def test_a_weak_tag_shows_changes_and_does_not_resume_in_another_call(server, ca
     ]
     server.files["/x.fa"] = FASTA + b"A\n"
     assert again(server).read_bytes() == FASTA + b"A\n" and "has changed since" in caplog.text
-    part = cached.target_of(parse(f"{server.url}/y.fa")).with_name(".y.fa.part")
+    part = remote.target_of(parse(f"{server.url}/y.fa")).with_name(".y.fa.part")
     server.files["/y.fa"] = FASTA
     part.write_bytes(FASTA[:100])
     part.with_name(".y.fa.part.json").write_text(
@@ -146,7 +146,7 @@ def test_what_a_query_says_is_in_no_message_and_no_file(server, folder, caplog):
 
 def again_of(address):
     """Another process asks."""
-    cached._current.clear()
+    remote._current.clear()
     return resolve(address)
 
 
@@ -193,14 +193,14 @@ def test_a_lost_connection_is_resumed(server, settings):
 
 def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(server, folder):
     server.cuts = 1
-    fetched = transfer._more
+    fetched = remote._more
 
     def lost(store, address, part, position):
         server.status = 503 if position.done else None
         return fetched(store, address, part, position)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "_more", lost)
+        patch.setattr(remote, "_more", lost)
         with pytest.raises(
             OSError,
             match=r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are kept, and the next call",
@@ -213,7 +213,7 @@ def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(ser
 
 
 def test_a_part_of_another_version_is_not_continued(server):
-    part = cached.target_of(parse(server.fasta)).with_name(".x.fa.part")
+    part = remote.target_of(parse(server.fasta)).with_name(".x.fa.part")
     part.write_bytes(b"of a version before it")
     part.with_name(".x.fa.part.json").write_text('{"version": "\\"old\\"", "total": 32007}')
     assert resolve(server.fasta).read_bytes() == FASTA and server.asked == [("/x.fa", "bytes=22-")]
@@ -302,19 +302,19 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, address
 
 def test_a_call_killed_between_note_and_bytes_leaves_no_mixture(server, monkeypatch):
     address, killed = parse(server.fasta), RuntimeError("killed")
-    part = cached.target_of(address).with_name(".x.fa.part")
+    part = remote.target_of(address).with_name(".x.fa.part")
     part.write_bytes(b"of a version before it")
     part.with_name(".x.fa.part.json").write_text('{"version": "\\"old\\"", "total": 32007}')
-    write = transfer.write_json
+    write = remote.write_json
 
     def write_and_die(*arguments):
         write(*arguments)
         raise killed
 
-    monkeypatch.setattr(transfer, "write_json", write_and_die)
+    monkeypatch.setattr(remote, "write_json", write_and_die)
     with pytest.raises(RuntimeError):
         resolve(server.fasta)
-    monkeypatch.setattr(transfer, "write_json", write)
+    monkeypatch.setattr(remote, "write_json", write)
     assert resolve(server.fasta).read_bytes() == FASTA
 
 

@@ -22,9 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dnadiff.checks import expand_user
-from dnadiff.data.files import write_json
-from dnadiff.data.structured import read_json
 from dnadiff.progress import Progress
+from dnadiff.store.disk import read_json, write_json
 
 log = logging.getLogger("dnadiff")
 

@@ -1,0 +1,1 @@
+"""Bytes anywhere: local and remote files, caches, locks and checksums; secrets kept out."""

@@ -1,0 +1,394 @@
+"""Files of this disk: written whole or not at all, and read back with checks.
+
+An error of the file system names the file, the size that it needs and the space that is free;
+whatever is wrong with a file that is read back, the error is a ValueError that names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import io
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+from typing_extensions import override
+
+from dnadiff.checks import expand_user
+from dnadiff.store.address import is_remote
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+Json = Any  # a value that JSON can hold
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Size = (
+    int | Callable[[], int] | None
+)  # bytes, or a function that is called only for an error message
+
+
+class WatchedFile(io.FileIO):
+    """A file opened for writing that keeps its first error and ignores what is written after it.
+
+    `torch.save` and `gzip` write more after an error, and replace the error by one of their own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self.path = path
+        self.error: OSError | None = None
+        self.count = 0
+
+    @override
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self.error is not None:
+            return memoryview(data).nbytes
+        try:
+            written = super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.count += written
+        return written
+
+
+def write_all(file: io.FileIO, content: bytes) -> None:
+    """Write to an unbuffered file, which may accept less than it is given."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
+
+
+@contextmanager
+def names_file(path: str | Path, size: Size = None) -> Iterator[None]:
+    """Name the file that is written in errors of the file system, with the size that it needs, if
+    known, and the space that is free."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(error, path, size) from error
+
+
+def write_error(error: OSError, path: str | Path, size: Size = None, written: int = 0) -> OSError:
+    """The error with a message for users, of the same class and with the same number; one that has
+    such a message is returned as it is."""
+    if error.strerror is None:
+        return error
+    if error.errno in FULL:
+        needed = size() if callable(size) else size
+        need = f"it needs {needed:,} bytes" if needed else f"{written:,} bytes were written"
+        text = (
+            f"{need}, and {no_space(error, path)}; free some space or choose a folder on "
+            "another disk"
+        )
+    else:
+        text = f"{error.strerror}; choose a folder that you may write to"
+    named = type(error)(f"{path} could not be written: {text}")
+    named.errno = error.errno
+    return named
+
+
+def no_space(error: OSError, path: str | Path) -> str:
+    """Why there is no space for a file: the disk is full or the size of files is limited, with the
+    bytes that are free."""
+    folder = existing_parent(path)
+    free = f"{shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if error.errno == errno.EFBIG and limit != resource.RLIM_INFINITY:
+        return f"files of this process are limited to {limit:,} bytes (ulimit -f; {free})"
+    return f"the disk is full ({error.strerror}; {free})"
+
+
+def existing_parent(path: str | Path) -> Path:
+    """The nearest folder above `path` that exists."""
+    return next(folder for folder in Path(path).absolute().parents if folder.exists())
+
+
+def check_output(path: str | Path, overwrite: bool = False) -> Path:
+    """Refuse an output file before the work that fills it begins.
+
+    Raises:
+        FileExistsError: if `path` exists and `overwrite` is false.
+        ValueError: if `path` is a folder, or in a file.
+        PermissionError: if its folder cannot be written.
+    """
+    if is_remote(path):
+        raise ValueError(
+            f"{path} is an address, and this is written as a file; choose a file, and copy it there"
+        )
+    target = expand_user(path)
+    if target.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it")
+    folder = existing_parent(target)
+    if not folder.is_dir():
+        raise ValueError(f"{path} could not be written: {folder} is a file; choose another folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{path} could not be written: the folder {folder} is read-only; choose a folder that "
+            "you may write to"
+        )
+    if target.exists() and not overwrite:
+        raise FileExistsError(
+            f"{path} exists; set overwrite=true to replace it, or choose another name"
+        )
+    return target
+
+
+@contextmanager
+def atomic_write(
+    path: str | Path, overwrite: bool = False, size: Size = None
+) -> Iterator[BinaryIO]:
+    """Write `path` atomically: a temporary file next to it replaces it when the block ends without
+    an error.
+
+    A name that ends in `.gz` is compressed, with no time stamp inside: the same content gives the
+    same bytes.
+
+    Args:
+        size: bytes that will be written, or a function that counts them, for the message when the
+            disk is full.
+
+    Raises:
+        FileExistsError: if `path` exists and `overwrite` is false.
+        OSError: naming the file and the space that is free, if it cannot be written; what was there
+            before stays.
+    """
+    target = check_output(path, overwrite)
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    raw: WatchedFile | None = None
+    try:
+        with names_file(path, size):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _remove_unfinished(target)
+            while raw is None:
+                raw = _open_locked(part)
+        with io.BufferedWriter(raw) as buffered:
+            if target.suffix.lower() == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
+                    yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
+            else:
+                yield buffered
+            buffered.flush()
+            if raw.error is not None:  # the caller ignored it
+                raise raw.error
+            with names_file(path, size):
+                os.fsync(raw.fileno())
+                os.replace(part, target)  # while the file is locked
+                sync_folder(target.parent)
+    except Exception as error:
+        if raw is None or raw.error is None:
+            raise
+        part.unlink(missing_ok=True)  # before the space that is free is measured
+        raise write_error(raw.error, path, size, raw.count) from error
+    finally:  # also if Ctrl-C arrives while the file is being opened
+        with suppress(OSError):  # its folder is a file, or cannot be changed: nothing was written
+            part.unlink()
+
+
+def _open_locked(part: Path) -> WatchedFile | None:
+    """A new file, locked while it is open, so that no other process takes it for one of a killed
+    process; None if one has just done so."""
+    raw = WatchedFile(part)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(raw, fcntl.LOCK_EX)
+    if os.fstat(raw.fileno()).st_nlink:
+        return raw
+    raw.close()  # removed before it was locked
+    return None
+
+
+def _remove_unfinished(target: Path) -> None:
+    """Remove the temporary files of `target` that killed processes left: those that no process has
+    locked."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
+    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
+        with suppress(OSError), left.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, so that a new file is still there after a power
+    failure; nothing where this is unsupported."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def append(path: str | Path, content: bytes) -> None:
+    """Append to a file, or leave it as it was.
+
+    Raises:
+        OSError: naming the file and the space that is free, if it cannot be written.
+    """
+    with names_file(path, len(content)), open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            write_all(file, content)
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def write_json(path: str | Path, content: object, indent: int = 2) -> None:
+    """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
+    text = (json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n").encode()
+    with atomic_write(path, overwrite=True, size=len(text)) as file:
+        file.write(text)
+
+
+def _finite(content: object) -> object:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove an empty folder, and up to two parents that become empty."""
+    with contextlib.suppress(OSError):
+        for path in (folder, *folder.parents[:2]):
+            path.rmdir()
+
+
+_REMEDY = "restore it, or remove it and run the command again that wrote it"
+
+
+def parse_json(content: str | bytes, source: str | Path) -> Json:
+    """The value of a JSON text; `source` is what errors call it.
+
+    Raises:
+        ValueError: if it is not UTF-8, not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 text ({error.reason})") from error
+    except RecursionError as error:
+        raise ValueError(f"{source} is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{source} is not JSON ({error})") from error
+
+
+def json_object(
+    content: str | bytes, source: str | Path, required: Sequence[str] = ()
+) -> dict[str, Json]:
+    """As `parse_json`, for an object with at least these keys; a ValueError names what is
+    missing."""
+    return _mapping(parse_json(content, source), source, required)
+
+
+def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
+    """The object in a JSON file, with at least these keys.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is damaged, with the remedy.
+    """
+    content = path.read_bytes()
+    try:
+        return json_object(content, path, required)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from error
+
+
+def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
+    """The mapping in a YAML file, with at least these keys; errors as `read_json`."""
+    import yaml
+
+    content = path.read_bytes()
+    try:
+        return _mapping(yaml.safe_load(content.decode("utf-8")), path, required)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); {remedy}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply; {remedy}") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # tags on wrong values raise any of these
+        why = (
+            str(error)
+            if str(error).startswith(str(path))
+            else f"{path} is not YAML ({' '.join(str(error).split())})"
+        )
+        raise ValueError(f"{why}; {remedy}") from error
+
+
+def _mapping(found: Json, source: str | Path, required: Sequence[str]) -> dict[str, Json]:
+    if not isinstance(found, dict):
+        raise ValueError(f"{source} holds a {type(found).__name__}; expected keys with values")
+    if missing := [key for key in required if key not in found]:
+        raise ValueError(f"{source} lacks {', '.join(missing)}")
+    return found
+
+
+def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of a file, read completely and compared with their checksums; no code in it runs.
+
+    `numpy.load` compares no checksum of an array whose bytes it counts itself, and allocates what a
+    damaged header asks for.
+
+    Args:
+        names: arrays that it must have.
+
+    Raises:
+        ValueError: if the file is damaged, or lacks one of `names`.
+    """
+    content = io.BytesIO(Path(path).read_bytes())
+    try:
+        with zipfile.ZipFile(content) as file:
+            arrays = {
+                name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()
+            }
+    except (
+        Exception
+    ) as error:  # zipfile, zlib and the parser of array headers raise errors of many kinds
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise ValueError(
+            f"{path} is damaged or cut short ({reason}); use another copy of it, or remove it"
+        ) from None
+    if missing := [name for name in names if name not in arrays]:
+        raise ValueError(
+            f"{path} is damaged: it lacks the array {missing[0]}; use another copy of it, or "
+            "remove it"
+        )
+    return arrays
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    version = npy.read_magic(file)
+    shape, fortran_order, dtype = (
+        npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    )(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(
+            f"an array of shape {shape} and type {dtype} in {len(content) - file.tell():,} bytes"
+        )
+    return (
+        np.frombuffer(content, dtype, offset=file.tell())
+        .reshape(shape, order="F" if fortran_order else "C")
+        .copy()
+    )

@@ -1,0 +1,181 @@
+"""Reading of files, compressed or not, wherever they are.
+
+A path `bundled:NAME` is a file that ships with the package; an address such as `s3://BUCKET/FILE`
+is fetched into the cache (`remote`). File formats are read in `genome` and `text`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO, TypeAlias
+
+from dnadiff.checks import expand_user
+from dnadiff.store.address import CACHED, is_remote
+from dnadiff.store.remote import local_copy
+
+ByteReader: TypeAlias = "BinaryIO | gzip.GzipFile"
+_BUNDLED = "bundled:"
+BUNDLED = Path(__file__).parents[1] / "data" / "bundled"
+LICENSES = {
+    "ecoli_K12_MG1655.fa.gz": (
+        "INSDC record U00096.3, which may be used and redistributed without restriction"
+    )
+}  # of sequences
+_GZIP = b"\x1f\x8b"
+# The empty block that ends every bgzip file (SAM specification, section 4.1.2).
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+
+
+def resolve(path: str | Path) -> Path:
+    """The file behind `path`: `bundled:NAME` inside the package, the copy in the cache of an
+    address, `~` expanded.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is a folder.
+        OSError: if it is an address and cannot be fetched.
+    """
+    text = str(path)
+    if is_remote(text) or is_remote(text.removeprefix(CACHED)):
+        return local_copy(text)
+    if text.startswith(_BUNDLED):
+        return bundled(text.removeprefix(_BUNDLED))
+    found = expand_user(text)
+    if found.is_dir():
+        raise ValueError(f"{path} is a folder; name the file in it")
+    if not found.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; check the path (it is read from {Path.cwd()})"
+        )
+    return found
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether a text names a file, not a value: a file of this machine, a bundled one, or an
+    address."""
+    text = str(path)
+    return text.startswith((_BUNDLED, CACHED)) or is_remote(text) or expand_user(text).is_file()
+
+
+@contextmanager
+def open_text(path: str | Path) -> Iterator[TextIO]:
+    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`.
+    See `decompressed`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty, damaged or not text; also for errors met while the caller
+            reads.
+    """
+    with open_binary(path) as content:
+        text = io.TextIOWrapper(content, encoding="utf-8-sig")
+        try:
+            yield text
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or "
+                "gzip-compressed"
+            ) from error
+        finally:
+            if not text.closed:  # a generator that is collected may find it closed
+                text.detach()
+
+
+def check_content(path: str | Path, file: Path) -> None:
+    """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not
+    known before it is read."""
+    found = file.stat()
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        raise ValueError(
+            f"{path} is a pipe or a device, and inputs are read more than once; write it to a file "
+            "first"
+        )
+    if found.st_size == 0:
+        raise ValueError(f"{path} is empty; give a file that contains sequences")
+
+
+@contextmanager
+def open_binary(path: str | Path) -> Iterator[ByteReader]:
+    """Open a plain, gzip or bgzip file for reading; see `decompressed`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty or damaged; also for errors met while the caller reads.
+    """
+    file = resolve(path)
+    check_content(path, file)
+    with file.open("rb") as raw, decompressed(path, raw) as content:
+        yield content
+
+
+@contextmanager
+def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
+    """The content of an open file, decompressed if it is gzip or bgzip.
+
+    A compressed file is read to its end, where its checksum is, even if the caller stops earlier.
+
+    Raises:
+        ValueError: if it is damaged; also for errors met while the caller reads.
+    """
+    if not is_gzip(path, raw):
+        yield raw
+        return
+    content = gzip.GzipFile(fileobj=raw)
+    try:
+        yield content
+        for _ in chunks(content):
+            pass
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path} is damaged or cut short ({error}); fetch or compress it again"
+        ) from error
+
+
+def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
+    """The rest of an open file in pieces."""
+    while chunk := content.read(size):
+        yield chunk
+
+
+def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
+    """Whether an open file is compressed with gzip or bgzip; it is left at its beginning.
+
+    Raises:
+        ValueError: if it is a bgzip file without its last block. A file cut between two blocks
+            reads without an error.
+    """
+    start = raw.read(18)
+    if start[:4] == _GZIP + b"\x08\x04" and start[12:16] == b"BC\x02\x00":
+        raw.seek(-min(len(_BGZIP_END), raw.seek(0, os.SEEK_END)), os.SEEK_END)
+        if raw.read() != _BGZIP_END:
+            raise ValueError(
+                f"{path} is damaged or cut short: it is bgzip and does not end with the empty "
+                "block that bgzip writes last; "
+                "fetch it again, or, if you know that it is complete, pack it again with gunzip "
+                "and bgzip"
+            )
+    raw.seek(0)
+    return start[:2] == _GZIP
+
+
+def bundled(name: str) -> Path:
+    """Path of the bundled file `name`.
+
+    Raises:
+        FileNotFoundError: if there is no bundled file of that name; the message lists the bundled
+            files.
+    """
+    found = BUNDLED / name
+    known = sorted(p.name for p in BUNDLED.iterdir() if p.suffix in (".gz", ".bed"))
+    if name not in known:
+        raise FileNotFoundError(
+            f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}"
+        )
+    return found
