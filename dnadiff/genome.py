@@ -16,10 +16,10 @@ from dnadiff.progress import table
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.genome.datamodule import DNADataModule
-    from dnadiff.data.genome.fasta import Record
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.record_table import RecordInfo
-    from dnadiff.data.genome.regions import Region
+    from dnadiff.data.genome.packed import RecordInfo
+    from dnadiff.formats.fasta import Record
+    from dnadiff.formats.regions import Region
     from dnadiff.shards.assignment import Assignment
 
 FILES = "files"  # name of the stream of shards
@@ -122,7 +122,7 @@ def verify(data: SequenceDataModule, config: Config) -> int:
 
 def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
     """Lengths and composition of each record, and the windows of each part."""
-    from dnadiff.data.genome.regions import read_bed
+    from dnadiff.formats.regions import read_bed
     from dnadiff.store.disk import check_output, write_json
 
     output = check_output(config["output"], config["overwrite"]) if config["output"] else None
@@ -228,8 +228,8 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
 def extract(data: SequenceDataModule, config: Config) -> int:
     """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower
     case."""
-    from dnadiff.data.genome.fasta import write_fasta
-    from dnadiff.data.genome.regions import read_regions
+    from dnadiff.formats.fasta import write_fasta
+    from dnadiff.formats.regions import read_regions
     from dnadiff.store.disk import check_output
 
     for key, example in (("regions", "my.bed"), ("output", "regions.fa")):
@@ -245,8 +245,8 @@ def extract(data: SequenceDataModule, config: Config) -> int:
 
 def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
     """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
-    from dnadiff.data.genome.fasta import Record
-    from dnadiff.data.genome.regions import names_of
+    from dnadiff.formats.fasta import Record
+    from dnadiff.formats.regions import names_of
 
     for name, region in zip(names_of(regions), regions):
         where = (region.chrom, region.start, region.end, region.strand)

@@ -18,8 +18,8 @@ from dnadiff.variant_effect import options
 
 if TYPE_CHECKING:
     from dnadiff.checkpoint import Loaded
-    from dnadiff.data.genome.regions import Region
     from dnadiff.design.output import ResumableOutput
+    from dnadiff.formats.regions import Region
     from dnadiff.shards.assignment import Assignment
     from dnadiff.variant_effect.base import VariantMethod
     from dnadiff.variant_effect.effects import RowScorer
@@ -235,7 +235,7 @@ def open_network(config: Config, model: Loaded) -> Network:
 
 def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
-    from dnadiff.data.genome.regions import read_regions
+    from dnadiff.formats.regions import read_regions
     from dnadiff.variant_effect.saturation import Saturation
     from dnadiff.variant_effect.sources import open_source
 

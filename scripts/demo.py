@@ -24,8 +24,8 @@ import torch
 from demo_report import Designs, write_page
 
 from dnadiff.checkpoint import load
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.genome.genome import Genome
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.likelihood.strand import Conjoined
 from dnadiff.model.generator import letters_of
 from dnadiff.progress import duration, table

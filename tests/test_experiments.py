@@ -282,7 +282,7 @@ def test_the_published_split_is_an_override_away(shared_data):
     ]
     data = compose("train", ["experiment=hg38_mdlm", *extra])["data"]
     assert data["split"] == {
-        "_target_": "dnadiff.data.genome.blocks.CaduceusSplit",
+        "_target_": "dnadiff.data.splits.CaduceusSplit",
         "bed": str(bed),
         "stretch": 2**20,
     }

@@ -10,7 +10,7 @@ import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.config import compose
-from dnadiff.data.tiles import Tile
+from dnadiff.data.intervals import Tile
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
@@ -125,8 +125,7 @@ def test_unicode_line_separators_are_part_of_a_text(tmp_path):
 def subwords():
     """subwords(name, words): a BERT-like tokenizer whose ids are the indices of the words."""
     pytest.importorskip("tokenizers")
-    from dnadiff.data.text.pretrained import word_piece
-    from dnadiff.data.text.subword import SubwordTokenizer
+    from dnadiff.data.text.pretrained import SubwordTokenizer, word_piece
 
     def make(name, words):
         return SubwordTokenizer(

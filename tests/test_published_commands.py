@@ -8,10 +8,10 @@ import torch
 from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.published.model import export_published
 
 MISSING = (

@@ -12,7 +12,7 @@ import torch
 import dnadiff
 from dnadiff.checkpoint import label_names
 from dnadiff.config import compose
-from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.stored_curve import fingerprint
 from dnadiff.sample import run

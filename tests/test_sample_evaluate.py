@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.nucleotides import reverse_complement
 
 
 def test_fasta_out_is_labeled_wrapped_and_reproducible(cli, trained, tmp_path):

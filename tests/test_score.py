@@ -8,9 +8,9 @@ import torch
 
 from dnadiff import checkpoint, likelihood
 from dnadiff.data.genome import pieces
-from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.design.output import ResumableOutput
+from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.likelihood import records as scores
 
 

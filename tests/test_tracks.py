@@ -14,10 +14,10 @@ from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
 from dnadiff.data.genome.pieces import Piece
-from dnadiff.data.genome.regions import Region
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.design.output import ResumableOutput
+from dnadiff.formats.regions import Region
 from dnadiff.likelihood import information
 from dnadiff.likelihood import records as scores
 from dnadiff.likelihood.information import Information

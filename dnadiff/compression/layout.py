@@ -15,7 +15,7 @@ import numpy as np
 
 from dnadiff.checks import is_integer
 from dnadiff.config import Json
-from dnadiff.data.nucleotides import IUPAC, not_a_nucleotide
+from dnadiff.formats.nucleotides import IUPAC, not_a_nucleotide
 from dnadiff.store.files import chunks, open_binary
 
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from dnadiff import checks
 from dnadiff.config import Json
-from dnadiff.data.cutter import Records
-from dnadiff.data.genome.paths import SequencePath, paths_of
-from dnadiff.data.genome.records import lengths_of
+from dnadiff.data.genome.sources import SequencePath, paths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.loader import (
     BatchSource,
@@ -29,6 +27,7 @@ from dnadiff.data.loader import (
     TrainLoader,
     own_process_group,
 )
+from dnadiff.data.records import Records, lengths_of
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window

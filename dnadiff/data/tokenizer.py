@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.nucleotides import (
+from dnadiff.formats.nucleotides import (
     FIRST_BASE,
     N_ID,
     NOT_A_NUCLEOTIDE,

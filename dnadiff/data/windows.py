@@ -1,7 +1,8 @@
 """Windows of fixed length: at random positions for training, adjacent for evaluation.
 
 Both are PyTorch datasets over the records and the intervals of a split; a window never crosses the
-border of an interval. Windows in which the fraction of N exceeds `max_n` are left out.
+border of an interval. Windows in which the fraction of N exceeds `max_n` are left out. Labels are
+multi-hot rows for conditioning, dropped at random in training.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NotRequired, TypeAlias, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -17,16 +18,95 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from dnadiff.data.cutter import Cutter
-from dnadiff.data.genome.records import Records
-from dnadiff.data.intervals import Interval, Intervals
-from dnadiff.data.labels import Labels
+from dnadiff.data.intervals import Interval, Intervals, NRuns, Tile, Tiling, max_n_count
 from dnadiff.data.loader import Batch
-from dnadiff.data.n_runs import NRuns, max_n_count
-from dnadiff.data.shuffle import bits, shuffled
-from dnadiff.data.tiles import Tile, Tiling
+from dnadiff.data.records import Cutter, Records
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLY = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+_ROUNDS = 4
+
+
+def bits(key: int, index: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """64 random bits for each index `(B,)`: the SplitMix64 mix of index and key."""
+    return _mix(_mix(index.astype(np.uint64) * _GOLDEN + _GOLDEN) ^ np.uint64(key))
+
+
+def uniform(key: int, index: NDArray[np.int64]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each index `(B,)`."""
+    return (bits(key, index) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def shuffled(key: int, index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Apply a random permutation of 0..size-1 to each index `(B,)`.
+
+    A Feistel network over the next power of four, repeated until the result is below `size`: needs
+    no memory of that size.
+    """
+    half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    values = index.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for number in range(_ROUNDS):
+            left, right = (
+                right,
+                left ^ (_mix(right ^ np.uint64((key + number * int(_GOLDEN)) % 2**64)) & mask),
+            )
+        values[outside] = left << half | right
+        outside[outside] = values[outside] >= np.uint64(size)
+    return values.astype(np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> _SHIFTS[0])) * _MULTIPLY[0]
+    x = (x ^ (x >> _SHIFTS[1])) * _MULTIPLY[1]
+    return x ^ (x >> _SHIFTS[2])
+
+
+class Labels(NamedTuple):
+    """The labels of records. With `dropout`, the model also learns the unconditional
+    distribution."""
+
+    names: list[str]  # of the columns, sorted
+    columns: NDArray[
+        np.int64
+    ]  # (number of different sets, K): the labels of each set, -1 where there are fewer than K
+    code: NDArray[np.int64]  # (number of records,): the set of each record
+    dropout: float = 0.0  # fraction of training windows without labels (a row of zeros)
+
+    @classmethod
+    def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
+        """From the labels of each record; None if no record has a label."""
+        names = sorted({label for many in labels for label in many})
+        column = {label: number for number, label in enumerate(names)}
+        sets: dict[tuple[str, ...], int] = {}
+        code = np.array(
+            [sets.setdefault(tuple(many), len(sets)) for many in labels], dtype=np.int64
+        )
+        columns = np.full((len(sets), max(map(len, sets), default=0)), -1)
+        for row, many in enumerate(sets):
+            columns[row, : len(many)] = [column[label] for label in many]
+        return cls(names, columns, code, dropout) if names else None
+
+    def rows(self, record: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The labels of records `(B, C)`: 1 where a label applies."""
+        rows = np.zeros(
+            (len(record), len(self.names) + 1), dtype=np.uint8
+        )  # the last column takes the entries of -1
+        rows[np.arange(len(record))[:, None], self.columns[self.code[record]]] = 1
+        return rows[:, :-1]
+
+    def with_dropout(
+        self, key: int, record: NDArray[np.int64], index: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """The labels `(B, C)` of training windows `index` of `record`, dropped at random."""
+        return self.rows(record) * (uniform(key, index) >= self.dropout)[:, None]
+
 
 _AHEAD = 4096  # positions that are computed together
 Places: TypeAlias = tuple[
@@ -342,3 +422,48 @@ def _long_enough(intervals: Sequence[Interval], length: int) -> Intervals:
             )
         )
     return kept
+
+
+class WeightedWindows(UniformWindows):
+    """Random windows that are drawn from a record in proportion to its weight and its number of
+    starts, uniformly among these.
+
+    Args:
+        weights: for each record how often its starts are drawn, relative to those of others,
+            `(number of records,)`.
+
+    The other arguments, and items, are those of `RandomWindows`.
+
+    Raises:
+        ValueError: as `RandomWindows`, or if no record of a weight above 0 has a window.
+    """
+
+    def __init__(self, weights: NDArray[np.float64], *args: Any, **options: Any) -> None:
+        self._weights = weights
+        super().__init__(*args, **options)
+
+    @override
+    def _index_windows(self, n_runs: NRuns | None, max_count: int) -> int:
+        count = super()._index_windows(n_runs, max_count)
+        starts = np.diff(self._last, prepend=0)
+        self._mass = np.cumsum(self._weights[self._record] * starts)
+        if count and not self._mass[-1]:
+            raise ValueError(
+                "every window for training is of a file with weight 0 in the manifest; give "
+                "another file a weight above 0"
+            )
+        return count
+
+    @override
+    def _places(
+        self, key: int, index: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        mass = uniform(key, index) * self._mass[-1]
+        found = np.minimum(
+            np.searchsorted(self._mass, mass, "right"), np.searchsorted(self._mass, self._mass[-1])
+        )
+        first = np.where(found > 0, self._last[found - 1], 0)
+        number = first + (bits(hash64(key, "start"), index) >> np.uint64(1)).astype(np.int64) % (
+            self._last[found] - first
+        )
+        return self._record[found], number + self._shift[found]

@@ -17,8 +17,8 @@ from dnadiff.design.template import FREE, Pattern
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.regions import Region
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.formats.regions import Region
 
 REVERSE = "-"  # the strand
 UNSTRANDED = "."

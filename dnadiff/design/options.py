@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.regions import Region
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.denoiser import BaseDenoiser
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.request import Request
     from dnadiff.design.template import Motif, Pattern
+    from dnadiff.formats.regions import Region
     from dnadiff.likelihood.stored_curve import StoredCurve
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
@@ -89,8 +89,8 @@ def make_request(config: Config, model: SamplingModel) -> Request:
 def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.regions import read_regions
     from dnadiff.design.template import dna_tokenizer
+    from dnadiff.formats.regions import read_regions
 
     model.check_infill()
     dna_tokenizer(model.tokenizer)  # refuses a model of text
@@ -111,8 +111,8 @@ def read_patterns(
 ) -> Iterator[tuple[str, Pattern]]:
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
     whole."""
-    from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.design.template import template_pattern
+    from dnadiff.formats.fasta import read_fasta
     from dnadiff.store.address import shown
     from dnadiff.store.files import open_text
 

@@ -23,8 +23,8 @@ Writer: TypeAlias = Callable[
 
 def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """A FASTA record whose header has `key=value` pairs."""
-    from dnadiff.data.genome.fasta import as_bytes, synthetic_record
     from dnadiff.design.provenance import header_value
+    from dnadiff.formats.fasta import as_bytes, synthetic_record
 
     return as_bytes(
         synthetic_record(name, text, **{key: header_value(value) for key, value in about.items()})

@@ -162,8 +162,8 @@ def start_request(
 ) -> Request:
     """The request for designs that begin with the sequences of `start=`; raises ValueError as
     `starting_from`."""
-    from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.design.request import starting_from
+    from dnadiff.formats.fasta import read_fasta
 
     given = [
         (record.name, record.sequence.decode("ascii")) for record in read_fasta(config["start"])

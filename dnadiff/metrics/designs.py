@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dnadiff.data.genome.fasta import Record, iter_fasta
+from dnadiff.formats.fasta import Record, iter_fasta
 from dnadiff.kmers import UNKNOWN
 from dnadiff.metrics.composition import (
     Distance,

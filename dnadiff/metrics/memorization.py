@@ -13,9 +13,9 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.config import Config, Json
-from dnadiff.data.genome.fasta import iter_fasta
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
+from dnadiff.formats.fasta import iter_fasta
 from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases

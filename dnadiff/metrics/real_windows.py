@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.windows import Window
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.kmers import UNKNOWN
 from dnadiff.likelihood.held_out import bases_of
 from dnadiff.metrics.composition import as_bases

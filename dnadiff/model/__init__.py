@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dnadiff import checkpoint
 from dnadiff.checks import integer
-from dnadiff.data.nucleotides import is_sequence, name_of
 from dnadiff.design.request import check_request
+from dnadiff.formats.nucleotides import is_sequence, name_of
 from dnadiff.likelihood.information import Information
 from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.model.generator import Generator, letters_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
     from pyfaidx import Fasta
 
-    from dnadiff.data.nucleotides import DNASequence
+    from dnadiff.formats.nucleotides import DNASequence
     from dnadiff.supervised.ensemble import ClassifierEnsemble
     from dnadiff.variant_effect.base import VariantMethod
     from dnadiff.variant_effect.frame import AnyVariants

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dnadiff import checkpoint
 from dnadiff.checks import integer
-from dnadiff.data.nucleotides import is_sequence, plain
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
 from dnadiff.design.designer import Designer
@@ -24,6 +23,7 @@ from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.request import Request, check_request, from_text, starting_from
 from dnadiff.design.reward import Reward, as_reward
 from dnadiff.design.template import read_motifs, template_pattern
+from dnadiff.formats.nucleotides import is_sequence, plain
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
@@ -31,7 +31,7 @@ from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
-    from dnadiff.data.nucleotides import DNASequence
+    from dnadiff.formats.nucleotides import DNASequence
 
 
 class Generator:

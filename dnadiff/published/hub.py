@@ -94,7 +94,7 @@ class Repository(NamedTuple):
     def download(self) -> Path:
         """The folder of the files, which has the name of their commit; raises an error of one of
         several libraries if that fails."""
-        from dnadiff.data.text.hub import hub_is_reachable
+        from dnadiff.data.text.corpus import hub_is_reachable
 
         if not hub_is_reachable():
             raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.data.genome.regions import Region
+from dnadiff.formats.regions import Region
 from dnadiff.report import figures
 from dnadiff.report.html import facts, picture, section, write
 from dnadiff.report.logo import logo

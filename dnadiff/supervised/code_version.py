@@ -27,7 +27,7 @@ SOURCES = (
         "training/optim.py",
         "training/collector.py",
         "data/tokenizer.py",
-        "data/nucleotides.py",
+        "formats/nucleotides.py",
     ),
     *("draws.py", "kmers.py", "vocab.py"),
 )

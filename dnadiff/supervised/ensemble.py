@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from dnadiff.checks import optional_integer
-from dnadiff.data.nucleotides import DNASequence, is_sequence
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import DNASequence, is_sequence
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.sequences import LengthLimits, Query, chunks

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typing_extensions import Unpack, override
 
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.store.files import resolve
 from dnadiff.supervised.labeled import (
     PART_NAMES,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.data.genome.fasta import iter_fasta
+from dnadiff.formats.fasta import iter_fasta
 from dnadiff.supervised.table import check_sequence, is_table, label_keys, read_rows
 from dnadiff.supervised.targets.base import Label, TaskTarget
 

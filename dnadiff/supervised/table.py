@@ -12,7 +12,7 @@ from typing import TypeVar
 from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.data.text.documents import check_fields
+from dnadiff.data.text.corpus import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.address import is_remote
 from dnadiff.store.files import open_text, resolve

@@ -13,10 +13,10 @@ import numpy as np
 
 from dnadiff import checks
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.regions import Region, read_bed
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.formats.regions import Region, read_bed
 from dnadiff.kmers import MAX_K, UNKNOWN, KmerSet
 from dnadiff.supervised.items import Items, TaskData
 

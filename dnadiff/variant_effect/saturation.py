@@ -7,7 +7,7 @@ from itertools import chain, islice, repeat
 
 from typing_extensions import override
 
-from dnadiff.data.genome.regions import Region
+from dnadiff.formats.regions import Region
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.variant import TOKENIZER, Reference, Row
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dnadiff.config import Json
-from dnadiff.data.genome.record_names import listing
+from dnadiff.formats.regions import listing
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.training_part import TrainingPart

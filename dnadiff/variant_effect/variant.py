@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.genome.record_names import check_names
-from dnadiff.data.nucleotides import ids_of
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import ids_of
+from dnadiff.formats.regions import check_names
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"

@@ -28,7 +28,7 @@ from adaptive_markov import adaptive_log_probs, untrained
 from dnadiff import checkpoint, compress, decompress, likelihood
 from dnadiff.config import build, compose
 from dnadiff.data.genome import pieces
-from dnadiff.data.genome.fasta import Record, write_fasta
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.likelihood import curve
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.progress import table

@@ -40,7 +40,7 @@ from peer_bound import nats_per_base
 import dnadiff
 from dnadiff import bootstrap
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.nucleotides import FIRST_BASE
+from dnadiff.formats.nucleotides import FIRST_BASE
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.store.disk import atomic_write, write_json
 from dnadiff.training.memory import peak_memory

@@ -28,8 +28,8 @@ import torch
 
 from dnadiff import checkpoint, likelihood
 from dnadiff.config import build
-from dnadiff.data.genome.fasta import Record, write_fasta
 from dnadiff.draws import Draws, hash64
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.held_out import Windows
 

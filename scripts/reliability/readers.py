@@ -27,7 +27,7 @@ import mutations as m
 from formats import Anything, InvalidError
 
 if TYPE_CHECKING:
-    from dnadiff.data.text.hub import Hub
+    from dnadiff.data.text.corpus import Hub
     from dnadiff.data.work import Work
 
 RUNS, CACHE = Path("runs"), "cache"
@@ -164,7 +164,7 @@ def _zipped(content: Callable[[], bytes]) -> Callable[[], bytes]:
 
 def _read_fasta(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.data.genome.fasta import read_fasta
+        from dnadiff.formats.fasta import read_fasta
 
         return tuple((r.name, r.sequence.decode().upper()) for r in read_fasta(folder / name))
 
@@ -219,7 +219,7 @@ GFF = (
 
 def _regions(name: str, read: str) -> Callable[[Path], object]:
     def regions(folder: Path) -> object:
-        from dnadiff.data.genome import regions
+        from dnadiff.formats import regions
 
         return tuple(
             (r.chrom, r.start, r.end, r.strand)
@@ -645,7 +645,7 @@ LABELED = (
 
 def _documents(name: str, **settings: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.data.text.documents import Files
+        from dnadiff.data.text.corpus import Files
 
         return tuple(Files(str(folder / name), **settings))
 
@@ -664,7 +664,7 @@ def _arrow(folder: Path) -> None:
 
 
 def _read_arrow(folder: Path) -> object:
-    from dnadiff.data.text.hub import Hub, HubPart
+    from dnadiff.data.text.corpus import Hub, HubPart
 
     hub: Hub = Hub(
         "arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())}
@@ -1407,7 +1407,7 @@ def _tokenized(folder: Path) -> None:
 
 
 def _read_tokenized(folder: Path) -> object:
-    from dnadiff.data.text.documents import Files
+    from dnadiff.data.text.corpus import Files
     from dnadiff.data.text.tokenized import tokenize
     from dnadiff.data.tokenizer import CharTokenizer
 

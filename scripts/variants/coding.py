@@ -28,8 +28,8 @@ import scoring
 import study
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.kmers import KmerSet
 from dnadiff.store.files import bundled
 

@@ -31,8 +31,8 @@ import study
 from scoring import Variant
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.regions import region_of
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.regions import region_of
 
 BLOCK = 16  # the default of variant_method=block
 SMALL_BLOCKS = 4, 8  # others, of which the variance is measured too

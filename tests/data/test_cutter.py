@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data import cutter as module
-from dnadiff.data.cutter import Cutter, TokenTable
+from dnadiff.data import records as module
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.nucleotides import reverse_complement
+from dnadiff.data.records import Cutter, TokenTable
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.vocab import Vocab
 
 DNA = DNATokenizer()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.n_runs import NRuns, max_n_count
+from dnadiff.data.intervals import NRuns, max_n_count
 
 RECORDS = st.lists(st.text("AN", min_size=1, max_size=60), min_size=1, max_size=4)
 

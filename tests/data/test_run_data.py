@@ -16,7 +16,7 @@ from dnadiff.supervised.overlap import pretraining_kmers
 TEXT = "dnadiff.data.text.datamodule.TextDataModule"
 ON_THE_HUB = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "organization/name"}
 HUB = {
-    "_target_": "dnadiff.data.text.hub.Hub",
+    "_target_": "dnadiff.data.text.corpus.Hub",
     "id": "organization/name",
     "splits": {"train": "train", "test": "test"},
 }

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.data.shuffle import bits, shuffled, uniform
+from dnadiff.data.windows import bits, shuffled, uniform
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 1000, 4097])

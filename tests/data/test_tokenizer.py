@@ -6,8 +6,8 @@ import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 
 DNA = DNATokenizer()
 

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.labels import Labels
-from dnadiff.data.n_runs import NRuns
+from dnadiff.data.intervals import NRuns
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.data.windows import IntervalWindows, Tile, TiledWindows, UniformWindows
+from dnadiff.data.windows import IntervalWindows, Labels, Tile, TiledWindows, UniformWindows
 
 DNA = DNATokenizer()
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.data.genome.fasta import read_fasta
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
 from dnadiff.design.infill import Infill
 from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.template import CODES
+from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.metrics import memorization
 
@@ -216,7 +216,7 @@ def test_infilling_keeps_the_flanks_byte_for_byte(cli, trained, genome, tmp_path
 
 def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.data.genome.regions import read_bed
+    from dnadiff.formats.regions import read_bed
 
     opened = Genome.open(str(tmp_path / "g.fa"))
     request = Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 64)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.smc import SMC
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.reward.composition import GCContent
 from dnadiff.reward.motif import MotifMatch
 from dnadiff.sampler.grouped import Grouped

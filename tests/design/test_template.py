@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data.nucleotides import IUPAC, reverse_complement
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.design.template import (
     CODES,
@@ -17,6 +16,7 @@ from dnadiff.design.template import (
     read_motifs,
     text_pattern,
 )
+from dnadiff.formats.nucleotides import IUPAC, reverse_complement
 
 DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
 BASES = {

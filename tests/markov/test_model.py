@@ -274,8 +274,8 @@ def test_order_0_at_41_percent_gc():
 def test_chr20_bits_per_base(shared_data):
     # strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of index 0 to 7
     # (greedy, about four minutes)
-    from dnadiff.data.genome.fasta import read_fasta
     from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.formats.fasta import read_fasta
 
     tokenizer = DNATokenizer()
     x = tokenizer.bases(

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dnadiff.data.genome.fasta import Record, write_fasta
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.metrics import designs
 from dnadiff.metrics.composition import as_bases
 from dnadiff.metrics.designs import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.metrics.designs import header_facts, mean_hamming, pareto_front
 from dnadiff.report import designs
 from dnadiff.report.design_panels import bin_edges, tradeoff

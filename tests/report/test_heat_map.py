@@ -1,6 +1,6 @@
 import numpy as np
 
-from dnadiff.data.genome.regions import Region
+from dnadiff.formats.regions import Region
 from dnadiff.report import heat_map
 from dnadiff.report.heat_map import Saturated, collect, drawn
 

@@ -10,7 +10,7 @@ import torch
 import dnadiff
 from dnadiff import commands, finetune, train
 from dnadiff.config import compose
-from dnadiff.data.genome.fasta import read_fasta
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.metrics.designs import header_facts
 from dnadiff.reward.predicted import PredictedReward
 from dnadiff.reward.weighted import WeightedSum

@@ -24,8 +24,8 @@ import peer_methods as peers
 import study
 
 from dnadiff import commands, finetune
-from dnadiff.data.genome.fasta import Record, write_fasta
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.kmers import reverse_complement
 
 SPEC = importlib.util.spec_from_file_location(

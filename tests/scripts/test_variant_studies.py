@@ -18,8 +18,8 @@ import promoters
 import scoring
 import study
 
-from dnadiff.data.genome.fasta import Record, write_fasta
 from dnadiff.data.genome.genome import Genome
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.kmers import UNKNOWN
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.variant_effect.variant import Sequences

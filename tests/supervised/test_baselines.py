@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised import baselines
 from dnadiff.supervised.baselines import (
     GCAlone,

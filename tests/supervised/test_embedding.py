@@ -13,9 +13,9 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised.classifier import keep_first_layers
 from dnadiff.supervised.embedding.features import Embedder
 from dnadiff.supervised.embedding.pooling import Max, Mean, PerPosition, pool_of

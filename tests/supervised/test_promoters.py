@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dnadiff.config import build, compose
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.promoter_grid import PromoterGrid
 from dnadiff.supervised.promoter_motif import PromoterMotif, best_scores, log_odds

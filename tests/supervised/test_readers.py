@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dnadiff.config import build, compose, config_dir
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised.benchmark import GenomicBenchmark
 from dnadiff.supervised.fasta import FastaTask
 from dnadiff.supervised.folders import FolderTask

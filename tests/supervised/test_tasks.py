@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.data.genome.regions import Region
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.regions import Region
 from dnadiff.kmers import KmerSet
 from dnadiff.supervised.protocol import build_protocol
 from dnadiff.supervised.table import CsvTask

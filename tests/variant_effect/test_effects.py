@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dnadiff.data.genome.regions import Region
+from dnadiff.formats.regions import Region
 from dnadiff.variant_effect import effects
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.effects import Audit, Scorer

@@ -9,10 +9,10 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.config import build, compose
-from dnadiff.data.genome.regions import Region
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
+from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.regions import Region
 from dnadiff.likelihood import exact_nelbo
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.effects import Scorer

@@ -4,8 +4,8 @@ import numpy as np
 import pandas
 import pytest
 
-from dnadiff.data.genome.regions import Region
 from dnadiff.design.bgzip import _END, compressed
+from dnadiff.formats.regions import Region
 from dnadiff.variant_effect.saturation import Saturation
 from dnadiff.variant_effect.sources import (
     BcfSource,

@@ -13,18 +13,21 @@ from typing_extensions import override
 from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.cutter import Records
 from dnadiff.data.genome.genome import Genome, refuses_ambiguous
-from dnadiff.data.genome.packer import SOFT_MASKED
-from dnadiff.data.genome.paths import SequencePath, Source, expand
-from dnadiff.data.genome.regions import read_bed
-from dnadiff.data.intervals import Interval
-from dnadiff.data.labels import Labels
-from dnadiff.data.n_runs import NRuns
+from dnadiff.data.genome.sources import SequencePath, Source, expand
+from dnadiff.data.intervals import Interval, NRuns
+from dnadiff.data.records import SOFT_MASKED, Records
 from dnadiff.data.splits import Leak, Parts, subtract
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
-from dnadiff.data.weighted_windows import WeightedWindows
-from dnadiff.data.windows import IntervalWindows, RandomWindows, TiledWindows, UniformWindows
+from dnadiff.data.windows import (
+    IntervalWindows,
+    Labels,
+    RandomWindows,
+    TiledWindows,
+    UniformWindows,
+    WeightedWindows,
+)
+from dnadiff.formats.regions import read_bed
 from dnadiff.store.download import Download
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}

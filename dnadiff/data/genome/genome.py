@@ -9,22 +9,204 @@ The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from typing_extensions import override
 
-from dnadiff.data.genome.names import GenomeRows, names_in, unique_names
-from dnadiff.data.genome.packed import PackedFile
-from dnadiff.data.genome.packer import SOFT_MASKED, TOKEN
-from dnadiff.data.genome.parallel import pack_all
-from dnadiff.data.genome.paths import SequencePath, Source, expand
-from dnadiff.data.genome.record_names import check_names
-from dnadiff.data.genome.records import GenomeRecords, by_file
-from dnadiff.data.n_runs import NRuns
+from dnadiff.data.genome.packed import (
+    PackedBases,
+    PackedFile,
+    RecordInfo,
+    RecordRows,
+    RecordTable,
+    pack_all,
+)
+from dnadiff.data.genome.sources import SUFFIXES, SequencePath, Source, expand
+from dnadiff.data.intervals import NRuns
+from dnadiff.data.records import SOFT_MASKED, TOKEN, RecordLayout, StoredRecords
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.regions import check_names
+from dnadiff.store.address import file_name
+
+
+class Ids:
+    """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of
+    uint8, without the case."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, packed: NDArray[np.uint8]) -> None:
+        self.packed = packed
+        self.shape = packed.shape
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __getitem__(self, key: slice, /) -> NDArray[np.uint8]:
+        return self.packed[key] & TOKEN
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        return (self.packed & TOKEN).astype(dtype or np.uint8, copy=False)
+
+    def tolist(self) -> list[int]:
+        """All ids as Python integers."""
+        return (self.packed & TOKEN).tolist()
+
+
+class GenomeRecords(StoredRecords):
+    """Token ids of each record, as arrays or as `Ids`. They are pickled as paths and positions, not
+    as bytes.
+
+    Args:
+        bases: the bases of each file.
+        number: for each record the number of its file.
+        offset, length: for each record where it begins in the file, and the number of its bases.
+        soft: for each record, whether it has soft-masked bases.
+    """
+
+    def __init__(
+        self,
+        bases: Sequence[PackedBases],
+        number: NDArray[np.int64],
+        offset: NDArray[np.int64],
+        length: NDArray[np.int64],
+        soft: NDArray[np.bool_],
+    ) -> None:
+        self._bases, self._number, self._offset, self._length, self._soft = (
+            bases,
+            number,
+            offset,
+            length,
+            soft,
+        )
+
+    def packed(self, number: int) -> NDArray[np.uint8]:
+        """The bytes of a record, a view."""
+        start = self._offset[number]
+        return self._bases[self._number[number]].mapped[start : start + self._length[number]]
+
+    @property
+    @override
+    def lengths(self) -> list[int]:
+        return self._length.tolist()
+
+    @override
+    def __len__(self) -> int:
+        return len(self._number)
+
+    @override
+    def record(self, number: int) -> NDArray[np.uint8] | Ids:
+        packed = self.packed(number)
+        return Ids(packed) if self._soft[number] else packed
+
+    @override
+    def layout(self) -> RecordLayout:
+        return RecordLayout(_Mapped(self._bases), self._number, self._offset, True)
+
+
+class _Mapped:
+    """The bases of each file, mapped when they are read."""
+
+    def __init__(self, bases: Sequence[PackedBases]) -> None:
+        self.bases = bases
+
+    def __len__(self) -> int:
+        return len(self.bases)
+
+    def __getitem__(self, number: int, /) -> NDArray:
+        return self.bases[number].mapped
+
+
+def by_file(number: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    """The number of each file and its records, given the file of each record; records of a file
+    follow one another."""
+    borders = np.flatnonzero(np.diff(number, prepend=-1, append=-1)).tolist()
+    for first, after in itertools.pairwise(borders):
+        yield int(number[first]), slice(first, after)
+
+
+class GenomeRows(RecordRows):
+    """What is known of each record of a genome, read from the tables of its files one by one."""
+
+    def __init__(self, genome: Genome) -> None:
+        self.genome = genome
+
+    @override
+    def __len__(self) -> int:
+        return len(self.genome.names)
+
+    @override
+    def row(self, number: int) -> RecordInfo:
+        genome = self.genome
+        source, file = genome.files[genome.number[number]]
+        row = file.records.row(int(genome.place[number]))
+        row.update(name=genome.names[number], label=source.label, file=source.path)
+        return row
+
+
+def names_in(source: Source, records: RecordTable) -> list[str]:
+    """Names of the records of a file in a genome.
+
+    Raises:
+        ValueError: if the source gives another number of names than the file has records.
+    """
+    names = records.names() if source.names is None else list(source.names)
+    if len(names) != len(records):
+        raise ValueError(
+            f"{source.path} holds {len(records)} records, this pyfaidx.Fasta shows {len(names)}; "
+            "open it without a filter"
+        )
+    return names if source.label is None else [f"{source.label}:{name}" for name in names]
+
+
+def unique_names(
+    names: list[str], sources: Sequence[Source], number: NDArray[np.int64]
+) -> list[str]:
+    """The names, where names of a pattern or a manifest that occur more than once are preceded by
+    that of their file.
+
+    Args:
+        sources: the files.
+        number: for each record the number of its file.
+
+    Raises:
+        ValueError: if two records still have the same name.
+    """
+    if len(sources) == 1:  # the names in a file are different
+        return names
+    if repeated := _repeated(names):
+        stems = [_stem(source.path) if source.is_one_of_many else None for source in sources]
+        names = [
+            f"{stems[file]}:{name}" if name in repeated and stems[file] else name
+            for name, file in zip(names, number.tolist())
+        ]
+    if again := _repeated(names) if repeated else set():
+        name = next(name for name in names if name in again)
+        first, second = [each for each, other in enumerate(names) if other == name][:2]
+        files = [sources[number[each]].path for each in (first, second)]
+        raise ValueError(
+            f"{files[1]}: record {name} is also in {files[0]}; rename one, names must be unique"
+        )
+    return names
+
+
+def _repeated(names: list[str]) -> set[str]:
+    """The names that occur more than once. A set of all names is not kept."""
+    if len(set(names)) == len(names):
+        return set()
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def _stem(path: str) -> str:
+    name = file_name(path).removesuffix(".gz").removesuffix(".bgz")
+    return next((name.removesuffix(ending) for ending in SUFFIXES if name.endswith(ending)), name)
+
 
 REFUSES_AMBIGUOUS = {"unknown": False, "refuse": True}
 IS_REVERSE = {"+": False, ".": False, "-": True}

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.data.genome.fasta import iter_events
-from dnadiff.data.genome.fasta_parser import Header
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.pieces import Piece
-from dnadiff.data.genome.regions import Region, names_of, read_regions
-from dnadiff.data.nucleotides import ids_of
+from dnadiff.formats.fasta import Header, iter_events
+from dnadiff.formats.nucleotides import ids_of
+from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.store.address import file_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")

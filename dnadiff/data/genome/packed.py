@@ -1,33 +1,353 @@
 """Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
 A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash
-of the file's content. Folders are written atomically (`dnadiff.store.atomic_folder`).
+of the file's content. Folders are written atomically (`dnadiff.store.atomic_folder`). Many files are
+packed in several processes, each file as a whole, so that a killed call loses only the files in
+progress.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import json
 import os
+import queue
+import subprocess
+import sys
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, NotRequired, TypeAlias, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+import dnadiff
 from dnadiff.config import Json
-from dnadiff.data.genome.packer import Packer
-from dnadiff.data.genome.record_table import RecordTable
-from dnadiff.data.genome.sources import read_codes
+from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN
+from dnadiff.formats.fasta import Header
+from dnadiff.formats.sequences import AMBIGUOUS, read_codes
+from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
 from dnadiff.store.atomic_folder import Checksum, ensure_folder, is_sound, read_index, verify
 from dnadiff.store.cache import cache_dir, content_hash, known_hash, megabytes
 from dnadiff.store.files import check_content, resolve
 
+COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "header_end")
+_MAPPED = (
+    1 << 20
+)  # bytes; larger tables are mapped, and smaller ones read, so that thousands of files do not stay open
+_BETWEEN = b"\xff"  # name and description; no byte of UTF-8
+NUMBERS, HEADERS = "records.npy", "headers"  # names of the two files of a table
+
+
+class RecordInfo(TypedDict):
+    """What a table contains about a record."""
+
+    name: str
+    description: str
+    length: int
+    unknown: int  # number of N
+    gc: int  # number of G and C
+    soft: int  # number of soft-masked bases
+    ambiguous: list[
+        int
+    ]  # number of ambiguity codes other than N, and the position of the first one
+    label: NotRequired[str | None]  # added by `Genome`, as `file`
+    file: NotRequired[str]
+
+
+class RecordRows(Sequence[RecordInfo]):
+    """Rows that are created on access."""
+
+    @abstractmethod
+    def row(self, number: int) -> RecordInfo:
+        """One row."""
+
+    @overload
+    def __getitem__(self, number: int) -> RecordInfo: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[RecordInfo]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> RecordInfo | list[RecordInfo]:
+        chosen = range(len(self))[number]
+        return self.row(chosen) if isinstance(chosen, int) else [self.row(each) for each in chosen]
+
+    @override
+    def __iter__(self) -> Iterator[RecordInfo]:
+        return map(self.row, range(len(self)))
+
+
+class RecordTable(RecordRows):
+    """The records of one file.
+
+    Args:
+        numbers: a row for each of `COLUMNS`, `(7, number of records)` int64. The last is where the
+            header ends in `headers`.
+        headers: the `header_bytes` of all records, one after the other.
+    """
+
+    def __init__(self, numbers: NDArray[np.int64], headers: NDArray[np.uint8]) -> None:
+        self.numbers, self.headers = numbers, headers
+        self.length, self.unknown, self.gc, self.soft, self.ambiguous, self._first, self._end = (
+            numbers
+        )
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[RecordInfo]) -> RecordTable:
+        """From the rows themselves."""
+        rows = list(rows)
+        headers = [header_bytes(row["name"], row["description"]) for row in rows]
+        ends = np.cumsum([len(header) for header in headers])
+        numbers = [
+            [row["length"], row["unknown"], row["gc"], row["soft"], *row["ambiguous"], end]
+            for row, end in zip(rows, ends.tolist())
+        ]
+        return cls(
+            np.array(numbers, np.int64).reshape(-1, len(COLUMNS)).T,
+            np.frombuffer(b"".join(headers), np.uint8),
+        )
+
+    @classmethod
+    def read(cls, folder: Path, total: int) -> RecordTable:
+        """From the two files in a folder, for records of `total` bases.
+
+        Raises:
+            ValueError: if they contradict each other.
+        """
+        numbers = np.load(folder / NUMBERS, mmap_mode=_mode(folder / NUMBERS), allow_pickle=False)
+        headers = (
+            np.memmap(folder / HEADERS, np.uint8, "r")
+            if _mode(folder / HEADERS)
+            else np.fromfile(folder / HEADERS, np.uint8)
+        )
+        table = cls(np.asarray(numbers), np.asarray(headers))
+        if (
+            table.length.sum() != total
+            or (table.length <= 0).any()
+            or (np.diff(table._end) <= 0).any()
+            or table._end[-1] != len(headers)
+        ):
+            raise ValueError(
+                f"{folder} is damaged: its table of records does not fit its bases; remove this "
+                "folder, it will be recreated"
+            )
+        return table
+
+    def files(self) -> dict[str, bytes]:
+        """The content of the two files."""
+        content = io.BytesIO()
+        np.lib.format.write_array(content, np.ascontiguousarray(self.numbers), allow_pickle=False)
+        return {NUMBERS: content.getvalue(), HEADERS: self.headers.tobytes()}
+
+    def names(self) -> list[str]:
+        """The names of all records."""
+        text = self.headers.tobytes()
+        ends = self._end.tolist()
+        return [
+            text[start:end].partition(_BETWEEN)[0].decode() for start, end in zip([0, *ends], ends)
+        ]
+
+    @override
+    def row(self, number: int) -> RecordInfo:
+        header = self.headers[self._end[number - 1] if number else 0 : self._end[number]].tobytes()
+        name, description = (part.decode() for part in header.partition(_BETWEEN)[::2])
+        length, unknown, gc, soft, *ambiguous, _ = self.numbers[:, number].tolist()
+        return RecordInfo(
+            name=name,
+            description=description,
+            length=length,
+            unknown=unknown,
+            gc=gc,
+            soft=soft,
+            ambiguous=ambiguous,
+        )
+
+    @override
+    def __len__(self) -> int:
+        return len(self.length)
+
+
+def header_bytes(name: str, description: str) -> bytes:
+    """A header as a table has it."""
+    return name.encode() + _BETWEEN + description.encode() if description else name.encode()
+
+
+def _mode(path: Path) -> Literal["r"] | None:
+    return "r" if path.stat().st_size > _MAPPED else None
+
+
+UNKNOWN = 11
+_PIECE = 1 << 22  # bytes processed together
+_COUNTED = len(COLUMNS) - 1  # columns that come from the bases
+
+
+class Packer:
+    """Writes codes to a file and counts them; `path` is the sequence file, for messages."""
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self.path, self.file, self.checksum = path, file, Checksum()
+        self._names: set[str] = set()
+        self._headers, self._header_ends = bytearray(), array("q")
+        self._name, self._line, self._length = "", 0, 0  # of the last record
+        self._pending: list[bytes] = []  # bases that are not counted yet
+        self._size = self._written = 0  # of the bases that are pending, and of those that are not
+        self._starts: list[int] = []  # where records begin in the pending bases
+        self._counts: list[NDArray[np.int64]] = []  # (6, records) of records that are complete
+        self._open: NDArray[np.int64] | None = (
+            None  # of the last record, as far as it is counted, (6, 1)
+        )
+        self._edges: tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]] = (
+            [],
+            [],
+        )  # starts and ends of the runs of N
+        self._in_run = False
+
+    def take(self, event: Header | bytes) -> None:
+        """Begin a record (a header) or append to it (codes)."""
+        if isinstance(event, bytes):
+            for start in range(0, len(event), _PIECE):
+                self._append(event[start : start + _PIECE])
+            return
+        self._end_of_record()
+        if event.name in self._names:
+            raise ValueError(
+                f"{self._where(event.line)} record {event.name} has the name of an earlier record; "
+                "rename one, names must be unique"
+            )
+        self._names.add(event.name)
+        self._name, self._line, self._length = event.name, event.line, 0
+        self._headers += header_bytes(event.name, event.description)
+        self._header_ends.append(len(self._headers))
+        self._starts.append(self._size)
+
+    def finish(self) -> None:
+        """End the last record."""
+        self._end_of_record()
+        if not self._names:
+            raise ValueError(f"{self.path} is empty; give a file with at least one record")
+        self._count()
+        if self._in_run:
+            self._edges[1].append(np.array([self._written], dtype=np.int64))
+
+    def records(self) -> RecordTable:
+        """What is known of all records."""
+        last = [] if self._open is None else [self._open]
+        numbers = [
+            np.concatenate([*self._counts, *last], axis=1),
+            np.array([self._header_ends], np.int64),
+        ]
+        return RecordTable(np.concatenate(numbers), np.frombuffer(bytes(self._headers), np.uint8))
+
+    def runs(self) -> NDArray[np.int64]:
+        """All runs of N, `(K, 2)`."""
+        starts, ends = (np.concatenate([np.empty(0, np.int64), *edges]) for edges in self._edges)
+        return np.stack([starts, ends], axis=1)
+
+    def _append(self, codes: bytes) -> None:
+        self._pending.append(codes)
+        self._size += len(codes)
+        self._length += len(codes)
+        if self._size >= _PIECE:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the pending bases and write them."""
+        codes, size = b"".join(self._pending), self._size
+        begins = [start for start in self._starts if start < size]
+        left, self._starts = (
+            len(self._starts) > len(begins),
+            [],
+        )  # the last record may have no base yet
+        self._pending, self._size = [], 0
+        if left:
+            self._starts.append(0)
+        if not size:
+            return
+        values = np.frombuffer(codes, np.uint8)
+        borders = np.array(begins if begins[:1] == [0] else [0, *begins], dtype=np.int64)
+        counts = np.zeros((_COUNTED, len(borders)), np.int64)
+        if AMBIGUOUS in codes or AMBIGUOUS | SOFT_MASKED in codes:
+            values, counts[4], counts[5] = _without_ambiguous(values, borders)
+        low = values & TOKEN
+        unknown = low == UNKNOWN
+        counts[0] = np.diff(borders, append=size)
+        counts[1], counts[2], counts[3] = (
+            _sums(each, borders)
+            for each in (unknown, (low - np.uint8(8)) < 2, values >= SOFT_MASKED)
+        )  # C is 8 and G is 9
+        if self._in_run or counts[1].any():
+            self._find_runs(unknown, np.array(begins, dtype=np.int64))
+        self._add(counts, continues=begins[:1] != [0])
+        self.checksum.update(values.data)
+        self.file.write(values.data)
+        self._written += size
+
+    def _add(self, counts: NDArray[np.int64], continues: bool) -> None:
+        """Counts of consecutive records, of which the first may continue the last one so far."""
+        if self._open is not None and continues:
+            first, before = counts[:, :1], self._open
+            first[5] = (
+                before[5] if before[4, 0] else np.where(first[4] > 0, first[5] + before[0], 0)
+            )
+            first[:5] += before[:5]
+        elif self._open is not None:
+            self._counts.append(self._open)
+        if counts.shape[1] > 1:
+            self._counts.append(counts[:, :-1])
+        self._open = counts[:, -1:].copy()
+
+    def _find_runs(self, unknown: NDArray[np.bool_], begins: NDArray[np.int64]) -> None:
+        """Starts and ends of the runs of N; a run ends where a record ends."""
+        before = np.concatenate([[self._in_run], unknown[:-1]])
+        border = np.zeros(len(unknown), bool)
+        border[begins] = True
+        for edges, here in zip(
+            self._edges, (unknown & (~before | border), before & (~unknown | border))
+        ):
+            edges.append(np.flatnonzero(here) + self._written)
+        self._in_run = bool(unknown[-1])
+
+    def _end_of_record(self) -> None:
+        if self._names and not self._length:
+            raise ValueError(
+                f"{self._where(self._line)} record {self._name} has no sequence; remove it or "
+                "complete the file"
+            )
+
+    def _where(self, line: int) -> str:
+        return f"{self.path}: line {line}:" if line else f"{self.path}:"
+
+
+def _without_ambiguous(
+    values: NDArray[np.uint8], borders: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Codes with N for ambiguity codes, and of each record their number and the position of the
+    first one."""
+    values, places = values.copy(), np.flatnonzero((values & TOKEN) == AMBIGUOUS)
+    values[places] -= AMBIGUOUS - UNKNOWN
+    record, first, count = np.unique(
+        np.searchsorted(borders, places, "right") - 1, return_index=True, return_counts=True
+    )
+    number, position = np.zeros((2, len(borders)), np.int64)
+    number[record], position[record] = count, places[first] - borders[record]
+    return values, number, position
+
+
+def _sums(flags: NDArray[np.bool_], borders: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of the flags are set in each record."""
+    if len(borders) == 1:
+        return np.array([np.count_nonzero(flags)])
+    return np.add.reduceat(flags, borders, dtype=np.int64)
+
+
 FORMAT = 1
 MAX_LISTED = 4096  # records that the index lists; more are in a table of their own
-MAX_MAPPED = 128  # files that are open at a time
 
 
 class PackedBases(NamedTuple):
@@ -212,3 +532,116 @@ def _write(path: Path, content: bytes) -> Checksum:
         file.flush()
         os.fsync(file.fileno())
     return checksum
+
+
+Worker: TypeAlias = "subprocess.Popen[str]"
+_ERRORS = (FileNotFoundError, PermissionError, OSError)  # what a file raises, besides ValueError
+# files of which a sample is read whenever they are opened; of more, sizes and time stamps are
+# compared
+FEW = 32
+
+
+def pack_all(paths: Sequence[str], num_workers: int = 0) -> Iterator[PackedFile]:
+    """The packed form of each file, in order. Files that the cache does not have are packed first,
+    by up to `num_workers` processes.
+
+    Raises:
+        FileNotFoundError, ValueError, OSError: as of `pack`, for the first file in the list that
+            cannot be packed.
+    """
+    sample = len(paths) <= FEW
+    folders = [find_packed(path, sample) for path in paths]
+    missing = [path for path, folder in zip(paths, folders) if folder is None]
+    workers = min(num_workers, len(missing), _num_cores())
+    made = _in_order(missing) if workers < 2 else iter(_in_processes(missing, workers))
+    yield from (PackedFile(next(made) if folder is None else folder) for folder in folders)
+
+
+def _in_order(paths: Sequence[str]) -> Iterator[Path]:
+    progress = Progress(len(paths), "packing, files") if len(paths) > FEW else None
+    for path in paths:
+        yield pack(path).folder
+        if progress is not None:
+            progress.update()
+    if progress is not None:
+        progress.close()
+
+
+def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
+    progress = Progress(len(paths), f"packing in {num_workers} processes, files")
+    workers = [_start() for _ in range(num_workers)]
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def packed(path: str) -> Path:
+        worker = free.get()
+        try:
+            return _ask(worker, path)
+        finally:
+            free.put(worker)
+            progress.update()
+
+    pool = ThreadPoolExecutor(num_workers)
+    try:
+        return list(pool.map(packed, paths))
+    finally:
+        pool.shutdown(cancel_futures=True)  # files in progress are completed
+        for worker in workers:
+            worker.communicate()
+        progress.close()
+
+
+def _start() -> Worker:
+    """A process that packs the files that are named on its standard input, one a line. It ends when
+    this process does, after the file in progress."""
+    path = os.pathsep.join(
+        [str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    code = f"from {__name__} import serve; serve()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C reaches the parent alone
+    )
+
+
+def _ask(worker: Worker, path: str) -> Path:
+    assert worker.stdin is not None and worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(path) + "\n")
+        worker.stdin.flush()
+        reply = worker.stdout.readline()
+    except OSError:
+        reply = ""
+    if not reply:
+        raise ValueError(
+            f"{path}: the process that packs it was killed; often because memory ran out: set "
+            "data.num_workers lower and start again, what is packed is "
+            "kept"
+        )
+    found = json.loads(reply)
+    if "error" in found:
+        raise next((kind for kind in _ERRORS if kind.__name__ == found["error"]), ValueError)(
+            found["message"]
+        )
+    return Path(found["folder"])
+
+
+def serve() -> None:
+    """What a process that packs files does: reads a path, packs the file, writes the folder or the
+    error."""
+    for line in sys.stdin:
+        try:
+            reply = {"folder": str(pack(json.loads(line)).folder)}
+        except (OSError, ValueError) as error:
+            reply = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(reply), flush=True)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -19,17 +19,14 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.config import Json
-from dnadiff.data.cutter import TokenTable
 from dnadiff.data.genome.datamodule import DNADataModule
-from dnadiff.data.genome.record_table import RecordInfo
-from dnadiff.data.genome.records import Records, lengths_of
+from dnadiff.data.genome.packed import RecordInfo
 from dnadiff.data.intervals import Interval, Intervals
-from dnadiff.data.labels import Labels
 from dnadiff.data.loader import Batch
-from dnadiff.data.shuffle import bits
+from dnadiff.data.records import Records, TokenTable, lengths_of
 from dnadiff.data.splits import PARTS, Parts, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
-from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
+from dnadiff.data.windows import Labels, RandomWindows, TiledWindows, UniformWindows, Window, bits
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from dnadiff.data.genome.packed import pack
-from dnadiff.data.genome.paths import Source
+from dnadiff.data.genome.sources import Source
 from dnadiff.data.work import Result, Work
 
 

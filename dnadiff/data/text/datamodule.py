@@ -15,23 +15,26 @@ from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.intervals import Interval, num_tokens
 from dnadiff.data.loader import ProcessRank
 from dnadiff.data.splits import PARTS, FractionSplit, Parts, Split
-from dnadiff.data.text.corpus import Corpus
-from dnadiff.data.text.detokenizer import detokenizer as named_rules
-from dnadiff.data.text.documents import Paths
-from dnadiff.data.text.hub import Hub
+from dnadiff.data.text.corpus import Corpus, Hub, Paths
 from dnadiff.data.text.packing import (
     BlockCutter,
     Ends,
     PaddedDocuments,
     PaddedDocumentTiles,
+    StreamLoader,
     TiledBlocks,
     TokenStream,
 )
-from dnadiff.data.text.parts import TRAIN, VALID, TokenizedParts, named
 from dnadiff.data.text.pretrained import Characters, TokenizerSource
-from dnadiff.data.text.special_tokens import SpecialTokens
-from dnadiff.data.text.streaming import StreamLoader
-from dnadiff.data.text.tokenized import encode_documents
+from dnadiff.data.text.tokenized import (
+    TRAIN,
+    VALID,
+    SpecialTokens,
+    TokenizedParts,
+    encode_documents,
+    named,
+    named_rules,
+)
 from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer
 from dnadiff.data.windows import IntervalWindows, RandomWindows, UniformWindows
 

@@ -1,27 +1,317 @@
-"""Sources of tokenizers. Nothing is read before `load`: evaluating a checkpoint, which contains its
-tokenizer, needs no files."""
+"""Subword tokenizers, defined by a `tokenizer.json` as of BERT and GPT-2, and sources of tokenizers.
+
+Nothing is read before `load`: evaluating a checkpoint, which contains the complete
+`tokenizer.json`, needs no files. The package `tokenizers` is imported when first needed. It ends in
+a panic, which is no `Exception`, on some invalid rules, and allocates memory for every id up to the
+highest: rules are checked before it acts on them.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.checks import expand_user
-from dnadiff.data.text.hub import hub_is_reachable
-from dnadiff.data.text.rules import check_ids, check_merges, parse, refused
-from dnadiff.data.text.subword import SubwordTokenizer
-from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.checks import expand_user, is_integer
+from dnadiff.data.text.corpus import hub_is_reachable
+from dnadiff.data.tokenizer import CharTokenizer, one_sequence
 from dnadiff.store.disk import json_object
+from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from dnadiff.config import Json
     from dnadiff.data.tokenizer import TextTokenizer
+
+_ENTRY = 6  # bytes of the shortest entry of a vocabulary, `"a":1,`
+
+
+def parse(content: str, name: str) -> Tokenizer:
+    """The `tokenizers.Tokenizer` defined by the content of a `tokenizer.json`, with a token for
+    every id below the highest.
+
+    The package numbers new tokens by how many tokens there are. With gaps in the ids (a duplicate
+    in a `vocab.txt`, a reduced vocabulary), the mask would get the id of an ordinary token. Unused
+    ids therefore get placeholder tokens that never occur in text. Ids are limited to the number of
+    entries that a vocabulary of the content's length can have, 6 bytes for each.
+
+    Raises:
+        ValueError: if the content is not a tokenizer.
+    """
+    table = json_object(content, f"tokenizer {name}: the content of its tokenizer.json")
+    model = table.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(
+        vocab, dict
+    ):  # in a Unigram model a list, whose places are the ids
+        return _tokenizer(content, name)
+    check_ids(vocab, len(content), name)
+    if model.get("merges") is not None:
+        check_merges(
+            vocab, _pairs(model["merges"], name), name, model.get("continuing_subword_prefix")
+        )
+    taken = set(vocab.values())
+    gaps = sorted(set(range(max(taken, default=-1))) - taken)
+    if not gaps:
+        return _tokenizer(content, name)
+    model["vocab"] = vocab | {f"[no token {number}]": number for number in gaps}
+    return _tokenizer(json.dumps(table, ensure_ascii=False), name)
+
+
+def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
+    """Raise ValueError unless the ids of a vocabulary are different integers from 0, below what
+    fits into `size` bytes."""
+    limit = size // _ENTRY
+    token_of: dict[int, str] = {}
+    for token, number in vocab.items():
+        if not is_integer(number, 0) or not isinstance(number, int):
+            raise ValueError(
+                f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at "
+                "least 0"
+            )
+        if number >= limit:
+            raise ValueError(
+                f"tokenizer {name} has the id {number:,}, but its {size:,} bytes have room for "
+                f"{limit:,} tokens; number the tokens from 0"
+            )
+        if (other := token_of.setdefault(number, token)) != token:
+            raise ValueError(
+                f"tokenizer {name}: {other!r} and {token!r} have the same id {number}; use another "
+                "copy of the vocabulary"
+            )
+
+
+def check_merges(
+    vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], name: str, prefix: Json = None
+) -> None:
+    """Raise ValueError unless both symbols of every merge, and what they are merged to, are in the
+    vocabulary."""
+    inside = prefix if isinstance(prefix, str) else ""  # how a symbol inside a word starts
+    for first, second in pairs:
+        if not second.startswith(inside):
+            raise ValueError(
+                f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix "
+                f"{inside!r} of symbols inside a word"
+            )
+        if missing := [
+            token
+            for token in (first, second, first + second.removeprefix(inside))
+            if token not in vocab
+        ]:
+            raise ValueError(
+                f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token "
+                f"{missing[0]!r}, which is not in the vocabulary; "
+                "use vocabulary and merges that belong together"
+            )
+
+
+@contextmanager
+def refused(what: str) -> Iterator[None]:
+    """Raise ValueError for any error of the package `tokenizers`, whose exceptions are bare and
+    whose panics are no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what} ({' '.join(str(error).split())[:120]})") from error
+
+
+def _tokenizer(content: str, name: str) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    with refused(f"tokenizer {name}: not the content of a tokenizer.json"):
+        return Tokenizer.from_str(content)
+
+
+def _pairs(merges: Json, name: str) -> list[tuple[str, str]]:
+    """The two symbols of each merge, which is a list of two or a string with a space between
+    them."""
+    pairs = []
+    for merge in merges if isinstance(merges, list) else [merges]:
+        symbols = merge.split(" ") if isinstance(merge, str) else merge
+        if (
+            not isinstance(symbols, list)
+            or len(symbols) != 2
+            or not all(isinstance(symbol, str) for symbol in symbols)
+        ):
+            raise ValueError(f"tokenizer {name}: a merge is {merge!r}; expected two symbols")
+        pairs.append((symbols[0], symbols[1]))
+    return pairs
+
+
+class SubwordTokenizer:
+    """A tokenizer of text defined by a `tokenizer.json`.
+
+    Mask and padding are the tokenizer's own tokens, or else new tokens with the next free ids, so
+    that neither coincides with a token of ordinary text. (Published MDLM uses one id for padding
+    and mask with GPT-2's tokenizer.) Only these two are never emitted: tokens that begin or end a
+    text are predicted and counted like any other token. Special tokens written out in a text, such
+    as `[MASK]`, are read as ordinary characters.
+
+    Args:
+        json: the content of a `tokenizer.json`.
+        name: name of the tokenizer in reports.
+        mask, pad: these tokens; None: new tokens `[MASK]` and `[PAD]`.
+        bos, eos, unk: tokens that begin and end a text, and the unknown token; None: there is none.
+
+    Raises:
+        ValueError: if the content is not a tokenizer, or does not contain one of the tokens.
+    """
+
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
+
+    def __init__(
+        self,
+        json: str,
+        name: str,
+        mask: str | None = None,
+        pad: str | None = None,
+        bos: str | None = None,
+        eos: str | None = None,
+        unk: str | None = None,
+    ) -> None:
+        for key, text in {
+            "json": json,
+            "name": name,
+            "mask": mask,
+            "pad": pad,
+            "bos": bos,
+            "eos": eos,
+            "unk": unk,
+        }.items():
+            if not isinstance(text, str) and (text is not None or key in ("json", "name")):
+                raise ValueError(f"tokenizer.{key} {text!r} must be a string")
+        self.name = name
+        rules = self._rules = parse(json, name)
+        for role, token in (("mask", mask), ("pad", pad), ("bos", bos), ("eos", eos), ("unk", unk)):
+            if token is not None and rules.token_to_id(token) is None:
+                raise ValueError(
+                    f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its "
+                    "tokens, or null for none"
+                )
+        self.mask, self.pad = mask or _unused(rules, "[MASK]"), pad or _unused(rules, "[PAD]")
+        self.bos, self.eos, self.unk = bos, eos, unk
+        rules.add_special_tokens(
+            [token for token in (self.mask, self.pad, bos, eos, unk) if token is not None]
+        )
+        rules.encode_special_tokens = True
+        rules.no_padding()
+        rules.no_truncation()
+        ids: dict[str | None, int] = dict(rules.get_vocab(with_added_tokens=True).items())
+        mask_id, pad_id = ids[self.mask], ids[self.pad]
+        self.bos_id, self.eos_id = ids.get(bos), ids.get(eos)
+        roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]
+        for number, (role, token) in enumerate(roles[:2]):
+            if same := [other for other, theirs in roles[number + 1 :] if theirs == token]:
+                raise ValueError(
+                    f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set "
+                    f"tokenizer.{role}=null for a new token"
+                )
+        self.vocab = Vocab(
+            size=1 + max(ids.values()),
+            mask_id=mask_id,
+            pad_id=pad_id,
+            never_emitted=(mask_id, pad_id),
+        )
+        added = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
+        special = added | {i for i in (self.bos_id, self.eos_id) if i is not None}
+        self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, ids.get(unk)}))
+        self.dtype = np.dtype(np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
+
+    @property
+    def mask_letter(self) -> str:
+        """How decoded text shows a masked position."""
+        return self.mask
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that determines the ids of a text."""
+        return hashlib.sha256(
+            json.dumps(self.config() | {"name": ""}, sort_keys=True).encode()
+        ).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of a text, without special tokens: `(L,)` uint16, or int32 for vocabularies of
+        more than 65,536 tokens."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, on all processor cores."""
+        with refused(f"tokenizer {self.name} cannot encode the text with its rules"):
+            encoded = self._rules.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(each.ids, dtype=self.dtype) for each in encoded]
+
+    def decode(self, ids: ArrayLike | Tensor) -> str:
+        """Text of `ids (L,)`; special tokens, including the mask, are written out.
+
+        Raises:
+            ValueError: if an id is outside the vocabulary.
+        """
+        array = one_sequence(ids)
+        if len(wrong := np.flatnonzero((array < 0) | (array >= self.vocab.size))):
+            raise ValueError(
+                f"id {array[wrong[0]]} at position {wrong[0] + 1} is outside the vocabulary "
+                f"0..{self.vocab.size - 1}"
+            )
+        with refused(f"tokenizer {self.name} cannot decode ids with its rules"):
+            return self._rules.decode(array.tolist(), skip_special_tokens=False)
+
+    def config(self) -> dict[str, Json]:
+        """A configuration from which the tokenizer can be built again, without its file."""
+        named = {
+            "name": self.name,
+            "mask": self.mask,
+            "pad": self.pad,
+            "bos": self.bos,
+            "eos": self.eos,
+            "unk": self.unk,
+        }
+        return {
+            "_target_": "dnadiff.data.text.pretrained.SubwordTokenizer",
+            "json": self._rules.to_str(),
+            **named,
+        }
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[dict[str, Json]], SubwordTokenizer], tuple[dict[str, Json]]]:
+        return _from_config, (self.config(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SubwordTokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"SubwordTokenizer({self.name}, {self.vocab.size:,} tokens)"
+
+
+def _from_config(config: dict[str, Json]) -> SubwordTokenizer:
+    return SubwordTokenizer(**{key: value for key, value in config.items() if key != "_target_"})
+
+
+def _unused(rules: Tokenizer, token: str) -> str:
+    while rules.token_to_id(token) is not None:
+        token = f"[{token}]"
+    return token
+
 
 TOKENIZER_JSON = "tokenizer.json"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.config import Json
-from dnadiff.data.genome.regions import Region
+from dnadiff.formats.regions import Region
 from dnadiff.store.disk import atomic_write
 
 Vectors: TypeAlias = "list[NDArray[np.floating]]"  # (D,) of each sequence, or (L_i, D)

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dnadiff.data.genome.blocks import BlockSplit, CaduceusSplit, overlapping
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.splits import (
+    BlockSplit,
+    CaduceusSplit,
     ChromosomeSplit,
     DefaultSplit,
     FractionSplit,
     Interval,
     RegionSplit,
     first_overlap,
+    overlapping,
     split_hash,
 )
 from dnadiff.store.files import BUNDLED, bundled

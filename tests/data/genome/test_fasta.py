@@ -8,10 +8,9 @@ from Bio import SeqIO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.genome import fasta_parser, sources
-from dnadiff.data.genome.fasta import Record, read_fasta, synthetic_record, write_fasta
-from dnadiff.data.genome.fasta_parser import parse
 from dnadiff.data.genome.genome import Genome
+from dnadiff.formats import fasta, sequences
+from dnadiff.formats.fasta import Record, parse, read_fasta, synthetic_record, write_fasta
 from dnadiff.store.files import resolve
 
 
@@ -196,8 +195,8 @@ def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(
         sequence for _, sequence in pairs
     )
     assert [e.name for e in events if not isinstance(e, bytes)] == [name for name, _ in pairs]
-    with mock.patch.object(sources, "_CHUNK", chunk), file.open("rb") as raw:
-        codes = [e for e in sources.read_codes("x", raw) if not isinstance(e, bytes)]
+    with mock.patch.object(sequences, "_CHUNK", chunk), file.open("rb") as raw:
+        codes = [e for e in sequences.read_codes("x", raw) if not isinstance(e, bytes)]
     assert [e.name for e in codes] == [name for name, _ in pairs]
 
 
@@ -221,7 +220,7 @@ def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path,
 
 @pytest.mark.parametrize("read", [read_fasta, Genome.open])
 def test_endless_blank_lines_are_refused(tmp_path, read, monkeypatch):
-    monkeypatch.setattr(fasta_parser, "MAX_BLANK", 10_000_000)
+    monkeypatch.setattr(fasta, "MAX_BLANK", 10_000_000)
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nA" + b"\n" * 15_000_000))
     with pytest.raises(ValueError, match=r"more than 10,000,000 bytes of blank lines; remove them"):
         read(tmp_path / "x.fa.gz")

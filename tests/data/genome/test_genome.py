@@ -3,8 +3,8 @@ from Bio.Seq import Seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.genome.fasta import read_fasta
 from dnadiff.data.genome.genome import Genome
+from dnadiff.formats.fasta import read_fasta
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dnadiff.data.genome import fasta, pieces
+from dnadiff.data.genome import pieces
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, FastaInput, GenomeInput, open_input
 from dnadiff.data.genome.pieces import Piece
-from dnadiff.data.genome.regions import Region
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats import fasta
+from dnadiff.formats.regions import Region
 
 encode = DNATokenizer().encode
 

@@ -8,8 +8,8 @@ import pytest
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.manifest import read_manifest
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
+from dnadiff.data.genome.sources import read_manifest
 
 
 @pytest.fixture

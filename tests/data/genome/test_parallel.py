@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.data.genome import packed, parallel
+from dnadiff.data.genome import packed
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.parallel import pack_all
+from dnadiff.data.genome.packed import pack_all
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def files(tmp_path, monkeypatch):
 
 def test_files_are_packed_once_and_then_found(files, monkeypatch):
     first = [file.folder for file in pack_all(files)]
-    monkeypatch.setattr(parallel, "pack", None)  # packing again would fail
+    monkeypatch.setattr(packed, "pack", None)  # packing again would fail
     monkeypatch.setattr(packed, "content_hash", None)
     assert [file.folder for file in pack_all(files)] == first and len(set(first)) == 40
 
 
 def test_few_files_are_open_at_a_time(files, monkeypatch):
-    monkeypatch.setattr("dnadiff.data.cutter.MAX_MAPPED", 4)
+    monkeypatch.setattr("dnadiff.data.records.MAX_MAPPED", 4)
     monkeypatch.setattr(
         packed, "_mapped", packed.functools.lru_cache(maxsize=4)(packed._mapped.__wrapped__)
     )
@@ -78,7 +78,7 @@ def test_a_bad_file_is_named_and_the_others_are_kept(files, tmp_path):
 
 @pytest.mark.slow
 def test_an_error_of_a_process_is_that_of_the_file(files, monkeypatch):
-    monkeypatch.setattr(parallel, "_num_cores", lambda: 2)
+    monkeypatch.setattr(packed, "_num_cores", lambda: 2)
     for number, content in ((3, ">r\nACGU!\n"), (5, "")):
         Path(files[number]).write_text(content)
     with pytest.raises(ValueError, match=r"g3\.fa: line 2: record r: letter '!'"):
@@ -86,7 +86,7 @@ def test_an_error_of_a_process_is_that_of_the_file(files, monkeypatch):
     with pytest.raises(ValueError, match=r"g5\.fa is empty"):
         list(pack_all(files[4:6], 2))
     monkeypatch.setattr(
-        parallel, "_start", lambda: subprocess.Popen(["true"], stdin=-1, stdout=-1, text=True)
+        packed, "_start", lambda: subprocess.Popen(["true"], stdin=-1, stdout=-1, text=True)
     )
     with pytest.raises(
         ValueError,
@@ -98,9 +98,9 @@ def test_an_error_of_a_process_is_that_of_the_file(files, monkeypatch):
 @pytest.mark.slow
 def test_processes_pack_the_same_and_a_killed_call_is_continued(files, tmp_path):
     code = f"""
-from dnadiff.data.genome import parallel
-parallel._num_cores = lambda: 2
-print(len({{str(file.folder) for file in parallel.pack_all({files!r}, 2)}}), flush=True)  # a script needs no guard
+from dnadiff.data.genome import packed
+packed._num_cores = lambda: 2
+print(len({{str(file.folder) for file in packed.pack_all({files!r}, 2)}}), flush=True)  # a script needs no guard
 """
     script = tmp_path / "pack.py"
     script.write_text(code)

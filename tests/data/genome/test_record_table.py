@@ -4,10 +4,9 @@ refused."""
 import numpy as np
 import pytest
 
-from dnadiff.data.genome import packed, packer
+from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.packed import pack
-from dnadiff.data.genome.record_table import NUMBERS, RecordTable
+from dnadiff.data.genome.packed import NUMBERS, RecordTable, pack
 from dnadiff.data.splits import ChromosomeSplit, DefaultSplit
 
 ROW = {
@@ -41,7 +40,7 @@ def text_of(draw, count):
 
 @pytest.mark.parametrize("piece", [3, 64, 1 << 22])
 def test_many_records_are_counted_as_one_by_one(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(packer, "_PIECE", piece)
+    monkeypatch.setattr(packed, "_PIECE", piece)
     monkeypatch.setattr(packed, "MAX_LISTED", 50)
     records = text_of(np.random.default_rng(piece), 60)
     (tmp_path / "g.fa").write_text(

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.data.genome import regions
 from dnadiff.data.genome.genome import Genome, _kept
-from dnadiff.data.genome.record_names import check_names
-from dnadiff.data.genome.regions import Region, read_bed, read_gtf, read_regions, zero_based
+from dnadiff.formats import regions
+from dnadiff.formats.regions import (
+    Region,
+    check_names,
+    read_bed,
+    read_gtf,
+    read_regions,
+    zero_based,
+)
 
 formats = importlib.util.module_from_spec(
     spec := importlib.util.spec_from_file_location(

@@ -8,9 +8,9 @@ import torch
 
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 from dnadiff.data.loader import TrainLoader
-from dnadiff.data.nucleotides import reverse_complement
 from dnadiff.data.splits import ChromosomeSplit, FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.likelihood.held_out import fit_markov, markov_nats
 
 DNA = DNATokenizer()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.paths import expand
-from dnadiff.data.genome.sources import read_codes
+from dnadiff.data.genome.sources import expand
+from dnadiff.formats.sequences import read_codes
 
 formats = importlib.util.module_from_spec(
     spec := importlib.util.spec_from_file_location(
@@ -90,9 +90,9 @@ def test_twobit_comes_back(tmp_path_factory, records, order, version):
 def test_a_chunk_border_may_fall_anywhere(tmp_path, monkeypatch):
     records = {"one": "ACGTNacgt" * 5, "two": "NNNN", "three": "A" * 31}
     for chunk in range(1, 24):
-        monkeypatch.setattr("dnadiff.data.genome.sources._CHUNK", chunk)
-        monkeypatch.setattr("dnadiff.data.genome.packer._PIECE", max(1, chunk // 3))
-        monkeypatch.setattr("dnadiff.data.genome.twobit._CHUNK", max(1, chunk // 4))
+        monkeypatch.setattr("dnadiff.formats.sequences._CHUNK", chunk)
+        monkeypatch.setattr("dnadiff.data.genome.packed._PIECE", max(1, chunk // 3))
+        monkeypatch.setattr("dnadiff.formats.twobit._CHUNK", max(1, chunk // 4))
         monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / f"cache{chunk}"))
         for name, content in (
             ("x.fa", formats.fasta(records, 7, "\r\n")),

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from dnadiff.data.text.documents import Files
-from dnadiff.data.text.hub import Hub, HubPart
+from dnadiff.data.text.corpus import Files, Hub, HubPart
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.design.options import read_patterns

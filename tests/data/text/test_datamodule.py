@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from dnadiff.data.text import tokenized as store
+from dnadiff.data.text.corpus import Files, kind_of
 from dnadiff.data.text.datamodule import TextDataModule
-from dnadiff.data.text.documents import Files, kind_of
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.store.cache import locked
@@ -318,7 +318,7 @@ def test_a_null_in_a_parquet_file_is_named_with_its_row(tmp_path, monkeypatch):
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table({"text": ["one", "two", None]}), tmp_path / "n.parquet")
-    monkeypatch.setattr("dnadiff.data.text.documents._ROWS", 2)
+    monkeypatch.setattr("dnadiff.data.text.corpus._ROWS", 2)
     with pytest.raises(
         ValueError, match=r"n\.parquet: row 3 has null in 'text', and text is expected"
     ):
@@ -355,7 +355,7 @@ def test_a_surrogate_pair_in_two_escapes_is_text(tmp_path):
 def test_a_field_of_a_table_may_be_long(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text(f'text\n"{"x" * 200_000}"\n')
     assert list(Files(tmp_path / "t.csv")) == ["x" * 200_000]
-    monkeypatch.setattr("dnadiff.data.text.documents._MAX_FIELD", 1000)
+    monkeypatch.setattr("dnadiff.data.text.corpus._MAX_FIELD", 1000)
     with pytest.raises(
         ValueError, match=r"t\.csv: line 2 is not CSV \(field larger than field limit"
     ):
@@ -566,7 +566,7 @@ def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch
 def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
     code = (
-        "from dnadiff.data.text.documents import Files; from dnadiff.data.text.pretrained import "
+        "from dnadiff.data.text.corpus import Files; from dnadiff.data.text.pretrained import "
         "Pretrained\n"
         "from dnadiff.data.text.tokenized import tokenize\n"
         f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, "

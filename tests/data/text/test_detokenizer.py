@@ -2,7 +2,7 @@
 
 import pytest
 
-from dnadiff.data.text.detokenizer import DETOKENIZERS, detokenizer
+from dnadiff.data.text.tokenized import DETOKENIZERS, named_rules
 
 CASES = {
     "ptb": {
@@ -41,10 +41,10 @@ CASES = {
     ("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases]
 )
 def test_sentences_of_each_corpus(name, text):
-    assert detokenizer(name)(text) == CASES[name][text]
+    assert named_rules(name)(text) == CASES[name][text]
 
 
 def test_every_detokenizer_has_a_case_and_unknown_names_are_rejected():
-    assert set(CASES) == set(DETOKENIZERS) and detokenizer(None) is None
+    assert set(CASES) == set(DETOKENIZERS) and named_rules(None) is None
     with pytest.raises(ValueError, match=r"detokenizer is 'wiki'; choose wikitext, ptb, lm1b"):
-        detokenizer("wiki")
+        named_rules("wiki")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.text.corpus import Hub, HubPart
 from dnadiff.data.text.datamodule import TextDataModule
-from dnadiff.data.text.hub import Hub, HubPart
-from dnadiff.data.text.packing import Ends
-from dnadiff.data.text.streaming import StreamLoader
+from dnadiff.data.text.packing import StreamLoader
+from dnadiff.data.text.tokenized import Ends
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.training.data_module import TrainingData
 
@@ -252,7 +252,7 @@ def test_a_run_resumed_from_a_checkpoint_sees_the_same_batches(tmp_path, monkeyp
 
 def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch, tmp_path):
     pytest.importorskip("datasets")
-    monkeypatch.setattr("dnadiff.data.text.hub.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("dnadiff.data.text.corpus.hub_is_reachable", lambda: False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -8,10 +8,8 @@ import pickle
 import pytest
 
 from dnadiff.config import build
-from dnadiff.data.text.pretrained import Characters, Pretrained
+from dnadiff.data.text.pretrained import Characters, Pretrained, SubwordTokenizer, refused
 from dnadiff.data.text.pretrained import byte_pairs as byte_pairs_of
-from dnadiff.data.text.rules import refused
-from dnadiff.data.text.subword import SubwordTokenizer
 from dnadiff.data.tokenizer import CharTokenizer
 
 pytest.importorskip("tokenizers")

@@ -1,6 +1,7 @@
 """Regions of a genome from BED, GTF and GFF files, and from strings such as chr1:1,001-2,000.
 
-Regions are 0-based and half-open, whatever the convention of the file.
+Regions are 0-based and half-open, whatever the convention of the file. `check_names` compares names
+of records in files with those of a genome.
 """
 
 from __future__ import annotations
@@ -8,14 +9,55 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.data.genome.record_names import check_names, listing
 from dnadiff.store.address import file_name
 from dnadiff.store.files import is_file, open_text
+
+log = logging.getLogger("dnadiff")
+
+
+def check_names(
+    wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False
+) -> None:
+    """Refuse names that no record has; the message lists both sets and points out `chr1` next to
+    `1`.
+
+    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor
+    may `chr1` next to `1`.
+
+    Raises:
+        ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
+    """
+    wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
+    found, unknown = (
+        [name for name in wanted if name in among],
+        [name for name in wanted if name not in among],
+    )
+    if not unknown:
+        return
+    known = list(known)
+    message = f"{where}: no record is called {listing(unknown)}; the records are {listing(known)}"
+    bare = {name.removeprefix("chr") for name in known}
+    if any(name.removeprefix("chr") in bare for name in unknown):
+        message += " (one side writes 'chr1' where the other writes '1': rename one)"
+    elif found:
+        message += f"; found were {listing(found)}"
+        if skip_unknown:
+            log.warning(f"{message}; rows of other records are left out")
+            return
+    raise ValueError(message)
+
+
+def listing(names: list[str], maximum: int = 8) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:maximum]) + (
+        f" and {len(names) - maximum} more" if len(names) > maximum else ""
+    )
+
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
 _CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")

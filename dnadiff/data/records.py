@@ -1,4 +1,5 @@
-"""Cutting a batch of windows out of records: all rows at once, from either strand.
+"""Records of token ids, and cutting a batch of windows out of them: all rows at once, from either
+strand.
 
 Nothing loops over letters: `dnadiff.kernels` gathers the rows, and strand, case and weight are
 computed on whole arrays. A table lookup per letter would take ten times as long as the cut itself.
@@ -7,16 +8,93 @@ computed on whole arrays. A table lookup per letter would take ten times as long
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from dnadiff.data.genome.packed import MAX_MAPPED
-from dnadiff.data.genome.packer import SOFT_MASKED, TOKEN
-from dnadiff.data.genome.records import RecordLayout, Records, StoredRecords
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.kernels.gather import Gather, make_gather
 from dnadiff.vocab import Vocab
+
+
+class TokenArray(Protocol):
+    """The token ids of a record; a NumPy array is one."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+
+    def __getitem__(self, key: slice, /) -> TokenIds:
+        """Some of the tokens as an array."""
+
+
+SOFT_MASKED = 0x80  # the bit of a stored byte that says that the letter was lower case
+TOKEN = np.uint8(0x7F)  # the bits of the token id
+MAX_MAPPED = 128  # files that are open at a time
+Records: TypeAlias = Sequence[TokenArray]
+
+
+class Arrays(Protocol):
+    """Some arrays; a list of them is one."""
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+
+    def __getitem__(self, number: int, /) -> NDArray:
+        """One of them."""
+
+
+class RecordLayout(NamedTuple):
+    """Location of records in arrays: record r is
+    `arrays[number[r]][offset[r] : offset[r] + its length]`."""
+
+    arrays: Arrays
+    number: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    has_case: bool  # the highest bit is the soft-masking, not part of the id
+
+
+class StoredRecords(Sequence[TokenArray]):
+    """Records that are created on access. They share a few large arrays, from which windows are
+    copied in one step."""
+
+    def record(self, number: int) -> TokenArray:
+        """One record."""
+        raise NotImplementedError
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each record."""
+        return [len(record) for record in self]
+
+    @overload
+    def __getitem__(self, number: int) -> TokenArray: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[TokenArray]: ...
+    @override
+    def __getitem__(self, number: int | slice) -> TokenArray | Sequence[TokenArray]:
+        return (
+            [self.record(n) for n in range(*number.indices(len(self)))]
+            if isinstance(number, slice)
+            else self.record(number)
+        )
+
+    @abstractmethod
+    def layout(self) -> RecordLayout:
+        """Location of the records in the arrays."""
+
+
+def lengths_of(records: Records) -> list[int]:
+    """The number of tokens of each record."""
+    return (
+        records.lengths
+        if isinstance(records, StoredRecords)
+        else [len(record) for record in records]
+    )
+
 
 _CACHE_BYTES = (
     1 << 17

@@ -11,8 +11,8 @@ from Bio import BiopythonParserWarning, SeqIO
 from Bio.SeqRecord import SeqRecord
 from typing_extensions import override
 
-from dnadiff.data.genome.fasta_parser import BLANK, Header, wrong_letter
-from dnadiff.data.nucleotides import NOT_A_NUCLEOTIDE
+from dnadiff.formats.fasta import BLANK, Header, wrong_letter
+from dnadiff.formats.nucleotides import NOT_A_NUCLEOTIDE
 from dnadiff.store.files import ByteReader
 
 _NO_ID = (
@@ -80,7 +80,7 @@ class _CheckedLines(io.TextIOWrapper):
 
 
 def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header | bytes]:
-    """Yield headers and letters, translated by `table` as in `fasta_parser.parse`.
+    """Yield headers and letters, translated by `table` as in `fasta.parse`.
 
     Raises:
         ValueError: naming file and remedy, if a record is malformed or has a different length from
