@@ -1,0 +1,327 @@
+"""Types of the values that users set, and comparing values with type hints.
+
+A constructor or function with `@checked` compares its arguments with its type hints once, so that
+its body needs no checks of single values. The same hints check the keys of a configuration before
+anything is built (`check_arguments`). Integers may be written as 1e3; true is not a number, and
+text is never converted.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import functools
+import inspect
+import math
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Interval
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter
+from pydantic import ValidationError as Invalid
+
+LARGEST = 2**63 - 1  # of 64 bits: what tensors and files can hold
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Built:
+    """In a type hint: an object that a configuration describes by its `_target_`."""
+
+
+def is_number(value: object) -> typing.TypeGuard[float]:
+    """Whether the value is a finite number; booleans are not."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
+
+
+def is_built(value: object) -> bool:
+    """Whether a value of a configuration describes an object that a class makes."""
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def _integer(value: object) -> object:
+    return int(value) if is_number(value) and value == int(value) else value
+
+
+def _number(value: Any) -> Any:  # an int stays one, so that it is written back as it was read
+    if not is_number(value) or abs(value) > LARGEST:
+        raise ValueError("not a number")
+    return value
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("empty")
+    return value
+
+
+def _path(value: object) -> object:
+    if not isinstance(value, (str, os.PathLike)) or not str(value).strip():
+        raise ValueError("not a path")
+    return value
+
+
+def _object(value: object) -> object:
+    """An object, which YAML can only describe by a `_target_`."""
+    if isinstance(value, (str, bytes, Real, list, tuple, Mapping)) and not is_built(value):
+        raise ValueError("a plain value")
+    return value
+
+
+_Integer = Annotated[int, BeforeValidator(_integer), Strict(), Interval(ge=-LARGEST, le=LARGEST)]
+_Path, _Object = Annotated[Any, AfterValidator(_path)], Annotated[Any, AfterValidator(_object)]
+_READ_AS = {
+    int: _Integer,
+    float: Annotated[Any, AfterValidator(_number)],
+    bool: Annotated[bool, Strict()],
+    str: Annotated[str, Strict(), AfterValidator(_text)],
+    **{kind: _Path for kind in (Path, os.PathLike)},
+    **{kind: kind for kind in (list, tuple, dict, Mapping, Sequence, object, Any, type(None))},
+}
+Natural = Annotated[int, Interval(ge=0)]
+PositiveInt = Annotated[int, Interval(ge=1)]
+NonNegative = Annotated[float, Interval(ge=0)]
+Positive = Annotated[float, Interval(gt=0)]
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+Probability = Annotated[float, Interval(ge=0, lt=1)]  # such as a rate of dropout
+
+
+def checked(function: T) -> T:
+    """Compare the arguments of a class's constructor, or of a function, with its type hints at
+    every call; integral floats become integers.
+
+    Raises:
+        ValueError: from the decorated object, for a value of another type or outside the limits of
+            its hint, as in `num_steps 0 must be an integer of at least 1`.
+    """
+    if inspect.isclass(function):
+        function.__init__ = _checking(function.__init__, function)  # type: ignore[misc]
+        return function
+    return typing.cast(T, _checking(function, function))
+
+
+def _checking(function: Callable[..., Any], holder: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # the message of Python
+        for parameter in signature.parameters.values():
+            values = given.arguments
+            if parameter.kind is parameter.VAR_KEYWORD and parameter.name in values:
+                values[parameter.name] |= _compared(holder, values[parameter.name])
+        given.arguments.update(_compared(holder, given.arguments))
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def check_arguments(
+    target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
+) -> None:
+    """Compare the values of a configuration with the signature of the class or function that they
+    are for; its defaults are always valid.
+
+    Args:
+        prefix: of the names of the arguments in messages, as in `sampler.`.
+
+    Raises:
+        ValueError: naming the key, the value and what is expected.
+    """
+    _compared(target, arguments, prefix)
+
+
+def check_value(key: str, value: object, hint: object) -> Any:
+    """The value, converted to the type of a hint.
+
+    Raises:
+        ValueError: naming the key of the part that has another type, what it is and what is
+            expected. A mapping with a `_target_` stands for any object.
+    """
+    if is_built(value):
+        return value
+    try:
+        return _adapter(hint).validate_python(value)
+    except Invalid as error:
+        raise ValueError(explained(error, key, value, hint)) from None
+
+
+def explained(error: Invalid, key: str, value: object, hint: object) -> str:
+    """What is wrong with a value, in one line."""
+    found = [
+        _wrong_part(key, value, hint, problem["loc"])
+        for problem in error.errors(include_url=False, include_context=False)
+    ]
+    return _message(*max(found, key=lambda part: part[0].count(".") + part[0].count("[")))
+
+
+def _wrong_part(
+    key: str, value: Any, hint: object, path: Sequence[int | str]
+) -> tuple[str, object, object]:
+    """Key, value and hint of the part at `path`, in which pydantic also lists members of unions."""
+    for step in path:
+        members = list(_alternatives(hint))
+        if isinstance(value, Mapping) and step in value:
+            key, value, place = f"{key}.{step}", value[step], -1
+        elif isinstance(value, (list, tuple)) and isinstance(step, int) and step < len(value):
+            key, value, place = f"{key}[{step}]", value[step], step
+        else:
+            continue
+        inner = [get_args(kind) for kind in members if get_args(kind)]
+        parts = inner[0] if inner else (object,)
+        hint = parts[-1] if place < 0 else parts[min(place, len(parts) - 1)]
+        hint = parts[0] if hint is Ellipsis else hint
+    return key, value, hint
+
+
+def _message(key: str, value: object, hint: object) -> str:
+    kinds = [kind for kind in _alternatives(hint) if kind is not None]
+    if all(get_origin(kind) is Literal for kind in kinds):
+        return f"{key} {value!r} is not known; choose {described(hint)}"
+    if kinds == [bool] and isinstance(value, str):
+        return f"{key}={value} is neither true nor false; set {key}=true or {key}=false"
+    asks_quotes = str in kinds and isinstance(value, Real)
+    quoted = f"; put it into quotes, as in '{key}=\"{value}\"'" if asks_quotes else ""
+    limit = f", and at most {LARGEST}" if is_number(value) and abs(value) > LARGEST else ""
+    return f"{key} {value!r} must be {described(hint)}{limit}{quoted}"
+
+
+def described(hint: object) -> str:
+    """A hint in words, as in `an integer of at least 1 or null`."""
+    kinds = sorted(_alternatives(hint), key=lambda kind: kind is None)
+    *first, last = dict.fromkeys(map(_name, kinds))
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _name(kind: Any) -> str:
+    origin = get_origin(kind) or kind
+    if origin is Annotated:
+        inner, *limits = get_args(kind)
+        words = [described(inner).replace("finite ", ""), *map(_limits, limits)]
+        return " ".join(word for word in words if word)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    known: dict[object, str] = {
+        Built: "an object with a _target_",
+        None: "null",
+        bool: "true or false",
+        int: "an integer",
+        float: "a finite number",
+        str: "a string",
+    }
+    words = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
+    base = next((k for k in words if isinstance(origin, type) and issubclass(origin, k)), None)
+    name = re.sub(r".*[.]", "", str(getattr(origin, "__name__", origin)))
+    return known.get(origin) or words.get(base, f"a {name}")  # type: ignore[call-overload]
+
+
+def _limits(limits: object) -> str:
+    """An interval in words; metadata of other libraries are none."""
+    low, high = getattr(limits, "ge", None), getattr(limits, "le", None)
+    if low is not None and high is not None:
+        return f"from {low:g} to {high:g}"
+    above, below = getattr(limits, "gt", None), getattr(limits, "lt", None)
+    words = {"of at least": low, "above": above, "at most": high, "below": below}
+    return " and ".join(f"{word} {x:g}" for word, x in words.items() if x is not None)
+
+
+def _alternatives(hint: object) -> Iterator[object]:
+    """The members of a union, with None for `NoneType`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            yield from _alternatives(member)
+    else:
+        yield None if hint is type(None) else hint
+
+
+def read_as(hint: Any) -> Any:
+    """A hint as pydantic reads it: what YAML can write is checked strictly, objects of any class
+    pass."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Annotated[(read_as(inner[0]), *(one for one in inner[1:] if one is not inner[0]))]
+    if origin in (Union, types.UnionType):
+        return Union[tuple(map(read_as, inner))]  # noqa: UP007 - built from a list
+    if origin in (Literal, None) or not inner:
+        return hint if origin is Literal or isinstance(hint, TypeVar) else _read_class(hint)
+    if isinstance(origin, type) and issubclass(origin, (Mapping, Sequence, tuple)):
+        return origin[tuple(one if one is Ellipsis else read_as(one) for one in inner)]
+    return _read_class(origin)
+
+
+def _read_class(kind: Any) -> Any:
+    if typing.is_typeddict(kind):
+        return dict
+    if isinstance(kind, TypeVar) or kind in _READ_AS:
+        return _READ_AS.get(kind, Any)
+    return _Object if isinstance(kind, type) else Any
+
+
+@functools.lru_cache(maxsize=None, typed=True)
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(read_as(hint), config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def _compared(
+    target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
+) -> dict[str, Any]:
+    """The arguments that have a hint, converted to its type."""
+    hints, defaults = _signature(target)
+    return {
+        name: check_value(prefix + name, arguments[name], hints[name])
+        for name in hints.keys() & arguments.keys()
+        if name not in defaults or arguments[name] is not defaults[name]
+    }
+
+
+@functools.cache
+def _signature(target: Callable[..., object]) -> tuple[dict[str, object], dict[str, object]]:
+    """The type hints and defaults of the arguments; no hints where they cannot be read."""
+    bases: tuple[type, ...] = target.__mro__ if inspect.isclass(target) else ()
+    owner = next((base for base in bases if "__init__" in vars(base)), None)
+    is_record = owner is not None and "__dataclass_fields__" in vars(owner)
+    # The constructor that dataclass writes has no hints of its own.
+    holder: Callable[..., object] = (
+        target if owner is None else owner if is_record else vars(owner)["__init__"]
+    )
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return {}, {}
+    try:
+        hints = typing.get_type_hints(holder, include_extras=True)
+    except (NameError, TypeError):  # a hint that only type checkers can read: leave it out
+        holders = reversed(bases) if is_record else [inspect.unwrap(holder)]
+        hints = {name: hint for one in holders for name, hint in _readable_hints(one).items()}
+    found: dict[str, object] = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            found |= {parameter.name: hints[parameter.name]} if parameter.name in hints else {}
+        elif parameter.kind is parameter.VAR_KEYWORD and parameter.name in hints:
+            for kind in filter(typing.is_typeddict, get_args(hints[parameter.name])):
+                found |= typing.get_type_hints(kind, include_extras=True)
+    return found, {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _readable_hints(holder: Callable[..., object]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, hint in inspect.get_annotations(holder).items():
+        with contextlib.suppress(NameError, TypeError):
+            found |= typing.get_type_hints(
+                types.SimpleNamespace(__annotations__={name: hint}),
+                vars(sys.modules[holder.__module__]),
+                include_extras=True,
+            )
+    return found

@@ -1,0 +1,158 @@
+"""The base of the options of a command, and the fields that several commands share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from dnadiff.fields import PositiveInt, check_value
+
+MISSING = "???"  # a value that the user must give, in Hydra's notation
+Config = dict[str, Any]  # a configuration: nested dicts of plain values
+# An object that a config group describes: `_target_` and the arguments of its constructor.
+Group = dict[str, Any]
+Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
+MODEL = (
+    "a bundled model (ecoli, yeast, human_chr20, multi), a run folder, a .ckpt file, latest, an "
+    "exported or published folder, hf:ORG/NAME@REVISION (docs/models.md)"
+)
+SHARD = "i/n: part i of n, for python -m dnadiff.merge; launcher= runs all parts (docs/scaling.md)"
+
+
+def group(default: str | None = None, description: str = "", last: bool = False) -> Any:
+    """A field that holds a choice of a config group: a name on the command line, and the content of
+    that file here.
+
+    Args:
+        default: the name of the file.
+        last: the file may set the other keys of the command, as those of `experiment=` do.
+    """
+    return Field(None, description=description, json_schema_extra={"group": default, "last": last})
+
+
+class Start(NamedTuple):
+    """How a command was started: its run folder, and the arguments of its command line."""
+
+    run_dir: Path = Path()
+    overrides: tuple[str, ...] = ()
+    config_folder: Path | None = None  # the user's own folder of YAML files
+
+
+class Options(BaseModel):
+    """The keys of a command: the type, default, limits and help of each are declared here alone.
+
+    The docstring of a subclass is the page of `--help`: the first paragraph, indented examples, and
+    the paragraphs after the keys.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    chooses_threads: ClassVar[bool] = True  # False: no network, or the number is in the output
+    # Types of keys inside groups whose classes have no hints with limits.
+    inner: ClassVar[Mapping[str, object]] = {}
+    _start: Start = PrivateAttr(default_factory=Start)
+
+    overwrite: bool = Field(False, description="replace files that exist")
+    trust: list[str] = Field(
+        [], description="packages besides dnadiff whose classes a checkpoint may name"
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_its_type(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        return check_value(name, value, hint_of(cls.model_fields[name]))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], start: Start | None = None) -> Self:
+        """The options of a composed configuration.
+
+        Raises:
+            ValueError: naming the key, its value and what is expected.
+        """
+        for key, hint in cls.inner.items():
+            held: Any = values
+            *parents, last = key.split(".")
+            for part in parents:
+                held = held.get(part) or {}
+            if last in held:
+                check_value(key, held[last], hint)
+        options = cls.model_validate(values)
+        options._start = start or Start()
+        return options
+
+    @classmethod
+    def groups(cls) -> dict[str, tuple[str | None, bool]]:
+        """The config groups by name: the default choice, and whether the file comes last."""
+        found = {name: field.json_schema_extra for name, field in cls.model_fields.items()}
+        return {
+            name: (extra["group"], extra["last"])  # type: ignore[misc]
+            for name, extra in found.items()
+            if isinstance(extra, dict) and "group" in extra
+        }
+
+    @classmethod
+    def node(cls, name: str) -> Config:
+        """The command's primary configuration, as Hydra composes it."""
+        first, last = (
+            [{group: name} for group, (name, is_last) in cls.groups().items() if is_last == side]
+            for side in (False, True)
+        )
+        own = {
+            key: MISSING if field.is_required() else field.get_default(call_default_factory=True)
+            for key, field in cls.model_fields.items()
+            if key not in cls.groups()
+        }
+        plain = {k: v.model_dump() if isinstance(v, BaseModel) else v for k, v in own.items()}
+        run = {"dir": f"runs/{name}/${{now:%Y-%m-%d_%H-%M-%S}}"}
+        defaults = [*first, "_self_", *last]
+        return {"defaults": defaults, **plain, "hydra": {"output_subdir": None, "run": run}}
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return self._start.run_dir
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The arguments of the command line."""
+        return self._start.overrides
+
+    @property
+    def config_folder(self) -> Path | None:
+        """The user's own folder of YAML files."""
+        return self._start.config_folder
+
+    def given(self, *keys: str) -> Iterator[str]:
+        """Those of the keys, or keys inside them, that the command line names."""
+        for override in self.overrides:
+            name = override.lstrip("+~").partition("=")[0]
+            if name.partition("@")[0].replace("/", ".").partition(".")[0] in keys:
+                yield name
+
+
+def hint_of(field: FieldInfo) -> Any:
+    """The type of a field with its limits."""
+    limits = tuple(field.metadata)
+    return Annotated[(field.annotation, *limits)] if limits else field.annotation
+
+
+def pages(kind: type[Options]) -> tuple[str, str, str]:
+    """The docstring of options in three parts: its first paragraph, examples and notes."""
+    first, *others = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    examples = [text for text in others if text.startswith("    ")]
+    notes = [text for text in others if not text.startswith("    ")]
+    return " ".join(first.split()), "\n\n".join(examples), "\n\n".join(notes)
+
+
+class ModelOptions(Options):
+    """Of commands that read a trained model."""
+
+    checkpoint: str = Field(description=MODEL)
+    accelerator: Accelerator = Field("auto", description="where the network computes")
+    batch_size: PositiveInt = Field(32, description="sequences in a batch")
+    seed: Annotated[int, Field(ge=0)] = Field(1, description="of everything that is random")

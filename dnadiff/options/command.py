@@ -1,0 +1,297 @@
+"""A command: a Python function of its options, and a command line with one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import inspect
+import itertools
+import logging
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from dnadiff.config import build, check
+from dnadiff.fields import described
+from dnadiff.options.base import Options, Start, hint_of, pages
+from dnadiff.options.compose import (
+    choices,
+    compose,
+    config_dir,
+    group_choices,
+    import_plugins,
+    override,
+    plain,
+    unknown_key,
+)
+from dnadiff.progress import configure_logging, printable
+
+P, O, R = ParamSpec("P"), TypeVar("O", bound=Options), TypeVar("R")
+# glibc returns large freed arrays to the system and requests them again in the next step, page by
+# page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.
+# Commands keep the memory instead. The first two are mallopt's names in malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
+# Of the environment: the number of processes that a launcher started together.
+_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+log = logging.getLogger("dnadiff")
+
+
+class Command(Generic[P, R]):
+    """A command, from `@command(ItsOptions)`: called with the keys of its options as keyword
+    arguments, it returns its result.
+
+    Keys inside groups are given as `**{"data.path": "x.fa"}`, choices of groups by their name.
+
+    Attributes:
+        options: the class of its options.
+        run: the function of options.
+        name: the word on the command line: `zero_shot` for ZeroShotOptions.
+        known: all commands that were imported, by name.
+    """
+
+    known: ClassVar[dict[str, Command[..., Any]]] = {}
+
+    def __init__(self, options: type[Options], run: Callable[[Any], R]) -> None:
+        self.options, self.run = options, run
+        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")).lower()
+        self.known[self.name] = self
+        parameters = options.__signature__.parameters.values()
+        self.__signature__ = inspect.Signature(list(parameters))
+        self.__doc__ = help_text(self.name, options, choice_list="")
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the command; raises ValueError or OSError with one line about what is wrong."""
+        return self.start([override(key, value) for key, value in kwargs.items()])
+
+    def compose(
+        self, overrides: Sequence[str] = (), run_dir: Path | None = None, folder: Path | None = None
+    ) -> Options:
+        """The options that the arguments of a command line give.
+
+        Args:
+            run_dir: the run folder; None is what `hydra.run.dir` says.
+            folder: the user's own folder of YAML files.
+
+        Raises:
+            ValueError: naming what is wrong.
+        """
+        import_plugins(overrides)
+        config = compose(self.name, self.options, overrides, folder)
+        run_dir = Path(config.hydra.run.dir) if run_dir is None else run_dir
+        values = plain(self.name, config)
+        try:
+            return self.options.of(values, Start(run_dir, tuple(overrides), folder))
+        except ValidationError as error:
+            raise ValueError(self._explained(error, overrides, folder)) from None
+
+    def _explained(
+        self, error: ValidationError, overrides: Sequence[str], folder: Path | None
+    ) -> str:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            return unknown_key(key, self.name, self.options, overrides, folder)
+        problem = first.get("ctx", {}).get("error")
+        return str(problem) if problem else f"{key}: {first['msg']}"
+
+    def start(
+        self, overrides: Sequence[str] = (), run_dir: Path | None = None, folder: Path | None = None
+    ) -> R:
+        """Run the command with the arguments of a command line; see `compose`."""
+        options = self.compose(overrides, run_dir, folder)
+        with run_folder(options.run_dir, is_named(overrides) or run_dir is not None) as made:
+            options._start = options._start._replace(run_dir=made)
+            return self._checked(options)
+
+    def _checked(self, options: Options) -> R:
+        """Check what the configuration builds, and run with a local file for each remote output."""
+        values = options.model_dump()
+        first = all(
+            os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+        )  # of several processes
+        if first and "torch" not in sys.modules:  # seconds, before the first result
+            log.info(
+                f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
+            )
+        check(values, trust=None)
+        from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
+        from dnadiff.supervised.saved import refuse_classifier
+
+        refuse_classifier(values, self.name)
+        refuse_remote_shards(values)
+        if launcher := values.get("launcher"):  # starts this command once for each shard
+            return build(launcher, trust=None).launch(
+                self.name, values, list(options.overrides), options.config_folder
+            )
+        if self.options.chooses_threads:
+            from dnadiff.kernels.threads import choose_threads
+
+            choose_threads()
+        with uploading(values, options.run_dir) as local:
+            written = {key: value for key, value in local.items() if value != values.get(key)}
+            return self.run(options.model_copy(update=written) if written else options)
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """The command line: an error ends the process with status 1 and one line on standard
+        error; HYDRA_FULL_ERROR=1 shows the traceback. `argv` None is what the process was given.
+        """
+        # GNU OpenMP threads spin at barriers for milliseconds: on a busy machine ten times slower.
+        # docs/results/performance.md has the numbers.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        keep_freed_memory()
+        configure_logging()
+        shown, folder, overrides = parse(sys.argv[1:] if argv is None else argv)
+        if shown == "help":
+            listed = "".join(f"{g}: {', '.join(n)}\n" for g, n in choices(self.options, folder).items())
+            return print(help_text(self.name, self.options, listed))
+        try:
+            if shown == "job":
+                return print(self._yaml(overrides, folder))
+            self.start(overrides, folder=folder)
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+            raise SystemExit(130) from None
+        except Exception as error:
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            print(report(error, overrides), file=sys.stderr)
+            raise SystemExit(1) from None
+
+    def _yaml(self, overrides: Sequence[str], folder: Path | None) -> str:
+        from omegaconf import OmegaConf, open_dict
+
+        import_plugins(overrides)
+        config = compose(self.name, self.options, overrides, folder)
+        with open_dict(config):
+            del config["hydra"]
+        return OmegaConf.to_yaml(config)
+
+
+def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Command[P, R]]:
+    """Make a function of options a command, whose signature for type checkers and editors is that
+    of the class of options."""
+
+    def make(run: Callable[[O], R]) -> Command[P, R]:
+        return Command(cast(type[Options], options), run)
+
+    return make
+
+
+def parse(arguments: Sequence[str]) -> tuple[str, Path | None, list[str]]:
+    """What to show instead of running (`help`, `job` or nothing), the user's own folder of YAML
+    files, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_const", const="help", dest="shown", default="")
+    parser.add_argument("--cfg", "-c", choices=["job"], dest="shown")
+    parser.add_argument("--config-dir", "-cd", type=Path)
+    options, rest = parser.parse_known_args(arguments)
+    return options.shown, options.config_dir, rest
+
+
+def is_named(overrides: Sequence[str]) -> bool:
+    """Whether the run folder is shared: the user named it, or the processes of one launch have the
+    same. A batch script of SLURM with one task is not several."""
+    several = any(os.environ.get(name, "1") != "1" for name in _SIZES)
+    return (
+        "LOCAL_RANK" in os.environ
+        or several
+        or any(o.startswith("hydra.run.dir=") for o in overrides)
+    )
+
+
+@contextmanager
+def run_folder(path: Path, shared: bool) -> Iterator[Path]:
+    """A run folder, which is removed if it is left empty and was not there before.
+
+    Args:
+        shared: use a folder that exists; otherwise a number is added, because the default names of
+            two commands of one second are the same.
+    """
+    existed, path = path.exists(), Path(os.path.abspath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}_{number}")
+        with suppress(FileExistsError):
+            candidate.mkdir(exist_ok=shared)
+            break
+    here = Path.cwd()  # short names in messages
+    try:
+        yield candidate.relative_to(here) if candidate.is_relative_to(here) else candidate
+    finally:
+        if not (shared and existed):
+            from dnadiff.data.files import remove_if_empty
+
+            remove_if_empty(candidate)
+
+
+def report(error: Exception, overrides: Sequence[str]) -> str:
+    """The line on standard error that ends a command; it names the key of a value that it repeats,
+    such as the name of a missing file."""
+    import yaml
+
+    parts: tuple[object, ...] = (str(error),)
+    if isinstance(error, OSError) and error.strerror:
+        parts = error.filename, error.strerror
+    text = " ".join(": ".join(str(part) for part in parts if part).split()) or type(error).__name__
+    text = printable(text)
+    forced = isinstance(error, RuntimeError) and "was asked for and cannot run" in text
+    expected = isinstance(error, (ValueError, OSError, yaml.YAMLError))
+    if not forced and (not expected or isinstance(error, UnicodeDecodeError)):
+        text = f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
+    for override_ in reversed(overrides):
+        key, _, value = override_.lstrip("+").partition("=")
+        value = value.strip("'\"")
+        if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text):
+            return f"error: {text}" if text.startswith(f"{key} ") else f"error: {key}: {text}"
+    return f"error: {text}"
+
+
+def help_text(name: str, options: type[Options], choice_list: str = "") -> str:
+    """What `--help` prints: examples, all keys with their defaults, notes, and the choices of
+    config groups."""
+    header, examples, notes = pages(options)
+    lines = []
+    for key, field in options.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        group = options.groups().get(key, (None,))[0]
+        if isinstance(default, BaseModel):
+            default = default.model_dump()
+        shown = group if group else default
+        required = field.is_required()
+        value = "" if required or shown in (None, [], {}) else f" ({_shown(shown)})"
+        text = f"{field.description or described(hint_of(field))}{value}"
+        filled = textwrap.wrap(text, 76) or [""]
+        lines += [f"  {key:20} {filled[0]}", *(f"  {'':20} {line}" for line in filled[1:])]
+    parts = [header, examples, "\n".join(lines), notes]
+    parts += [f"Choices:\n{choice_list}"] if choice_list else []
+    return "\n\n".join(part for part in parts if part)
+
+
+def _shown(value: object) -> str:
+    return override("", value)[1:].replace("'", "")
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep freed memory for the next allocation; True if the C library is glibc
+    and accepts the setting.
+
+    It applies to the whole process: for programs, not for libraries. Peak memory does not change.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):  # another C library
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    mapped = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(
+        _MMAP_THRESHOLD, 2**25
+    )  # older releases refuse more than 32 MiB
+    return bool(mallopt(_TRIM_THRESHOLD, _LARGEST) and mapped)
