@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from dnadiff.checks import Natural, PositiveInt, boolean, check_arguments
+from dnadiff.fields import Natural, PositiveInt, check_arguments, check_value
 from dnadiff.renamed import current_name, with_current_choices
 from dnadiff.store.address import CACHED, is_remote
 
@@ -59,7 +60,7 @@ def config_dir() -> Path:
     """The folder of YAML files: inside the installed package, or next to it in a checkout."""
     here = Path(__file__).resolve().parent
     for folder in (here / "configs", here.parent / "configs"):
-        if (folder / "train.yaml").is_file():
+        if (folder / "experiment").is_dir():
             return folder
     raise FileNotFoundError(
         f"found no configuration folder in {here} or next to it; reinstall dnadiff"
@@ -239,6 +240,18 @@ def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + str(key), value
 
 
+def imported(module: str) -> ModuleType:
+    """A module that the user, or a configuration, names.
+
+    Raises:
+        ValueError: if it cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{error}") from error
+
+
 def locate(target: Json, trust: Trust) -> Any:
     """The class or function that a `_target_` names.
 
@@ -263,10 +276,10 @@ def locate(target: Json, trust: Trust) -> Any:
             f"if you trust its source, load it with trust=({root!r},) in Python, or trust=[{root}] "
             "on the command line"
         )
-    module_name, _, name = target.rpartition(".")
+    module, _, name = target.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = getattr(imported(module), name)
+    except (AttributeError, ValueError) as error:
         raise ValueError(
             f"_target_ {target!r} does not exist ({error}); check its spelling"
         ) from error
@@ -300,7 +313,7 @@ def check(config: Json, trust: Trust = (PACKAGE,), key: str = "") -> None:
     if isinstance(config, Mapping):
         if "_target_" in config:
             check_arguments(locate(config["_target_"], trust), config, key)
-            boolean(f"{key}_partial_", config.get("_partial_", False))
+            check_value(f"{key}_partial_", config.get("_partial_", False), bool)
         for name, value in config.items():
             check(value, trust, f"{key}{name}.")
     elif isinstance(config, (list, tuple)):

@@ -8,7 +8,6 @@ text is never converted.
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import functools
 import inspect
@@ -26,6 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from annotated_types import Interval
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter
 from pydantic import ValidationError as Invalid
+from typing_extensions import TypedDict
 
 LARGEST = 2**63 - 1  # of 64 bits: what tensors and files can hold
 T = TypeVar("T", bound=Callable[..., Any])
@@ -79,7 +79,7 @@ def _object(value: object) -> object:
 
 _Integer = Annotated[int, BeforeValidator(_integer), Strict(), Interval(ge=-LARGEST, le=LARGEST)]
 _Path, _Object = Annotated[Any, AfterValidator(_path)], Annotated[Any, AfterValidator(_object)]
-_READ_AS = {
+_READ_AS: dict[Any, Any] = {
     int: _Integer,
     float: Annotated[Any, AfterValidator(_number)],
     bool: Annotated[bool, Strict()],
@@ -104,7 +104,7 @@ def checked(function: T) -> T:
             its hint, as in `num_steps 0 must be an integer of at least 1`.
     """
     if inspect.isclass(function):
-        function.__init__ = _checking(function.__init__, function)  # type: ignore[misc]
+        function.__init__ = _checking(function.__init__, function)  # type: ignore[method-assign, misc]
         return function
     return typing.cast(T, _checking(function, function))
 
@@ -179,11 +179,17 @@ def _wrong_part(
             key, value, place = f"{key}[{step}]", value[step], step
         else:
             continue
+        fields = next((_fields(kind) for kind in members if typing.is_typeddict(kind)), {})
         inner = [get_args(kind) for kind in members if get_args(kind)]
         parts = inner[0] if inner else (object,)
         hint = parts[-1] if place < 0 else parts[min(place, len(parts) - 1)]
-        hint = parts[0] if hint is Ellipsis else hint
+        hint = fields.get(step, parts[0] if hint is Ellipsis else hint)
     return key, value, hint
+
+
+def _fields(kind: Any) -> dict[Any, Any]:
+    """The hints of the keys of a TypedDict."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _message(key: str, value: object, hint: object) -> str:
@@ -213,6 +219,8 @@ def _name(kind: Any) -> str:
         return " ".join(word for word in words if word)
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
+    if typing.is_typeddict(origin):
+        return "a mapping"
     known: dict[object, str] = {
         Built: "an object with a _target_",
         None: "null",
@@ -221,10 +229,13 @@ def _name(kind: Any) -> str:
         float: "a finite number",
         str: "a string",
     }
-    words = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
-    base = next((k for k in words if isinstance(origin, type) and issubclass(origin, k)), None)
+    if origin in known:
+        return known[origin]
+    bases: dict[type, str] = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
     name = re.sub(r".*[.]", "", str(getattr(origin, "__name__", origin)))
-    return known.get(origin) or words.get(base, f"a {name}")  # type: ignore[call-overload]
+    is_class = isinstance(origin, type)
+    found = [text for base, text in bases.items() if is_class and issubclass(origin, base)]
+    return found[0] if found else f"a {name}"
 
 
 def _limits(limits: object) -> str:
@@ -257,13 +268,17 @@ def read_as(hint: Any) -> Any:
     if origin in (Literal, None) or not inner:
         return hint if origin is Literal or isinstance(hint, TypeVar) else _read_class(hint)
     if isinstance(origin, type) and issubclass(origin, (Mapping, Sequence, tuple)):
-        return origin[tuple(one if one is Ellipsis else read_as(one) for one in inner)]
+        generic: Any = origin
+        return generic[tuple(one if one is Ellipsis else read_as(one) for one in inner)]
     return _read_class(origin)
 
 
 def _read_class(kind: Any) -> Any:
-    if typing.is_typeddict(kind):
-        return dict
+    if typing.is_typeddict(kind):  # a key may be absent, and others may be there
+        fields = {name: read_as(hint) for name, hint in _fields(kind).items()}
+        read = TypedDict(kind.__name__, fields, total=False)  # type: ignore[operator, misc]
+        read.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
+        return read
     if isinstance(kind, TypeVar) or kind in _READ_AS:
         return _READ_AS.get(kind, Any)
     return _Object if isinstance(kind, type) else Any
@@ -271,7 +286,7 @@ def _read_class(kind: Any) -> Any:
 
 @functools.lru_cache(maxsize=None, typed=True)
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(read_as(hint), config=ConfigDict(arbitrary_types_allowed=True))
+    return TypeAdapter(read_as(hint))
 
 
 def _compared(
@@ -311,7 +326,7 @@ def _signature(target: Callable[..., object]) -> tuple[dict[str, object], dict[s
             found |= {parameter.name: hints[parameter.name]} if parameter.name in hints else {}
         elif parameter.kind is parameter.VAR_KEYWORD and parameter.name in hints:
             for kind in filter(typing.is_typeddict, get_args(hints[parameter.name])):
-                found |= typing.get_type_hints(kind, include_extras=True)
+                found |= _fields(kind)
     return found, {p.name: p.default for p in parameters if p.default is not p.empty}
 
 

@@ -3,14 +3,13 @@ it is for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from pydantic import Field
 
-from dnadiff import commands
-from dnadiff.config import SHARED, Config, Json, Keys
+from dnadiff.config import Config, Json
+from dnadiff.options.base import MODEL, Options, Result
+from dnadiff.options.command import command
 from dnadiff.progress import printable, table
 
-KEYS: Keys = SHARED
 LABELS = {
     "checkpoint": "weights",
     "source": "source",
@@ -36,24 +35,33 @@ MISSING = "not recorded"
 OPTIONAL = ("labels", "max_length", "seconds")  # absent means that there are none
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Config:
-    """Print the table, write the JSON file if there is an `output`, and return its contents."""
+class InfoOptions(Options):
+    """What a model is, what it was trained on, how well it predicts held-out sequence, and what it
+    is for.
+
+        python -m dnadiff.info checkpoint=RUN
+        python -m dnadiff.info checkpoint=hf:ORG/NAME@COMMIT output=info.json
+    """
+
+    checkpoint: str = Field(description=MODEL)
+    output: str | None = Field(None, description="JSON file with the same facts")
+
+
+@command(InfoOptions)
+def info(options: InfoOptions) -> Result:
+    """Print the table, and write the JSON file if there is an `output`."""
     from dnadiff.checkpoint.sources import load_silently
     from dnadiff.sharing import record
     from dnadiff.store.disk import check_output, write_json
 
-    output = (
-        check_output(config["output"], config["overwrite"])
-        if config["output"] is not None
-        else None
-    )
-    loaded = load_silently(config["checkpoint"], config["trust"])
+    output = None if options.output is None else check_output(options.output, options.overwrite)
+    loaded = load_silently(options.checkpoint, options.trust)
     about = record.summary(loaded, record.origin_of(loaded, record.stored_evaluation(loaded)))
     show(about)
     if output is not None:
         write_json(output, about)
         print(f"files are in {output}")
-    return about
+    return Result(about, () if output is None else (output,))
 
 
 def show(about: Config) -> None:
@@ -110,10 +118,7 @@ def cell(value: Json) -> str:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("info", run, KEYS)
-
+main = info.main
 
 if __name__ == "__main__":
     main()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from dnadiff.fields import PositiveInt, check_value
+
+if TYPE_CHECKING:
+    import pandas
 
 MISSING = "???"  # a value that the user must give, in Hydra's notation
 Config = dict[str, Any]  # a configuration: nested dicts of plain values
@@ -156,3 +160,32 @@ class ModelOptions(Options):
     accelerator: Accelerator = Field("auto", description="where the network computes")
     batch_size: PositiveInt = Field(32, description="sequences in a batch")
     seed: Annotated[int, Field(ge=0)] = Field(1, description="of everything that is random")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found: the content of its JSON file, whose keys are also attributes, and the
+    files that it wrote."""
+
+    content: Mapping[str, Any]
+    paths: tuple[Path, ...] = ()
+    rows: Sequence[Mapping[str, Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.content:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.content[name]
+
+    def __dir__(self) -> Iterator[str]:
+        yield from (*super().__dir__(), *self.content)
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """The rows, or those of the table that was written."""
+        import pandas
+
+        if self.rows is not None:
+            return pandas.DataFrame(self.rows)
+        path = self.paths[0]
+        parquet = path.suffix == ".parquet"
+        return pandas.read_parquet(path) if parquet else pandas.read_csv(path, sep="\t")

@@ -22,10 +22,9 @@ from dnadiff.config import build, check
 from dnadiff.fields import described
 from dnadiff.options.base import Options, Start, hint_of, pages
 from dnadiff.options.compose import (
+    as_yaml,
     choices,
     compose,
-    config_dir,
-    group_choices,
     import_plugins,
     override,
     plain,
@@ -33,7 +32,9 @@ from dnadiff.options.compose import (
 )
 from dnadiff.progress import configure_logging, printable
 
-P, O, R = ParamSpec("P"), TypeVar("O", bound=Options), TypeVar("R")
+P = ParamSpec("P")
+O = TypeVar("O", bound=Options)
+R = TypeVar("R")
 # glibc returns large freed arrays to the system and requests them again in the next step, page by
 # page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.
 # Commands keep the memory instead. The first two are mallopt's names in malloc.h.
@@ -60,7 +61,9 @@ class Command(Generic[P, R]):
 
     def __init__(self, options: type[Options], run: Callable[[Any], R]) -> None:
         self.options, self.run = options, run
-        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")).lower()
+        self.name = re.sub(
+            r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")
+        ).lower()
         self.known[self.name] = self
         parameters = options.__signature__.parameters.values()
         self.__signature__ = inspect.Signature(list(parameters))
@@ -121,7 +124,7 @@ class Command(Generic[P, R]):
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
         check(values, trust=None)
-        from dnadiff.data.remote.outputs import refuse_remote_shards, uploading
+        from dnadiff.store.outputs import refuse_remote_shards, uploading
         from dnadiff.supervised.saved import refuse_classifier
 
         refuse_classifier(values, self.name)
@@ -149,11 +152,13 @@ class Command(Generic[P, R]):
         configure_logging()
         shown, folder, overrides = parse(sys.argv[1:] if argv is None else argv)
         if shown == "help":
-            listed = "".join(f"{g}: {', '.join(n)}\n" for g, n in choices(self.options, folder).items())
+            found = choices(self.options, folder).items()
+            listed = "\n".join(f"{group}: {', '.join(names)}" for group, names in found)
             return print(help_text(self.name, self.options, listed))
         try:
             if shown == "job":
-                return print(self._yaml(overrides, folder))
+                import_plugins(overrides)
+                return print(as_yaml(compose(self.name, self.options, overrides, folder)))
             self.start(overrides, folder=folder)
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
@@ -163,15 +168,6 @@ class Command(Generic[P, R]):
                 raise
             print(report(error, overrides), file=sys.stderr)
             raise SystemExit(1) from None
-
-    def _yaml(self, overrides: Sequence[str], folder: Path | None) -> str:
-        from omegaconf import OmegaConf, open_dict
-
-        import_plugins(overrides)
-        config = compose(self.name, self.options, overrides, folder)
-        with open_dict(config):
-            del config["hydra"]
-        return OmegaConf.to_yaml(config)
 
 
 def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Command[P, R]]:
@@ -188,7 +184,8 @@ def parse(arguments: Sequence[str]) -> tuple[str, Path | None, list[str]]:
     """What to show instead of running (`help`, `job` or nothing), the user's own folder of YAML
     files, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", "-h", action="store_const", const="help", dest="shown", default="")
+    shows_help: Any = {"action": "store_const", "const": "help", "dest": "shown", "default": ""}
+    parser.add_argument("--help", "-h", **shows_help)
     parser.add_argument("--cfg", "-c", choices=["job"], dest="shown")
     parser.add_argument("--config-dir", "-cd", type=Path)
     options, rest = parser.parse_known_args(arguments)
@@ -226,7 +223,7 @@ def run_folder(path: Path, shared: bool) -> Iterator[Path]:
         yield candidate.relative_to(here) if candidate.is_relative_to(here) else candidate
     finally:
         if not (shared and existed):
-            from dnadiff.data.files import remove_if_empty
+            from dnadiff.store.disk import remove_if_empty
 
             remove_if_empty(candidate)
 
@@ -257,8 +254,10 @@ def help_text(name: str, options: type[Options], choice_list: str = "") -> str:
     """What `--help` prints: examples, all keys with their defaults, notes, and the choices of
     config groups."""
     header, examples, notes = pages(options)
+    shared = Options.model_fields
+    fields = {k: f for k, f in options.model_fields.items() if k not in shared} | shared
     lines = []
-    for key, field in options.model_fields.items():
+    for key, field in fields.items():
         default = field.get_default(call_default_factory=True)
         group = options.groups().get(key, (None,))[0]
         if isinstance(default, BaseModel):

@@ -6,7 +6,6 @@ This is the only module that knows Hydra.
 from __future__ import annotations
 
 import difflib
-import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from dnadiff.config import config_dir, leaves, quoted
+from dnadiff.config import config_dir, imported, leaves, quoted
 from dnadiff.options.base import Config, Options
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 
@@ -33,10 +32,7 @@ def import_plugins(overrides: Sequence[str]) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
         for name in yaml.safe_load(value) if key == PLUGINS else ():
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                raise ValueError(f"plugins names {name}, which cannot be imported: {error}") from None
+            imported(name)
     for entry in entry_points(group=f"dnadiff.{PLUGINS}"):
         entry.load()
 
@@ -108,6 +104,15 @@ def plain(name: str, config: Any) -> Config:
         raise ValueError(_explain_missing(str(error), name)) from error
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
+
+
+def as_yaml(config: Any) -> str:
+    """The keys of a composed command, as `--cfg job` shows them."""
+    from omegaconf import OmegaConf, open_dict
+
+    with open_dict(config):
+        del config["hydra"]
+    return OmegaConf.to_yaml(config)
 
 
 def choices(options: type[Options], folder: Path | None = None) -> dict[str, list[str]]:

@@ -101,7 +101,7 @@ def test_changed_data_are_marked_in_the_exported_folder_too(reads, trained, tmp_
         checkpoint.load(folder).origin.data_changed
         and "changed since training" in (folder / "README.md").read_text()
     )
-    info.run(compose("info", [f"checkpoint={folder}"]), tmp_path, [])
+    info.info.start([f"checkpoint={folder}"], tmp_path)
     assert "The files of the training data had changed" in capsys.readouterr().out
 
 
