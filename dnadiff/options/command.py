@@ -31,6 +31,7 @@ from dnadiff.options.compose import (
     unknown_key,
 )
 from dnadiff.progress import configure_logging, printable
+from dnadiff.store.address import is_remote
 
 P = ParamSpec("P")
 O = TypeVar("O", bound=Options)
@@ -41,6 +42,8 @@ R = TypeVar("R")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
 # Of the environment: the number of processes that a launcher started together.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# Keys of commands that name a file to write.
+OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
 log = logging.getLogger("dnadiff")
 
 
@@ -128,8 +131,16 @@ class Command(Generic[P, R]):
         from dnadiff.supervised.saved import refuse_classifier
 
         refuse_classifier(values, self.name)
-        refuse_remote_shards(values)
-        if launcher := values.get("launcher"):  # starts this command once for each shard
+        if is_remote(options.run_dir):
+            raise ValueError(
+                f"hydra.run.dir {options.run_dir} is on another machine, and a run folder is on "
+                "this one; give output=... instead"
+            )
+        outputs = {key: values.get(key) for key in OUTPUTS}
+        launcher = values.get("launcher")
+        if launcher or values.get("shard") is not None:
+            refuse_remote_shards(outputs)
+        if launcher:  # starts this command once for each shard
             return build(launcher, trust=None).launch(
                 self.name, values, list(options.overrides), options.config_folder
             )
@@ -137,9 +148,8 @@ class Command(Generic[P, R]):
             from dnadiff.kernels.threads import choose_threads
 
             choose_threads()
-        with uploading(values, options.run_dir) as local:
-            written = {key: value for key, value in local.items() if value != values.get(key)}
-            return self.run(options.model_copy(update=written) if written else options)
+        with uploading(outputs, values.get("resume", False), options.overwrite) as local:
+            return self.run(options.model_copy(update=local) if local else options)
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The command line: an error ends the process with status 1 and one line on standard
