@@ -88,6 +88,15 @@ def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
     )
 
 
+class Emitted(Parameterization):
+    """A softmax over the tokens that a sample may contain, at every position: a visible token may
+    be noise."""
+
+    @override
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        return emitted_log_probs(logits, self.vocab)
+
+
 class SUBS(Parameterization):
     """MDLM's substitution parameterization (arXiv 2406.07524v2, section 3.2.3).
 

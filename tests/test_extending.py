@@ -3,10 +3,16 @@
 import json
 import random
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dnadiff.config import build
+from dnadiff.data.structured import read_yaml
+
+MIXTURES = Path(__file__).parent / "process" / "test_mixture.py"
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
 
@@ -56,6 +62,40 @@ def test_its_command_lines_run(done, project):
     assert len(records) == 2 and all(len(record.split("\n")[1]) == 32 for record in records)
     content = json.loads((project / "x.fa.json").read_text())
     assert "LeftToRight" in json.dumps(content) or "left_to_right" in json.dumps(content)
+
+
+def test_its_process_is_right_by_enumeration(project, monkeypatch):
+    monkeypatch.syspath_prepend(project)
+    yaml = "configs/process/letters.yaml"
+    exact = SimpleNamespace(**runpy.run_path(str(MIXTURES)))
+    process = build(
+        read_yaml(project / yaml) | {"_partial_": False},
+        vocab=exact.VOCAB,
+        noise=exact.LINEAR,
+        trust=("my_models",),
+    )
+    nats = float(exact.DATA @ exact.bound(process, exact.predictions))
+    assert nats == pytest.approx(exact.NATS, abs=1e-5)
+    drawn = exact.sampled(process, exact.predictions, 200)
+    assert (drawn - exact.DATA).abs().max() < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("line", "user"),
+    [
+        ("evaluate part=valid output=n.json", "CountForm"),
+        ("score input=phages.fa output=n.tsv", "likelihood"),
+        ("sample num_samples=2 length=32 output=n.fa", "sampler Grouped"),
+        ("compress input=phages.fa output=n.dnd", "compress"),
+    ],
+)
+def test_formulas_for_masks_refuse_its_model(done, run, line, user):
+    command, *rest = line.split()
+    status, errors = run(
+        f"python -m dnadiff.{command} checkpoint=letters trust=[my_models] {' '.join(rest)}"
+    )
+    assert status == 1 and len(errors.strip().splitlines()) == 1, errors
+    assert user in errors and "needs an absorbing process" in errors and "Letters" in errors
 
 
 def test_a_checkpoint_with_foreign_classes_needs_trust(done, run):

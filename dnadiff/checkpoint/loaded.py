@@ -70,6 +70,8 @@ class Loaded:
 
     Attributes:
         denoiser: in evaluation mode.
+        process: of its training. If it is another one than the absorbing process, formulas for
+            masks refuse the denoiser (`dnadiff.process.require`).
         tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
         config: `backbone`, `objective`, `noise` and `time_conditioning`; of a run everything that
             it was started with. `data` is missing if the source does not describe the training
@@ -215,10 +217,23 @@ def wrapped(
             "noise and backbone of the configuration must build a NoiseSchedule and a Backbone; "
             "check their _target_"
         )
-    process = AbsorbingProcess(backbone.vocab, noise)
-    return build_objective(config, process, trust).denoiser(
+    process: AbsorbingProcess = build(
+        {**process_config(config), "_partial_": False},
+        vocab=backbone.vocab,
+        noise=noise,
+        trust=trust,
+    )
+    denoiser = build_objective(config, process, trust).denoiser(
         backbone, bool(config["time_conditioning"])
-    ), process
+    )
+    denoiser.process_type = type(process)  # so that formulas for masks refuse another one
+    return denoiser, process
+
+
+def process_config(config: Config) -> Config:
+    """The process of a training configuration; those of earlier versions have none and are
+    absorbing."""
+    return config.get("process") or {"_target_": f"dnadiff.process.{AbsorbingProcess.__name__}"}
 
 
 def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:

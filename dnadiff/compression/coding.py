@@ -25,7 +25,7 @@ from typing_extensions import override
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import BaseDenoiser, InBlock
 from dnadiff.draws import Draws, hash64
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -243,4 +243,5 @@ def diffusion_denoiser(loaded: Loaded) -> BaseDenoiser:
             f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of "
             "objective=mdlm"
         )
+    require("compress", loaded.denoiser, AbsorbingProcess)
     return loaded.denoiser

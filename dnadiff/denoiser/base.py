@@ -17,6 +17,7 @@ from dnadiff.backbone.base import (
 )
 from dnadiff.kernels import linear_log_sum
 from dnadiff.parameterization import emitted_log_probs
+from dnadiff.process import AbsorbingProcess, Process
 from dnadiff.vocab import Vocab
 
 OptTensor = Tensor | None
@@ -36,6 +37,7 @@ class BaseDenoiser(nn.Module):
     Attributes:
         backbone: the network, for denoisers that have one.
         reads: how the network reads a sequence: one of the three subclasses of `Backbone`.
+        process_type: the process that it was trained to revert.
         block_size: b, for a `BlockBackbone`; None for the others.
         time_conditioning: whether its predictions depend on t.
         rows_per_sequence: sequences that the network evaluates for each one requested (2 with
@@ -53,6 +55,7 @@ class BaseDenoiser(nn.Module):
 
     backbone: Backbone
     reads: type[Backbone] = BidirectionalBackbone
+    process_type: type[Process] = AbsorbingProcess
     block_size: int | None = None
     time_conditioning: bool = False
     rows_per_sequence: int = 1

@@ -17,6 +17,7 @@ class DenoiserWrapper(BaseDenoiser):
     def __init__(self, denoiser: BaseDenoiser) -> None:
         super().__init__(denoiser.vocab)
         self.denoiser, self.reads, self.block_size = denoiser, denoiser.reads, denoiser.block_size
+        self.process_type = denoiser.process_type
         self.time_conditioning, self.normalized = denoiser.time_conditioning, denoiser.normalized
         self.rows_per_sequence, self.max_length, self.num_labels = (
             denoiser.rows_per_sequence,

@@ -22,6 +22,7 @@ from dnadiff.backbone.base import State
 from dnadiff.blocks import after_first
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 from dnadiff.draws import float64_device
+from dnadiff.process import AbsorbingProcess, require
 
 
 class Constrained(DenoiserWrapper):
@@ -53,6 +54,7 @@ class Constrained(DenoiserWrapper):
         template: OptTensor = None,
     ) -> None:
         super().__init__(denoiser)
+        require("a constraint on samples", denoiser, AbsorbingProcess)
         allowed, self.kind = allowed.to(kind.device), kind
         emitted, zero = (
             self.vocab.is_emitted(kind.device),

@@ -18,6 +18,7 @@ from dnadiff.design.request import Request, Target
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
+from dnadiff.process import require
 
 _DIGITS = {
     "reward": 6,
@@ -76,6 +77,7 @@ class Designer(ConditionalSampler):
             )
         self.method, self.goal = method, Goal(CountedReward(reward), beta)
         self.num_draws, self.longest_match = num_draws, longest_match
+        require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
         method.check(self, self.goal)
 
     @property

@@ -18,7 +18,7 @@ from dnadiff.likelihood.one_draw import check_one_draw
 from dnadiff.likelihood.ordered import ORDERS, check_ordered, ordered
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.noise import NoiseSchedule
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, Process, require
 from dnadiff.progress import Progress
 
 log = logging.getLogger("dnadiff")
@@ -33,10 +33,12 @@ class Estimator(ABC):
         windows: what to evaluate.
 
     Attributes:
+        process_type: the process whose bound or likelihood it is.
         has_curve: whether the estimates yield h(n).
         has_se: whether they have a Monte Carlo error.
     """
 
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
     has_curve: ClassVar[bool] = False
     has_se: ClassVar[bool] = True
     can_mirror: ClassVar[bool] = (
@@ -49,6 +51,7 @@ class Estimator(ABC):
     @classmethod
     def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
         """Raises ValueError if the estimate is not valid for this model or its schedule."""
+        require(f"estimator {cls.__name__}", denoiser, cls.process_type)
 
     @classmethod
     def check_draws(cls, num_draws: int) -> None:
@@ -163,6 +166,7 @@ class OneDraw(Estimator):
     @classmethod
     @override
     def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        super().check_model(denoiser, noise)
         check_one_draw(denoiser, noise)
 
     @override
@@ -216,6 +220,7 @@ class Ordered(Estimator):
     @classmethod
     @override
     def check_model(cls, denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+        super().check_model(denoiser, noise)
         check_ordered(denoiser)
 
     @override

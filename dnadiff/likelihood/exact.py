@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import float64_device
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 
 MAX_MASKS = 1 << 14
 
@@ -43,6 +43,7 @@ def exact_curve(
             left to right.
     """
     denoiser.require_any_order("enumeration of all masks")
+    require("enumeration of all masks", denoiser, AbsorbingProcess)
     maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
     if not len(maskable_at):
         raise ValueError("there is no token to mask; exact enumeration needs at least one")

@@ -19,7 +19,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.sequences import by_length
 from dnadiff.likelihood.sites import site_log_probs
 from dnadiff.likelihood.tiles import SiteWindow, tiles
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 
 _TILES, _TOKENS = 64, 1 << 16  # windows computed and written together
 
@@ -153,6 +153,7 @@ def check_denoiser(denoiser: BaseDenoiser) -> None:
             "the information of each base needs a model that sees both sides of it, and this one "
             "goes from left to right; use one of objective=mdlm"
         )
+    require("the information of each base", denoiser, AbsorbingProcess)
 
 
 def information_of(log_probs: Tensor, num_tokens: int) -> Tensor:

@@ -23,7 +23,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, float64_device, hash64
 from dnadiff.likelihood.measurements import BlockMeasurements, check_lengths
 from dnadiff.likelihood.record import BLOCKS, COUNT, EXACT, Likelihood
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 
 
 class WindowBatch(NamedTuple):
@@ -268,7 +268,12 @@ def collect(
     progress: ProgressCallback | None,
 ) -> Likelihood:
     """The likelihood of all batches from the draws that `one_batch` makes of each; other arguments
-    as in `estimate`."""
+    as in `estimate`.
+
+    Raises:
+        ValueError: for a model of another process than the absorbing one; see `require`.
+    """
+    require("a likelihood from masked tokens (bounds of samples: num_draws=0)", denoiser, AbsorbingProcess)
     device = next(denoiser.parameters()).device
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.likelihood.strand import OtherStrand
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 
 
 @torch.no_grad()
@@ -45,6 +45,7 @@ def site_log_probs(
             complement unless `stranded`.
     """
     denoiser.require_any_order("the distribution at a site given both sides")
+    require("the distribution at a masked site", denoiser, AbsorbingProcess)
     xt = torch.where(sites, process.vocab.mask_id, ids)
     t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()
     forward = denoiser.log_probs(xt, t, positions=sites, valid=valid)

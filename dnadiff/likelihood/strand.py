@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper
 from dnadiff.likelihood.monte_carlo import Batches, WindowBatch
 from dnadiff.likelihood.record import Likelihood
 from dnadiff.vocab import Vocab
 
 
-class OtherStrand(BaseDenoiser):
+class OtherStrand(DenoiserWrapper):
     """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with
     mirrored masks.
 
@@ -32,18 +32,14 @@ class OtherStrand(BaseDenoiser):
     """
 
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
-        super().__init__(vocab)
+        super().__init__(denoiser)
         denoiser.require_any_order("reading the other strand with the same masks")
         if vocab.complement is None:
             raise ValueError(
                 "this vocabulary has no complement: only alphabets with two strands, such as DNA, "
                 "have another strand"
             )
-        self.denoiser, self.complement, self.time_conditioning = (
-            denoiser,
-            vocab.complement,
-            denoiser.time_conditioning,
-        )
+        self.complement = vocab.complement
 
     @override
     def log_probs(
@@ -67,7 +63,7 @@ class OtherStrand(BaseDenoiser):
         ]
 
 
-class Conjoined(BaseDenoiser):
+class Conjoined(DenoiserWrapper):
     """A denoiser that averages the probabilities of both strands at every call, so that p(x) = p(RC
     x), with twice the network calls.
 
@@ -76,15 +72,10 @@ class Conjoined(BaseDenoiser):
     2403.03234, section 4.2).
     """
 
-    rows_per_sequence = 2
-
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
-        super().__init__(vocab)
-        self.denoiser, self.other, self.time_conditioning = (
-            denoiser,
-            OtherStrand(denoiser, vocab),
-            denoiser.time_conditioning,
-        )
+        super().__init__(denoiser)
+        self.other = OtherStrand(denoiser, vocab)
+        self.rows_per_sequence = 2 * denoiser.rows_per_sequence
 
     @override
     def log_probs(

@@ -25,6 +25,7 @@ from dnadiff.design.reward import Reward, as_reward
 from dnadiff.design.template import read_motifs, template_pattern
 from dnadiff.formats.nucleotides import is_sequence, plain
 from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.block import Blockwise
@@ -258,6 +259,7 @@ class Generator:
                 "infill: this model goes from left to right and does not see the right flank; use "
                 "one of objective=mdlm"
             )
+        require("infill", self.denoiser, AbsorbingProcess)
 
     def _designs(
         self,

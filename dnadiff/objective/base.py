@@ -22,7 +22,7 @@ from dnadiff.denoiser import (
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
 from dnadiff.parameterization import FEW_TOKENS, SUBS, Parameterization
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, Process, require
 
 _CHECKED = 16  # calls on a GPU per check of the token ids, for whose result the process waits
 _MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
@@ -54,11 +54,12 @@ class Objective(ABC):
     A subclass implements `compute`.
 
     Args:
-        process: the absorbing process; its vocabulary determines which tokens can be counted.
+        process: adds the noise; its vocabulary determines which tokens can be counted.
 
     Attributes:
         reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`;
             checked before data is loaded.
+        process_type: the process that its formulas are for.
         time_conditioning: whether the network is conditioned on the noise level if the
             configuration does not decide (null).
         takes_time: whether it trains networks that are conditioned on the noise level.
@@ -71,11 +72,13 @@ class Objective(ABC):
     )
 
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
 
     def __init__(self, process: AbsorbingProcess) -> None:
+        require(f"objective {type(self).__name__}", process, self.process_type)
         self.process, self._calls = process, 0
 
     def __call__(

@@ -29,7 +29,7 @@ from dnadiff.denoiser import (
     CausalBackbone,
 )
 from dnadiff.draws import Draws, float64_device
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, Process, require
 from dnadiff.sampler.counted import CountedDenoiser
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
@@ -118,6 +118,7 @@ class Sampler(Configurable, ABC):
             temperature 1, without truncation and guidance).
         reads: which models it samples from, by how their network reads a sequence: a subclass of
             `Backbone`.
+        process_type: of which process these models are.
         moves_window: whether the network reads a part of the sequence at a time.
         has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
         has_weights: whether each token is drawn from the distribution that the network returned for
@@ -131,6 +132,7 @@ class Sampler(Configurable, ABC):
 
     exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
     has_blocks: ClassVar[bool] = False
@@ -175,6 +177,7 @@ class Sampler(Configurable, ABC):
             raise ValueError(
                 f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}"
             )
+        require(f"sampler {type(self).__name__}", denoiser, self.process_type)
 
     def fitted(self, denoiser: BaseDenoiser) -> Sampler:
         """The sampler with what it takes from the model, such as its longest window; raises

@@ -46,6 +46,8 @@ MAY_CHANGE = (
 WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_decay")
 REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
+# The process of versions that had no other one.
+ABSORBING = {"_target_": "dnadiff.process.AbsorbingProcess", "_partial_": True}
 LOCK = ".lock"  # in a run folder while a process trains there
 WAIT = 8.0  # seconds for a run folder that another process has locked
 log = logging.getLogger("dnadiff")
@@ -184,7 +186,10 @@ def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[s
     So do addresses with another query: a signature expires, and the digest of the data shows
     whether the file is the same.
     """
-    ours, theirs = (dict(leaves(shown_addresses(with_current_names(c)))) for c in (config, other))
+    ours, theirs = (
+        dict(leaves(shown_addresses(with_current_names({"process": ABSORBING, **c}))))
+        for c in (config, other)
+    )
     keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
     return [
         k

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.denoiser import BaseDenoiser
+from dnadiff.process import AbsorbingProcess, Process, require
 from dnadiff.variant_effect.network import Floats, Network
 from dnadiff.variant_effect.pairs import Pair
 from dnadiff.variant_effect.variant import Edit
@@ -22,10 +23,12 @@ class VariantMethod(ABC):
     Attributes:
         for_left_to_right: whether it is for models that go from left to right (autoregressive or
             block diffusion) or for all others.
+        process_type: of which process these models are.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
     for_left_to_right: ClassVar[bool] = False
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
 
     @abstractmethod
     def llr(
@@ -53,6 +56,7 @@ class VariantMethod(ABC):
                 f"variant_method {self.name} cannot use {model} model; set variant_method to "
                 f"{other}, or leave it out"
             )
+        require(f"variant_method {self.name}", denoiser, self.process_type)
         return self
 
     def check(self, edit: Edit) -> None:

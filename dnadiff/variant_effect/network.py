@@ -16,7 +16,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
 from dnadiff.likelihood.sites import site_log_probs
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, require
 from dnadiff.variant_effect.pairs import Pair, pair
 from dnadiff.variant_effect.site_windows import (
     Floats,
@@ -54,6 +54,9 @@ class Network:
     stranded: bool = False
     sites_per_window: int = 1
     seed: int = 1
+
+    def __post_init__(self) -> None:
+        require("the effect of a variant", self.denoiser, AbsorbingProcess)
 
     @classmethod
     def checked(

@@ -37,6 +37,7 @@ STEPS = {
     "forward_backward": ("num_steps", 1, 96),
     "gibbs": ("num_groups", 1, 3),
     "grouped": ("num_groups", 1, 3),
+    "reverse": ("num_steps", 1, 64),
 }
 
 

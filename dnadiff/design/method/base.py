@@ -14,6 +14,7 @@ from torch import Tensor
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import Target
 from dnadiff.design.reward import CountedReward
+from dnadiff.process import AbsorbingProcess, Process
 from dnadiff.sampler.base import Configurable, Sampler
 
 
@@ -30,6 +31,7 @@ class DesignMethod(Configurable, ABC):
     """Designs sequences with a high reward from a generator.
 
     Attributes:
+        process_type: the process of the models that it designs with.
         has_weights: whether its designs have importance weights. Weighted designs have the
             distribution p(x) exp(beta reward(x)), and the mean weight is an unbiased estimate of
             its normalizing constant.
@@ -38,6 +40,7 @@ class DesignMethod(Configurable, ABC):
         uses_beta: whether it has a temperature.
     """
 
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
     has_weights: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False

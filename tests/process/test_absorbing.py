@@ -5,15 +5,14 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dnadiff import process as process_module
 from dnadiff.draws import Draws
 from dnadiff.likelihood import monte_carlo
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import SUBS
-from dnadiff.process import AbsorbingProcess
+from dnadiff.process import AbsorbingProcess, absorbing
 from dnadiff.vocab import Vocab
 
-TABLES = runpy.run_path(str(Path(__file__).parents[0] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
 plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
 
 VOCAB = Vocab(4, 3, 3, (3,))
@@ -124,7 +123,7 @@ class NoFloat64(TorchFunctionMode):
 
 
 def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
-    for module in (process_module, monte_carlo):
+    for module in (absorbing, monte_carlo):
         monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
     process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)

@@ -1,14 +1,15 @@
-"""The absorbing ("masking") process: how x0 becomes xt, and how likely a masked token is unmasked.
-Nothing here depends on a network."""
+"""The absorbing ("masking") process: how x0 becomes xt, and how likely a masked token is
+unmasked."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.draws import Draws, float64_device
-from dnadiff.noise import NoiseSchedule
-from dnadiff.vocab import Vocab
+from dnadiff.parameterization import SUBS, Parameterization
+from dnadiff.process.base import Process
 
 
 def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
@@ -21,22 +22,15 @@ def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float 
     return (alpha_s - (1 - remask) * alpha_t) / (1 - alpha_t)
 
 
-class AbsorbingProcess:
+class AbsorbingProcess(Process):
     """Each token turns into `vocab.mask_id` independently, with probability 1 - alpha(t) of the
     `noise` schedule, and stays there."""
 
-    def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
-        self.vocab, self.noise = vocab, noise
+    described = "an absorbing process (masks)"
 
-    def maskable(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        """The positions of `x (B, L)` that the process can mask: masks and tokens that a sample may
-        contain, (B, L) bool.
-
-        An N of a genome, the special tokens of DNA and positions outside `valid` stay visible at
-        all times.
-        """
-        found = self.vocab.is_emitted(x.device)[x] | (x == self.vocab.mask_id)
-        return found if valid is None else found & valid
+    @override
+    def parameterization(self) -> Parameterization:
+        return SUBS(self.vocab)
 
     def time_at(self, count: Tensor, total: Tensor) -> Tensor:
         """The time (B,) at which `count` of `total` maskable positions, (B,) both, are masked,
@@ -53,16 +47,38 @@ class AbsorbingProcess:
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
-    def prior(self, batch_size: int, length: int, device: torch.device | str = "cpu") -> Tensor:
-        """x at t = 1: `(batch_size, length)` masks."""
+    @override
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+    ) -> Tensor:
         return torch.full(
             (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
         )
 
+    @override
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) ->
-        `(B, L)`."""
         return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
+
+    @override
+    def changes(self, xt: Tensor) -> Tensor:
+        return xt == self.vocab.mask_id
+
+    @override
+    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        nll = -log_probs.gather(-1, x0[:, None])[:, 0]
+        return torch.where(xt == self.vocab.mask_id, self.noise.weight(t).to(nll) * nll, 0.0)
+
+    @override
+    def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        unmask = unmask_probability(self.noise.alpha(t), self.noise.alpha(s)).to(log_probs)[:, None]
+        is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
+        step = torch.where(is_mask, torch.log1p(-unmask), unmask.log() + log_probs)
+        stays = torch.nn.functional.one_hot(xt, self.vocab.size).log().to(log_probs)
+        return torch.where((xt == self.vocab.mask_id)[:, None], step, stays)
 
     def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
