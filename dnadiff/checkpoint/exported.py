@@ -23,6 +23,7 @@ from dnadiff.checkpoint.loaded import (
     built_tokenizer,
     label_names,
     names_file,
+    other_process,
 )
 from dnadiff.checkpoint.origin import Origin, read_origin
 from dnadiff.checks import Natural, check_value
@@ -65,7 +66,7 @@ _DEFAULTS = {
 def description(loaded: Loaded, origin: Origin) -> Config:
     """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without
     paths of this machine."""
-    config = {key: loaded.config[key] for key in MODEL}
+    config = {key: loaded.config[key] for key in MODEL} | other_process(loaded.config)
     backbone = dict(config["backbone"])
     config["backbone"] = backbone | {
         key: value for key, value in _DEFAULTS.items() if key in backbone
@@ -204,7 +205,7 @@ def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
         data = (
             {} if content["data"] is None else {"data": content["data"]}
         )  # of published weights nothing is known
-        config = {key: content[key] for key in MODEL} | data
+        config = {key: content[key] for key in MODEL} | other_process(content) | data
         return Loaded(
             denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
         )

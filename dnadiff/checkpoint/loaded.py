@@ -236,6 +236,14 @@ def process_config(config: Config) -> Config:
     return config.get("process") or {"_target_": f"dnadiff.process.{AbsorbingProcess.__name__}"}
 
 
+def other_process(config: Config) -> Config:
+    """The process of a configuration under its key; nothing for the absorbing one, which earlier
+    versions did not record."""
+    process = process_config(config)
+    is_absorbing = locate(process["_target_"], None) is AbsorbingProcess
+    return {} if is_absorbing else {"process": process}
+
+
 def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
     """The names of a network's labels: those that the run saved, or numbers if it saved none."""
     names = described.get("labels")

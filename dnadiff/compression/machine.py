@@ -150,7 +150,7 @@ def fingerprint(denoiser: BaseDenoiser, config: Config) -> str:
     digest = hashlib.blake2b(digest_size=16)
     parts = {
         key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")
-    }
+    }  # the process is absorbing (`coding.diffusion_denoiser`)
     same_weights = ("scan", "activation_checkpointing")
     parts["backbone"] = {
         key: value

@@ -273,7 +273,11 @@ def collect(
     Raises:
         ValueError: for a model of another process than the absorbing one; see `require`.
     """
-    require("a likelihood from masked tokens (bounds of samples: num_draws=0)", denoiser, AbsorbingProcess)
+    require(
+        "a likelihood from masked tokens (bounds of samples: num_draws=0)",
+        denoiser,
+        AbsorbingProcess,
+    )
     device = next(denoiser.parameters()).device
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}

@@ -2,6 +2,8 @@ import math
 
 import torch
 
+from dnadiff.backbone.dit import DiT
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
@@ -10,8 +12,6 @@ from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess, UniformProcess
 from dnadiff.sampler.reverse import Reverse
-from dnadiff.backbone.dit import DiT
-from dnadiff.data.tokenizer import DNATokenizer
 
 DNA = DNATokenizer().vocab
 

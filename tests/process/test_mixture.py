@@ -228,5 +228,5 @@ def test_the_loss_has_finite_gradients_where_nothing_has_mass():
 
 def test_formulas_for_masks_refuse_other_processes_by_name():
     require("Ancestral", PROCESSES["uniform"], MixtureProcess)
-    with pytest.raises(ValueError, match="Ancestral needs an absorbing process.*UniformProcess"):
+    with pytest.raises(ValueError, match=r"Ancestral needs an absorbing process.*UniformProcess"):
         require("Ancestral", PROCESSES["uniform"], AbsorbingProcess)
