@@ -4,7 +4,7 @@ positions of the diffusion bounds."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -77,9 +77,9 @@ class Objective(ABC):
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
 
-    def __init__(self, process: AbsorbingProcess) -> None:
+    def __init__(self, process: Process) -> None:
         require(f"objective {type(self).__name__}", process, self.process_type)
-        self.process, self._calls = process, 0
+        self.process, self._calls = cast(AbsorbingProcess, process), 0  # see `process_type`
 
     def __call__(
         self,
