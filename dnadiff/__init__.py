@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dnadiff.renamed import VERSION
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dnadiff.model import Model, load
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["load"]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from dnadiff import __version__
 from dnadiff.commands import COMMANDS
+from dnadiff.renamed import VERSION
 
 FIRST = """\
 Start with a model of E. coli that ships with the package:
@@ -24,7 +24,7 @@ def main() -> None:
     """Print them."""
     width = max(map(len, COMMANDS))
     print(
-        f"dnadiff {__version__}: masked diffusion language models for DNA and text (not MUMmer's "
+        f"dnadiff {VERSION}: masked diffusion language models for DNA and text (not MUMmer's "
         f"dnadiff)\n\n{FIRST}\nAll commands:\n"
     )
     for name, description in COMMANDS.items():

@@ -25,7 +25,7 @@ from dnadiff.store.address import parse as parse_address
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from dnadiff.checkpoint import Loaded
+    from dnadiff.weights.loaded import Loaded
 
 # glibc returns large freed arrays to the system and requests them again in the next step, page by
 # page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.

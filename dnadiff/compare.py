@@ -27,8 +27,8 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Compare, print the table, and return the contents of the JSON file."""
-    from dnadiff import checkpoint
     from dnadiff.likelihood import comparison
+    from dnadiff.weights import checkpoint
 
     config = comparison.check_options(
         config | {"output": config["output"] or run_dir / "compare.json"}

@@ -16,10 +16,10 @@ KEYS: Keys = {**SHARED, "input": str}
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Search the training part and return the summary."""
-    from dnadiff import checkpoint
     from dnadiff.metrics import memorization
     from dnadiff.store.disk import atomic_write, check_output
     from dnadiff.store.files import resolve
+    from dnadiff.weights import checkpoint
 
     output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
     resolve(config["input"])  # refuses a missing file before the training part is read

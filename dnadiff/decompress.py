@@ -19,12 +19,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     import numpy as np
     import torch
 
-    from dnadiff import checkpoint
     from dnadiff.compression import coding, container, layout, machine
     from dnadiff.data.genome import pieces
     from dnadiff.store.address import file_name
     from dnadiff.store.disk import atomic_write, check_output
     from dnadiff.store.files import resolve
+    from dnadiff.weights import checkpoint
 
     output = check_output(
         config["output"]

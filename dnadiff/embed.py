@@ -34,7 +34,6 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Embed and return the file written."""
-    from dnadiff import checkpoint
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.stored_curve import fingerprint
     from dnadiff.shards.assignment import assignment_of
@@ -44,6 +43,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.supervised.embedding.features import Embedder
     from dnadiff.supervised.embedding.pooling import pool_of
     from dnadiff.supervised.embedding.work import EmbeddingWork
+    from dnadiff.weights import checkpoint
 
     assignment = assignment_of(config, "embed", overrides)
     output = check_output(config["output"] or run_dir / "embeddings.npz", config["overwrite"])

@@ -30,8 +30,8 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Evaluate, print the tables, and return the contents of the JSON file."""
-    from dnadiff import checkpoint
     from dnadiff.likelihood import evaluation
+    from dnadiff.weights import checkpoint
 
     config = evaluation.check_options(
         config | {"output": config["output"] or run_dir / "evaluate.json"}

@@ -33,13 +33,13 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Export, and return the folder."""
     import torch
 
-    from dnadiff import checkpoint
-    from dnadiff.checkpoint import exported
-    from dnadiff.published.layout import published_layout
     from dnadiff.sharing import record
     from dnadiff.sharing.card import write_card
     from dnadiff.sharing.folder import check_folder, new_folder
     from dnadiff.store.disk import write_json
+    from dnadiff.weights import checkpoint, exported
+    from dnadiff.weights.layouts import published_layout
+    from dnadiff.weights.published import export_published
 
     if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
         raise ValueError(
@@ -65,7 +65,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         key: config[key] for key in ("duplicate_tied", "dtype")
     }
     with new_folder(target) as folder:
-        checkpoint.export_published(
+        export_published(
             loaded.denoiser,
             folder,
             needs_description=True,
@@ -97,7 +97,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
 
 def rounded(denoiser: BaseDenoiser, dtype: torch.dtype) -> bool:
     """Round the weights to what a file of `dtype` can hold; returns whether that changed them."""
-    from dnadiff.published.tensors import fingerprint, round_weights
+    from dnadiff.weights.tensors import fingerprint, round_weights
 
     before = fingerprint(denoiser)
     round_weights(denoiser, dtype)

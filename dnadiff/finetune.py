@@ -17,12 +17,12 @@ from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import Progress, duration, table
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.kmers import KmerSet
     from dnadiff.supervised.items import TaskData
     from dnadiff.supervised.model import TaskModel
     from dnadiff.supervised.protocol import FixedSplit
+    from dnadiff.weights.loaded import Loaded
 
 log = logging.getLogger("dnadiff")
 
@@ -69,13 +69,13 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
     """Run the study and return the contents of `finetune.json`: one study, or `tasks` with one for
     each of several tasks."""
-    from dnadiff import checkpoint
     from dnadiff.report.suite import write_suite
     from dnadiff.store import disk
     from dnadiff.store.address import shown_addresses
     from dnadiff.store.disk import atomic_write, check_output, write_json
     from dnadiff.supervised import overlap, saved, suite
     from dnadiff.supervised.results import check_results, slug
+    from dnadiff.weights import checkpoint
 
     check_settings(config)
     output = checks.expand_user(config["output"]) if config["output"] else run_dir / "finetune.json"

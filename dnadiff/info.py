@@ -50,9 +50,9 @@ class InfoOptions(Options):
 @command(InfoOptions)
 def info(options: InfoOptions) -> Result:
     """Print the table, and write the JSON file if there is an `output`."""
-    from dnadiff.checkpoint.sources import load_silently
     from dnadiff.sharing import record
     from dnadiff.store.disk import check_output, write_json
+    from dnadiff.weights.checkpoint import load_silently
 
     output = None if options.output is None else check_output(options.output, options.overwrite)
     loaded = load_silently(options.checkpoint, options.trust)

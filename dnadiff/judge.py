@@ -146,10 +146,10 @@ def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModu
     Copies are of the model's training data, also if `data` names others
     (`dnadiff.metrics.memorization.searched_data`).
     """
-    from dnadiff import checkpoint
     from dnadiff.data.run_data import chosen_data
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.metrics import memorization
+    from dnadiff.weights import checkpoint
 
     given, data = config.get("data"), None
     if config["checkpoint"] is None:

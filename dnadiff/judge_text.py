@@ -37,7 +37,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     """Sample or read texts, judge them, and return the content of the JSON file."""
     import torch
 
-    from dnadiff import checkpoint
     from dnadiff.metrics.text_quality import (
         JudgeModel,
         at_positions,
@@ -48,6 +47,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.model import Model
     from dnadiff.store.address import shown
     from dnadiff.store.disk import check_output, write_json
+    from dnadiff.weights import checkpoint
 
     output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
     minimum = {"num_samples": 1, "ngram_size": 1, "batch_size": 1, "seed": 0}

@@ -1,5 +1,5 @@
-"""Names of earlier versions that still work: classes in configurations, choices and keys of the
-command line."""
+"""The version, and names of earlier versions that still work: classes in configurations, choices
+and keys of the command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+VERSION = "0.1.0"
 # Old paths of modules and classes that a configuration may name, so that runs and checkpoints of
 # earlier versions load.
 MOVED = {

@@ -68,7 +68,6 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff import checkpoint
     from dnadiff.design.output import ResumableOutput, discard
     from dnadiff.design.provenance import is_complete
     from dnadiff.design.work import SampleWork
@@ -76,6 +75,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.model import Model
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
+    from dnadiff.weights import checkpoint
 
     check_options(config)
     assignment = assignment_of(config, "sample", overrides)

@@ -15,13 +15,13 @@ from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.inputs import SequenceInput
     from dnadiff.design.output import ResumableOutput
     from dnadiff.likelihood.records import RecordScore, WindowScores
     from dnadiff.shards.assignment import Assignment
     from dnadiff.tracks.files import TrackFormat
     from dnadiff.tracks.work import TrackWork
+    from dnadiff.weights.loaded import Loaded
 
 COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
 REGION_NAME = "region_name"  # last column, if the regions have names in their file
@@ -43,7 +43,6 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score and return the table written."""
-    from dnadiff import checkpoint
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.likelihood.information import check_denoiser
     from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
@@ -51,6 +50,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.shards.manifest import Task
     from dnadiff.store.disk import check_output
     from dnadiff.tracks.files import format_of
+    from dnadiff.weights import checkpoint
 
     assignment = assignment_of(config, "score", overrides)
     output = check_output(

@@ -48,12 +48,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     Everything that can be refused is refused before the run folder is created or cleared.
     """
-    from dnadiff import checkpoint
-    from dnadiff.checkpoint.sources import load_silently
     from dnadiff.training.data_module import TrainingData
     from dnadiff.training.fitting import fit
     from dnadiff.training.loggers import begin, build_loggers
     from dnadiff.training.parallel import check_strategy
+    from dnadiff.weights.checkpoint import load_silently
+    from dnadiff.weights.loaded import resolved
 
     config = checked(config)
     config["seed"] = checks.integer("seed", config["seed"], 0)
@@ -61,7 +61,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     initial = load_silently(config["init_from"], config["trust"]) if config["init_from"] else None
     if initial is not None:
         config = use_initial_network(config, initial.config, overrides)
-    config = checkpoint.resolved(config, trust=None)
+    config = resolved(config, trust=None)
     start_from = (
         resumable(config, run_dir, search=not names_run_dir(sys.argv)) if config["resume"] else None
     )
@@ -145,10 +145,10 @@ def absolute_paths(path: Json) -> Json:
 def check_compatible(config: Config) -> None:
     """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before
     any data is read."""
-    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-    from dnadiff.published.tensors import on_meta_device
     from dnadiff.training.clip_search import check_search
+    from dnadiff.weights.loaded import build_denoiser, build_objective
+    from dnadiff.weights.tensors import on_meta_device
 
     with on_meta_device():  # a stand-in vocabulary, and no memory for weights
         denoiser, process = build_denoiser(
@@ -169,11 +169,11 @@ def assemble(
     """The Trainer, without loggers, and the LightningModule of a configuration."""
     import torch
 
-    from dnadiff.checkpoint import build_denoiser, build_objective
     from dnadiff.training.callbacks import Checkpoints
     from dnadiff.training.checkpoint_io import AtomicCheckpoints
     from dnadiff.training.module import DiffusionModule
     from dnadiff.training.parallel import check_processes, cluster, strategies
+    from dnadiff.weights.loaded import build_denoiser, build_objective
 
     torch.set_float32_matmul_precision(config["matmul_precision"])
     if str(config["trainer"].get("precision")) in HALF_PRECISIONS:

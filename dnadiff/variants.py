@@ -17,7 +17,6 @@ from dnadiff.progress import Progress, table
 from dnadiff.variant_effect import options
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.design.output import ResumableOutput
     from dnadiff.formats.regions import Region
     from dnadiff.shards.assignment import Assignment
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from dnadiff.variant_effect.variant import Reference
     from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import Writer
+    from dnadiff.weights.loaded import Loaded
 
 ROWS = "rows"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
@@ -56,7 +56,6 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
-    from dnadiff import checkpoint
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
@@ -68,6 +67,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.variant_effect.variant import Alleles
     from dnadiff.variant_effect.work import VariantWork
     from dnadiff.variant_effect.writers import writer_of
+    from dnadiff.weights import checkpoint
 
     options.check(config)
     assignment = assignment_of(config, "variants", overrides)
@@ -275,7 +275,7 @@ def output_settings(
     regions: Sequence[Region],
 ) -> dict[str, Json]:
     """Everything that the contents of the output depend on."""
-    from dnadiff.published.tensors import fingerprint
+    from dnadiff.weights.tensors import fingerprint
 
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return {

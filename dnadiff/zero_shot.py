@@ -52,10 +52,10 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol
     and group of tokens."""
-    from dnadiff import checkpoint
     from dnadiff.likelihood import evaluation
     from dnadiff.likelihood.estimators import estimator_for
     from dnadiff.store.disk import check_output, write_json
+    from dnadiff.weights import checkpoint
 
     output = check_output(config["output"] or run_dir / "zero_shot.json", config["overwrite"])
     config |= {"paths": config["paths"] or {}}

@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 from demo_report import Designs, write_page
 
-from dnadiff.checkpoint import load
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.fasta import read_fasta
 from dnadiff.likelihood.strand import Conjoined
 from dnadiff.model.generator import letters_of
 from dnadiff.progress import duration, table
 from dnadiff.report import RunResults, headlines, read_metrics, sentences
+from dnadiff.weights.checkpoint import load
 
 GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"
 UPSTREAM, GENE_START = (

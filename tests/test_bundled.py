@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import checkpoint, export
-from dnadiff.checkpoint import build_denoiser, sources
+from dnadiff import export
 from dnadiff.config import build, compose
 from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import build_denoiser
 
 ROOT = Path(__file__).parents[1]
 GENOME = "bundled:ecoli_K12_MG1655.fa.gz"
@@ -60,7 +61,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def bundled(made, monkeypatch):
-    monkeypatch.setattr(sources, "BUNDLED", made)
+    monkeypatch.setattr(checkpoint, "BUNDLED", made)
     return made
 
 
@@ -97,7 +98,7 @@ def test_the_wheel_holds_the_bundled_models():
     assert build_settings["targets"]["wheel"]["packages"] == ["dnadiff"]
     files = [
         f"dnadiff/bundled/{path.name}/{file}"
-        for path in [sources.BUNDLED / "x"]
+        for path in [checkpoint.BUNDLED / "x"]
         for file in export.FILES
     ]
     excluded = [
@@ -138,7 +139,7 @@ def test_the_split_of_several_genomes_is_that_of_each_of_them(monkeypatch):
 
 
 def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
-    folder, model = sources.BUNDLED / "ecoli", dnadiff.load("ecoli")
+    folder, model = checkpoint.BUNDLED / "ecoli", dnadiff.load("ecoli")
     assert (folder / "model.safetensors").stat().st_size < 3_000_000 and "license: apache-2.0" in (
         folder / "README.md"
     ).read_text()
@@ -151,9 +152,9 @@ def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
     assert 1.85 < bits < 1.95, bits  # 1.895 on the whole test part; order 3 costs 1.951
 
 
-@pytest.mark.parametrize("name", sources.bundled_names())
+@pytest.mark.parametrize("name", checkpoint.bundled_names())
 def test_every_bundled_model_has_a_card_with_what_it_was_measured_on(name):
-    loaded, card = checkpoint.load(name), (sources.BUNDLED / name / "README.md").read_text()
+    loaded, card = checkpoint.load(name), (checkpoint.BUNDLED / name / "README.md").read_text()
     likelihood, curve = loaded.origin.likelihood, loaded.origin.curve
     assert (
         f"| all | {likelihood['groups']['all']['bits']:.4f} |" in card
@@ -175,8 +176,8 @@ def test_the_bundled_models_stay_small():
     assert (
         sum(
             file.stat().st_size
-            for name in sources.bundled_names()
-            for file in (sources.BUNDLED / name).iterdir()
+            for name in checkpoint.bundled_names()
+            for file in (checkpoint.BUNDLED / name).iterdir()
         )
         < 9_000_000
     )

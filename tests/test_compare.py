@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.likelihood import comparison
 from dnadiff.likelihood.held_out import Scores
 from dnadiff.likelihood.record import COUNT, EXACT, Likelihood
+from dnadiff.weights.loaded import build_denoiser
 
 QUICK = ("num_draws=4", "accelerator=cpu", "overwrite=true")
 

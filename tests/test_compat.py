@@ -18,11 +18,12 @@ import torch
 import yaml
 
 import dnadiff
-from dnadiff import checkpoint
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import build, check, compose
 from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
 from dnadiff.training.resume import PROCESSES, START, differences
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import resolved
 
 COMPAT = Path(__file__).parent / "compat"
 OLD_DNA_RUN = [
@@ -210,7 +211,7 @@ def test_an_old_tokenized_text_is_used_as_it_is(old_cache, tmp_path):
 
 def test_old_and_new_configurations_of_the_same_run_are_equal():
     old = yaml.safe_load((COMPAT / "dna" / "config.yaml").read_text(encoding="utf-8"))
-    new = checkpoint.resolved(compose("train", [*OLD_DNA_RUN, "trainer.max_steps=4"]))
+    new = resolved(compose("train", [*OLD_DNA_RUN, "trainer.max_steps=4"]))
     assert differences(new, old, ("data.path", *START, *PROCESSES)) == []
 
 

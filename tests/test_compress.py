@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff import checkpoint, compress, likelihood
+from dnadiff import compress, likelihood
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.compression import coding, container, layout
 from dnadiff.compression.machine import REMEDY, describe, measure
@@ -26,6 +26,7 @@ from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
 from dnadiff.likelihood import code_length
+from dnadiff.weights import checkpoint
 
 pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")
 

@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 import torch
 
-from dnadiff import checkpoint
 from dnadiff.config import build, compose, config_dir
 from dnadiff.train import run
+from dnadiff.weights import checkpoint
 
 EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
 SMALL = [

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dnadiff import commands, finetune
-from dnadiff.checkpoint import Loaded, build_denoiser, load
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.supervised import study_models
@@ -18,6 +17,8 @@ from dnadiff.supervised.classifier import MEAN_HEAD
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, build_protocol
 from dnadiff.supervised.targets.base import ValidScore
+from dnadiff.weights.checkpoint import load
+from dnadiff.weights.loaded import Loaded, build_denoiser
 
 BASELINES = (
     "+baselines.length={_target_: dnadiff.supervised.baselines.LengthAlone}",

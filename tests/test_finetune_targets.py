@@ -11,9 +11,9 @@ import torch
 
 import dnadiff
 from dnadiff import commands, finetune
-from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
     "backbone=dit",

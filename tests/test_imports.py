@@ -22,9 +22,9 @@ COMMANDS = {
     if re.search(r"^(def main\(|main = )", path.read_text(encoding="utf-8"), re.MULTILINE)
 } - {"__main__"}
 NEVER = {
-    "backbone": {"noise", "process", "sampler", "data", "objective", "published"},
-    "objective": {"backbone", "sampler", "data", "published"},
-    "sampler": {"backbone", "objective", "data", "published"},
+    "backbone": {"noise", "process", "sampler", "data", "objective", "weights"},
+    "objective": {"backbone", "sampler", "data", "weights"},
+    "sampler": {"backbone", "objective", "data", "weights"},
 }
 INTERFACES = {
     "dnadiff.backbone.base"
@@ -33,7 +33,7 @@ ONLY = {
     "lightning": {"training", "supervised", "train"},
     "hydra": {"config", "commands", "options"},
     "omegaconf": {"config", "commands", "options"},
-    "huggingface_hub": {"published", "data"},
+    "huggingface_hub": {"weights", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
     "pyarrow": {"data", "supervised", "variant_effect"},

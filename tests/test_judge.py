@@ -11,7 +11,7 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
-from dnadiff.published.model import export_published
+from dnadiff.weights.published import export_published
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_copies_are_not_searched_for_in_data_that_the_model_was_not_trained_on(
     named, caplog, monkeypatch
 ):
     monkeypatch.setattr(
-        "dnadiff.checkpoint.loaded.run_data",
+        "dnadiff.weights.loaded.run_data",
         lambda *_: (_ for _ in ()).throw(FileNotFoundError("tiny.fa does not exist")),
     )
     with caplog.at_level("INFO", "dnadiff"):

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from dnadiff.checkpoint import load
 from dnadiff.config import compose, config_dir, locate
+from dnadiff.weights.checkpoint import load
 
 # Where the group is there, OpenWebText; local text stands in for it either way.
 OWT = "owt" if (config_dir() / "data" / "owt.yaml").is_file() else "text"

@@ -9,7 +9,6 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 import dnadiff
-from dnadiff import checkpoint
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.genome.inputs import ArrayInput
@@ -19,6 +18,7 @@ from dnadiff.likelihood.records import RecordSums, WindowScores
 from dnadiff.model import Model
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
+from dnadiff.weights.loaded import Loaded
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def autoregressive(tokenizer, backbone=Mamba, **settings):
     denoiser = CausalDenoiser(backbone(tokenizer.vocab, d_model=16, n_layers=1, **settings)).eval()
     config = {"data": {"length": 64}}
     return Model(
-        checkpoint.Loaded(
+        Loaded(
             denoiser,
             AbsorbingProcess(tokenizer.vocab, LogLinear()),
             tokenizer,

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 import dnadiff
 from dnadiff import commands, finetune
-from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
@@ -26,6 +25,7 @@ from dnadiff.supervised import ensemble, prediction_table, work
 from dnadiff.supervised.finetuning import NetworkModel
 from dnadiff.supervised.prediction_table import mean_coverage
 from dnadiff.supervised.sequences import Query, chunks, window_bounds
+from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
     "backbone=dit",

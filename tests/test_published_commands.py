@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.formats.fasta import read_fasta
-from dnadiff.published.model import export_published
+from dnadiff.weights import checkpoint
+from dnadiff.weights.published import export_published
 
 MISSING = (
     "data is missing: this model comes without a run that names its data; give them to "

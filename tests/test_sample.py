@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.checkpoint import label_names
 from dnadiff.config import compose
 from dnadiff.formats.fasta import read_fasta
 from dnadiff.likelihood import code_length
@@ -18,6 +17,7 @@ from dnadiff.likelihood.stored_curve import fingerprint
 from dnadiff.sample import run
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
+from dnadiff.weights.loaded import label_names
 
 
 def store_curve(folder, length=64, best=1.1, model=None, **changes):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import checkpoint, likelihood
+from dnadiff import likelihood
 from dnadiff.data.genome import pieces
 from dnadiff.design.output import ResumableOutput
 from dnadiff.formats.fasta import read_fasta
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.likelihood import records as scores
+from dnadiff.weights import checkpoint
 
 
 def rows(path):

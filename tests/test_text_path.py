@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from dnadiff import checkpoint
 from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
@@ -20,6 +19,8 @@ from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.process import AbsorbingProcess
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import build_denoiser
 
 WORDS = [
     "[PAD]",
@@ -149,9 +150,7 @@ def test_padded_sentences_train_and_are_evaluated_by_the_papers_protocol(cli, fi
     )
     assert status == 0 and "padded: each document a window of 8 tokens" in out
     with pytest.raises(ValueError, match="padding, which is for text"):
-        checkpoint.build_denoiser(
-            compose("train", ["objective.protocol=mdlm"]), checkpoint_tokenizer(), None
-        )
+        build_denoiser(compose("train", ["objective.protocol=mdlm"]), checkpoint_tokenizer(), None)
 
 
 def checkpoint_tokenizer():

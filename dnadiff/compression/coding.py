@@ -29,7 +29,7 @@ from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.grouped import Grouped
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
+    from dnadiff.weights.loaded import Loaded
 
 OTHER_PROBABILITIES = (
     "the probabilities computed here differ from those of the machine that "

@@ -17,7 +17,6 @@ from dnadiff.design import reward_options
 if TYPE_CHECKING:
     import torch
 
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.denoiser import BaseDenoiser
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from dnadiff.design.template import Motif, Pattern
     from dnadiff.formats.regions import Region
     from dnadiff.likelihood.stored_curve import StoredCurve
+    from dnadiff.weights.loaded import Loaded
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
 _CHOSEN = (

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff import __version__
 from dnadiff.checks import is_number
 from dnadiff.config import Config, Json
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.output import is_compressed, open_bytes, sha256
 from dnadiff.draws import hash64
-from dnadiff.renamed import with_current_names
+from dnadiff.renamed import VERSION, with_current_names
 from dnadiff.sampler.base import Configurable, Sampler
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.disk import atomic_write, json_object, read_json, write_json
@@ -210,7 +209,7 @@ def write(output: Path, content: Mapping[str, object]) -> Path:
             "file": output.name,
             "sha256": sha256(output),
             "synthetic": True,
-            "dnadiff": __version__,
+            "dnadiff": VERSION,
             **content,
         },
     )
@@ -220,7 +219,7 @@ def write(output: Path, content: Mapping[str, object]) -> Path:
 def write_settings(output: Path, settings: Mapping[str, object], **content: object) -> None:
     """Write the JSON file next to a finished file that is not one of samples: its hash, the
     `content` and everything that it depends on."""
-    about = {"file": output.name, "sha256": sha256(output), "dnadiff": __version__}
+    about = {"file": output.name, "sha256": sha256(output), "dnadiff": VERSION}
     write_json(json_path(output), {**about, **content, "settings": settings})
 
 

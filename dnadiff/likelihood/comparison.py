@@ -20,9 +20,9 @@ from dnadiff.likelihood.record import Likelihood
 from dnadiff.store.disk import write_json
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.windows import TiledWindows
+    from dnadiff.weights.loaded import Loaded
 
 NAMES = ("a", "b")
 log = logging.getLogger("dnadiff")

@@ -32,9 +32,9 @@ from dnadiff.likelihood.stored_curve import fingerprint
 from dnadiff.store.disk import check_output, write_json
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.windows import TiledWindows
+    from dnadiff.weights.loaded import Loaded
 
 PARTS = ("test", "valid", "train")
 log = logging.getLogger("dnadiff")

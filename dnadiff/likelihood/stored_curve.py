@@ -16,7 +16,7 @@ import torch
 from dnadiff.checks import is_number, optional_integer
 from dnadiff.config import Json
 from dnadiff.likelihood import code_length
-from dnadiff.published.tensors import fingerprint
+from dnadiff.weights.tensors import fingerprint
 
 FILE_NAME = "evaluate.json"
 OPTIMAL = "optimal"

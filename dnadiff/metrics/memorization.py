@@ -21,8 +21,8 @@ from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.weights.loaded import Loaded
 
 log = logging.getLogger("dnadiff")
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB

@@ -50,15 +50,14 @@ class JudgeModel:
     def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
         """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError
         for anything else."""
-        from dnadiff import checkpoint
-        from dnadiff.published import model
+        from dnadiff.weights import checkpoint, published
 
         folder = expand_user(source)
-        if (folder / model.CONFIG).is_file():
+        if (folder / published.CONFIG).is_file():
             from dnadiff.data.text.pretrained import Pretrained
 
             tokenizer = Pretrained(str(folder)).load()
-            gpt2 = model.load_gpt2(folder, tokenizer.vocab).to(device)
+            gpt2 = published.load_gpt2(folder, tokenizer.vocab).to(device)
             length = gpt2.backbone.max_length
             assert length is not None  # its position embeddings are learned
             return cls(gpt2, tokenizer, length, folder)

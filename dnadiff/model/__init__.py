@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff import checkpoint
 from dnadiff.checks import integer
 from dnadiff.design.request import check_request
 from dnadiff.formats.nucleotides import is_sequence, name_of
@@ -22,6 +21,7 @@ from dnadiff.model.generator import Generator, letters_of
 from dnadiff.supervised.embedding.features import Embedder
 from dnadiff.supervised.embedding.pooling import pool_of
 from dnadiff.supervised.embedding.vectors import Embeddings
+from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +39,7 @@ class Model(Generator):
     and effects of variants.
 
     Attributes:
-        loaded: from `dnadiff.checkpoint.load`.
+        loaded: from `dnadiff.weights.checkpoint.load`.
         denoiser: the network behind its interface, in evaluation mode.
         tokenizer: sequences to token ids and back.
         labels: names of the labels that samples can be conditioned on.

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dnadiff import checkpoint
 from dnadiff.checks import integer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design import gc_tilt
@@ -30,6 +29,7 @@ from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.weights.loaded import Loaded
 
 if TYPE_CHECKING:
     from dnadiff.formats.nucleotides import DNASequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Generator:
     """A trained model that generates sequences; see `dnadiff.model.Model`."""
 
-    def __init__(self, loaded: checkpoint.Loaded, device: torch.device | str = "cpu") -> None:
+    def __init__(self, loaded: Loaded, device: torch.device | str = "cpu") -> None:
         self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
         self.process, self.tokenizer, self.config, self.path = (
             loaded.process,

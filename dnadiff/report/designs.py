@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from dnadiff.checkpoint import Loaded
 from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.design import provenance
@@ -26,6 +25,7 @@ from dnadiff.report.html import write
 from dnadiff.report.sections import footer
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.disk import check_output, read_json
+from dnadiff.weights.loaded import Loaded
 
 _MIN_SCORED = (
     100  # real sequences whose reward and likelihood are computed, if there are fewer designs

@@ -170,10 +170,10 @@ def environment() -> dict[str, Json]:
     """What the last bits of numbers may depend on besides the configuration."""
     import torch
 
-    from dnadiff import __version__
+    from dnadiff.renamed import VERSION
 
     return {
-        "dnadiff": __version__,
+        "dnadiff": VERSION,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),

@@ -10,18 +10,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dnadiff.backbone.base import BlockBackbone
-from dnadiff.checkpoint import ChangedDataError
-from dnadiff.checkpoint.exported import data_name, portable
-from dnadiff.checkpoint.origin import held_out_likelihood
 from dnadiff.config import PACKAGE, Config, build
 from dnadiff.data.splits import Split
 from dnadiff.likelihood.stored_curve import StoredCurve
-from dnadiff.published.tensors import fingerprint
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
+from dnadiff.weights.exported import data_name, portable
+from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
+from dnadiff.weights.tensors import fingerprint
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded, Origin
+    from dnadiff.weights.loaded import Loaded, Origin
 
 # What reading a file that something else wrote or damaged can raise.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)

@@ -14,8 +14,8 @@ from importlib.resources.abc import Traversable
 
 import torch
 
-from dnadiff import __version__
 from dnadiff.config import Json
+from dnadiff.renamed import VERSION
 
 # Given items, division and weights, which have digests of their own, predictions depend on nothing
 # else in the package.
@@ -52,7 +52,7 @@ def code_version(network: type | None = None, config: Json = None) -> dict[str, 
             with contextlib.suppress(OSError, TypeError):  # of a compiled module
                 digest.update(inspect.getsource(sys.modules[module]).encode())
     return {
-        "dnadiff": __version__,
+        "dnadiff": VERSION,
         "code": digest.hexdigest()[:12],
         "torch": torch.__version__,
         **{

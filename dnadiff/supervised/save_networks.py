@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.checkpoint import resolved
 from dnadiff.config import PACKAGE, Config, Json
 from dnadiff.store.address import shown_addresses
 from dnadiff.supervised import saved
@@ -17,9 +16,10 @@ from dnadiff.supervised.model import EVALUATION
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.results import weights_digest
 from dnadiff.supervised.weights import WeightsFile
+from dnadiff.weights.loaded import resolved
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
+    from dnadiff.weights.loaded import Loaded
 
 SUBFOLDERS = {"fine-tuned": "", "scratch": "scratch"}  # by the name of the model in the study
 

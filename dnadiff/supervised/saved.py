@@ -279,9 +279,9 @@ def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
 def _member(
     folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]
 ) -> SeedClassifier:
-    from dnadiff.published import tensors
     from dnadiff.supervised.ensemble import SeedClassifier
     from dnadiff.supervised.weights import WeightsFile
+    from dnadiff.weights import tensors
 
     path = folder / WEIGHTS
     state = WeightsFile(path, str(about["sha256"])).read()

@@ -12,7 +12,6 @@ from typing import TypeAlias
 import torch
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.checkpoint import Loaded, build_denoiser
 from dnadiff.config import Config, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
@@ -33,6 +32,7 @@ from dnadiff.supervised.rate_search import NEW_RATES, PRETRAINED_RATES
 from dnadiff.supervised.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
 from dnadiff.supervised.results import weights_digest
 from dnadiff.supervised.targets.estimators import ClassEstimators
+from dnadiff.weights.loaded import Loaded, build_denoiser
 
 Rates: TypeAlias = float | tuple[float, ...]
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"

@@ -29,7 +29,7 @@ class WeightsFile(NamedTuple):
             FileNotFoundError: if the file is missing.
             ValueError: if its bytes differ.
         """
-        from dnadiff.published import tensors
+        from dnadiff.weights import tensors
 
         if not self.path.is_file():
             raise FileNotFoundError(

@@ -11,10 +11,10 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from typing_extensions import override
 
-from dnadiff.checkpoint import shards
 from dnadiff.config import Config
 from dnadiff.store.disk import atomic_write
 from dnadiff.training.data_module import with_current_state
+from dnadiff.weights import shards
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

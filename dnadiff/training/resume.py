@@ -205,7 +205,7 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
         ValueError: if it has another network, data, number of windows in a batch or training
             configuration, or the run is complete.
     """
-    from dnadiff.checkpoint import read
+    from dnadiff.weights.checkpoint import read
 
     content = read(start_from)
     saved = with_current_names(content["hyper_parameters"])
@@ -304,7 +304,7 @@ def clear(run_dir: Path) -> None:
 
     Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
     """
-    from dnadiff.checkpoint import shards
+    from dnadiff.weights import shards
 
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)

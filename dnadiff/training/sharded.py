@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from dnadiff.backbone.base import BlockBackbone
-from dnadiff.checkpoint import shards
 from dnadiff.config import Config, Json
 from dnadiff.denoiser import BaseDenoiser
+from dnadiff.weights import shards
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -31,7 +31,7 @@ class ShardedStrategy(ModelParallelStrategy):
     shard of it in each process.
 
     A network is built as a whole in every process, filled from a checkpoint if a run is resumed,
-    and then cut. Checkpoints have one file for each process (`dnadiff.checkpoint.shards`).
+    and then cut. Checkpoints have one file for each process (`dnadiff.weights.shards`).
     """
 
     mesh: DeviceMesh

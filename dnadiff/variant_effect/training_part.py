@@ -14,8 +14,8 @@ from dnadiff.data.run_data import run_data
 from dnadiff.variant_effect.variant import Edit, Reference, record_of
 
 if TYPE_CHECKING:
-    from dnadiff.checkpoint import Loaded
     from dnadiff.data.genome.genome import Genome
+    from dnadiff.weights.loaded import Loaded
 
 _COMPARED, _LENGTH = 64, 64  # stretches of a record that are compared, and their bases
 log = logging.getLogger("dnadiff")

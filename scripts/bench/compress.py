@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from adaptive_markov import adaptive_log_probs, untrained
 
-from dnadiff import checkpoint, compress, decompress, likelihood
+from dnadiff import compress, decompress, likelihood
 from dnadiff.config import build, compose
 from dnadiff.data.genome import pieces
 from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.likelihood import curve
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.progress import table
+from dnadiff.weights import checkpoint
 
 
 def predicted(loaded, ids, batch_size: int, groups: list[int]) -> dict[int, tuple[float, float]]:

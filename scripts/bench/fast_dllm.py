@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff import checkpoint
 from dnadiff.backbone.base import AttentionCacheBackbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import build
@@ -41,12 +40,14 @@ from dnadiff.sampler.fast_dllm import DualCache, FastDLLM, NoCache, PrefixCache
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.threshold import Threshold
 from dnadiff.vocab import Vocab
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded
 
 CACHES = {"none": NoCache(), "prefix": PrefixCache(), "dual": DualCache()}
 BLOCKS = (8, 16, 32)
 
 
-def validation(loaded: checkpoint.Loaded, count: int) -> Tensor:
+def validation(loaded: Loaded, count: int) -> Tensor:
     """Some complete validation windows: (N, L)."""
     data = build(loaded.config["data"])
     data.prepare()
@@ -55,7 +56,7 @@ def validation(loaded: checkpoint.Loaded, count: int) -> Tensor:
     return torch.stack([item["ids"].long() for item in chosen if bool((item["weight"] > 0).all())])
 
 
-def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
+def load_judge(path: Path, loaded: Loaded) -> BaseDenoiser:
     """The network of a judge; SystemExit with one line unless it is autoregressive and reads the
     tokens of the model."""
     judge = checkpoint.load(path)
@@ -75,9 +76,7 @@ def load_judge(path: Path, loaded: checkpoint.Loaded) -> BaseDenoiser:
 
 
 @torch.no_grad()
-def errors(
-    loaded: checkpoint.Loaded, x0: Tensor, size: int
-) -> dict[str, dict[str, tuple[float, float]]]:
+def errors(loaded: Loaded, x0: Tensor, size: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Of each cache: mean and standard error of divergence, difference of -log p, and agreement of
     the most probable token."""
     denoiser, mask_id, length = loaded.denoiser.eval(), loaded.process.vocab.mask_id, x0.shape[1]
@@ -119,7 +118,7 @@ def errors(
 
 
 def judged(
-    loaded: checkpoint.Loaded, judge: BaseDenoiser, length: int, count: int, size: int
+    loaded: Loaded, judge: BaseDenoiser, length: int, count: int, size: int
 ) -> dict[str, dict[str, float]]:
     """Bits per token of samples under the judge, standard error, and calls; the noise of all caches
     is the same."""

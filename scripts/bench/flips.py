@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
@@ -32,6 +31,7 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.confidence import Confidence
 from dnadiff.sampler.grouped import Grouped
+from dnadiff.weights import checkpoint
 
 SAMPLERS = {"grouped": Grouped, "confidence": Confidence}
 

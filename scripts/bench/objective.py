@@ -28,10 +28,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnadiff import checkpoint
 from dnadiff.bootstrap import student_t
 from dnadiff.config import build, compose
 from dnadiff.draws import Draws, hash64
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import build_objective
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 import study
@@ -173,7 +174,7 @@ class Study:
         batch = next(iter(data.train_dataloader()))
         x0, weight = batch["ids"].long(), batch["weight"].float()
         config = compose("train", self.settings(method, 1, 1))
-        objective = checkpoint.build_objective(config, loaded.process)
+        objective = build_objective(config, loaded.process)
         denoiser, rows = loaded.denoiser, torch.arange(len(x0))
         parameters = [p for p in denoiser.parameters() if p.requires_grad]
         chunks, per_chunk = self.size["chunks"], self.size["draws"] // self.size["chunks"]

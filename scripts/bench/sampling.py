@@ -46,7 +46,7 @@ import torch
 from sampler_timing import DDPM, EPS, ddpm_seconds, in_turns, time_ar, time_ddpm, time_planned
 from torch import nn
 
-from dnadiff import checkpoint, likelihood
+from dnadiff import likelihood
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.commands import keep_freed_memory
 from dnadiff.config import build
@@ -58,6 +58,8 @@ from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.vocab import Vocab
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 import study
@@ -169,7 +171,7 @@ class Study:
             [*NETWORK, *self.size["network"], *network, often, f"trainer.max_steps={steps}"],
         )
 
-    def loaded(self, backbone: str) -> checkpoint.Loaded:
+    def loaded(self, backbone: str) -> Loaded:
         """The model of DNA, from the command line or trained here."""
         name = {"caduceus": "weights", "mamba": "weights-ar"}[backbone]
         if self.given[backbone] is None:

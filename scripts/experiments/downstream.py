@@ -31,7 +31,6 @@ import torch
 from downstream_tables import Titles, fine_tuning_table, main_table, probe_table
 from predictions import Predictions, task_data
 
-from dnadiff import checkpoint
 from dnadiff.backbone.base import Backbone
 from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
@@ -41,6 +40,8 @@ from dnadiff.supervised.cnn import PublishedCNN
 from dnadiff.supervised.finetuning import FineTunedModel
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.probe import LinearProbe
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded, build_denoiser
 
 MAIN = "human_nontata_promoters"
 REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")
@@ -243,7 +244,7 @@ class Study:
             [*data, *self.size["windows"], *self.size["network"], *steps],
         )
 
-    def loaded(self, run: str) -> checkpoint.Loaded:
+    def loaded(self, run: str) -> Loaded:
         """A pretrained network.
 
         Raises:
@@ -263,7 +264,7 @@ class Study:
             if not name.startswith("scratch"):
                 return copy.deepcopy(loaded.denoiser.backbone)
             torch.manual_seed(hash64(seed, "scratch") % 2**63)
-            return checkpoint.build_denoiser(loaded.config, loaded.tokenizer)[0].backbone
+            return build_denoiser(loaded.config, loaded.tokenizer)[0].backbone
 
         return fresh
 

@@ -39,10 +39,11 @@ import study
 import torch
 from torch.optim import AdamW
 
-from dnadiff import checkpoint
 from dnadiff.draws import Draws
 from dnadiff.likelihood.held_out import Scores
 from dnadiff.model import Model
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 CADUCEUS = ["backbone=caduceus"]
@@ -505,7 +506,7 @@ def shape(data: Sequence[str]) -> tuple[int, int]:
     return batch, length
 
 
-def training_step(loaded: checkpoint.Loaded, data: list[str]) -> tuple[Callable[[], None], int]:
+def training_step(loaded: Loaded, data: list[str]) -> tuple[Callable[[], None], int]:
     """One step of AdamW on random tokens, and the tokens of it."""
     batch, length = shape(data)
     emitted = torch.tensor(loaded.process.vocab.emitted)

@@ -26,12 +26,14 @@ import numpy as np
 import study
 import torch
 
-from dnadiff import checkpoint, likelihood
+from dnadiff import likelihood
 from dnadiff.config import build
 from dnadiff.draws import Draws, hash64
 from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.held_out import Windows
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded, build_objective
 
 ORDER, MAX_BITS = 3, 1.2
 CONTEXTS = 4**ORDER
@@ -214,10 +216,10 @@ def step_weights(length: int, alpha: np.ndarray) -> np.ndarray:
     return np.array([code_length.discrete_time(unit, alpha) for unit in np.eye(length)]) / length
 
 
-def own_bound(loaded: checkpoint.Loaded, ids: torch.Tensor, draws: int, batch: int) -> np.ndarray:
+def own_bound(loaded: Loaded, ids: torch.Tensor, draws: int, batch: int) -> np.ndarray:
     """(batches, draws) the objective's own bound on -log p in nats per base, as validation
     estimates it."""
-    objective = checkpoint.build_objective(loaded.config, loaded.process).evaluation()
+    objective = build_objective(loaded.config, loaded.process).evaluation()
     results = []
     with torch.no_grad():
         for first in range(0, len(ids) - batch + 1, batch):

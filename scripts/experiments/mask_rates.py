@@ -27,9 +27,9 @@ import numpy as np
 import study
 import torch
 
-from dnadiff import checkpoint
 from dnadiff.config import build
 from dnadiff.likelihood import site_log_probs
+from dnadiff.weights import checkpoint
 
 MASKS = ["objective=mdlm", "objective/masking=beta"]
 MODELS = {

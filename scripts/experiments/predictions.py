@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff import __version__
 from dnadiff.config import Json, build, compose
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.renamed import VERSION
 from dnadiff.supervised.comparison import compare
 from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import metric_values
@@ -73,7 +73,7 @@ class Predictions:
             "train": len(data.train),
             "tested": len(tested),
             "settings": settings,
-            "dnadiff": __version__,
+            "dnadiff": VERSION,
             "torch": torch.__version__,
         }
         save_prediction(self.path(task, name, seed), new, tested.labels, about)

@@ -43,8 +43,8 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.published import published_layout
 from dnadiff.vocab import Vocab
+from dnadiff.weights.layouts import published_layout
 
 ROOT = Path(__file__).parents[2]
 FULL = {

@@ -35,7 +35,7 @@ from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.mlm import MLM
 from dnadiff.process import AbsorbingProcess
-from dnadiff.published import model
+from dnadiff.weights import published
 
 HUB = {
     "mdlm-owt": "kuleshov-group/mdlm-owt",
@@ -139,7 +139,7 @@ def main() -> None:
 
             revisions[name] = HfApi().model_info(HUB[name]).sha
         print(f"{name}: {HUB[name]} at {revisions[name]}")
-        denoiser = model.load_published(HUB[name], revisions[name]).to(args.device)
+        denoiser = published.load_published(HUB[name], revisions[name]).to(args.device)
         ids = ag_news() if name == "mdlm-owt" else chr20(args.length, args.fasta)
         if args.sequences:
             ids = ids[:: max(1, len(ids) // args.sequences)][: args.sequences]

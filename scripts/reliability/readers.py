@@ -26,6 +26,9 @@ import formats
 import mutations as m
 from formats import Anything, InvalidError
 
+from dnadiff.weights import published
+from dnadiff.weights.layouts import gpt2_backbone
+
 if TYPE_CHECKING:
     from dnadiff.data.text.corpus import Hub
     from dnadiff.data.work import Work
@@ -1035,8 +1038,8 @@ def _small(backbone: str, vocab: object) -> object:
 def _published(backbone: str) -> Make:
     def make(folder: Path) -> None:
         from dnadiff.data.tokenizer import DNATokenizer
-        from dnadiff.published import export_published
         from dnadiff.vocab import Vocab
+        from dnadiff.weights.published import export_published
 
         vocab = (
             DNATokenizer().vocab
@@ -1052,8 +1055,7 @@ def _gpt2(folder: Path) -> None:
     import torch
     from safetensors.torch import save
 
-    from dnadiff.published import published_layout
-    from dnadiff.published.gpt2 import from_published
+    from dnadiff.weights.layouts import published_layout
 
     torch.manual_seed(0)
     sizes = {
@@ -1073,7 +1075,7 @@ def _gpt2(folder: Path) -> None:
     }
     from dnadiff.config import build
 
-    network = build(from_published(config), vocab=_gpt2_vocab())
+    network = build(gpt2_backbone(config), vocab=_gpt2_vocab())
     tensors = {
         names[0]: tensor.contiguous().clone() for tensor, names in published_layout(network).weights
     }
@@ -1094,15 +1096,13 @@ def _digest(denoiser: object) -> str:
 
 
 def _read_published(folder: Path) -> object:
-    from dnadiff.published import model
 
-    return _digest(model.read(folder / "p").denoiser)
+    return _digest(published.read(folder / "p").denoiser)
 
 
 def _read_gpt2(folder: Path) -> object:
-    from dnadiff.published import model
 
-    return _digest(model.load_gpt2(folder / "p", _gpt2_vocab()))  # type: ignore[arg-type]
+    return _digest(published.load_gpt2(folder / "p", _gpt2_vocab()))  # type: ignore[arg-type]
 
 
 def _of_published(folder: Path, name: str) -> object:
@@ -1131,7 +1131,7 @@ def _exported(folder: Path) -> None:
 
 
 def _read_exported(folder: Path) -> object:
-    from dnadiff import checkpoint
+    from dnadiff.weights import checkpoint
 
     loaded = checkpoint.load(folder / "p")
     about = json.dumps(
@@ -1141,7 +1141,7 @@ def _read_exported(folder: Path) -> object:
 
 
 def _read_card(folder: Path) -> object:
-    from dnadiff.checkpoint.sources import license_in
+    from dnadiff.weights.checkpoint import license_in
 
     return license_in(folder / "README.md")
 
@@ -1255,7 +1255,7 @@ def _run(kind: str) -> Make:
 
 
 def _checkpoint(folder: Path) -> object:
-    from dnadiff import checkpoint
+    from dnadiff.weights import checkpoint
 
     loaded = checkpoint.load(folder / "run")
     return (

@@ -139,7 +139,7 @@ class Trial:
 
     def is_checkpoint(self, found: str) -> bool:
         """Whether a file that `half_written` names is a checkpoint that can be read completely."""
-        from dnadiff import checkpoint
+        from dnadiff.weights import checkpoint
 
         path = self.bench.folder / found.partition(" is ")[0]
         if path.suffix != ".ckpt":

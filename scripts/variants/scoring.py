@@ -27,8 +27,8 @@ from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kernels.threads import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
-from dnadiff.published.tensors import fingerprint
 from dnadiff.store.disk import atomic_write
+from dnadiff.weights.tensors import fingerprint
 
 if TYPE_CHECKING:
     import argparse

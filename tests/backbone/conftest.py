@@ -3,8 +3,8 @@ folders."""
 
 import pytest
 
-from dnadiff.published import published_layout
 from dnadiff.vocab import Vocab
+from dnadiff.weights.layouts import published_layout
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from dnadiff import checkpoint, judge_text
+from dnadiff import judge_text
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
 from dnadiff.metrics.text_quality import JudgeModel
 from dnadiff.supervised.overlap import pretraining_kmers
+from dnadiff.weights import checkpoint
 
 TEXT = "dnadiff.data.text.datamodule.TextDataModule"
 ON_THE_HUB = {"_target_": "dnadiff.data.text.pretrained.Pretrained", "source": "organization/name"}

@@ -382,7 +382,7 @@ def test_the_other_strand_needs_a_complement(oracle, toy):
 
 @pytest.fixture(scope="module")
 def network(trained):
-    from dnadiff import checkpoint
+    from dnadiff.weights import checkpoint
 
     return checkpoint.load(trained)
 

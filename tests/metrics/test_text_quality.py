@@ -19,8 +19,8 @@ from dnadiff.metrics.text_quality import (
     repeated,
     token_nats,
 )
-from dnadiff.published import model
 from dnadiff.vocab import Vocab
+from dnadiff.weights import published
 
 VOCAB = Vocab(8, 7, 6, (6, 7))
 
@@ -36,9 +36,9 @@ def judge():
 def test_a_judge_may_be_in_the_home_folder(judge, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / model.CONFIG).write_text("{}")
+    (tmp_path / "gpt2" / published.CONFIG).write_text("{}")
     monkeypatch.setattr(Pretrained, "load", lambda self: CharTokenizer("abc"))
-    monkeypatch.setattr(model, "load_gpt2", lambda folder, vocab: judge)
+    monkeypatch.setattr(published, "load_gpt2", lambda folder, vocab: judge)
     found = JudgeModel.load("~/gpt2", [], "cpu")
     assert found.denoiser is judge and found.path == tmp_path / "gpt2" and found.length == 8
 

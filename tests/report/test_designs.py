@@ -170,7 +170,7 @@ def test_resampled_designs_of_two_templates(page, tmp_path):
 
 
 def test_without_bounds_or_readable_data_the_page_says_so(page, trained, monkeypatch):
-    from dnadiff.checkpoint import Loaded
+    from dnadiff.weights.loaded import Loaded
 
     def unreadable(self, trust=()):
         raise FileNotFoundError("tiny.fa is gone")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff import checkpoint, export, info
-from dnadiff.checkpoint import ChangedDataError
-from dnadiff.checkpoint.origin import held_out_likelihood
+from dnadiff import export, info
 from dnadiff.config import compose
 from dnadiff.likelihood import evaluation
 from dnadiff.sharing import card, record
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
 
 LIKELIHOOD = {
     "part": "test",

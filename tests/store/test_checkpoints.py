@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff import checkpoint
-from dnadiff.checkpoint import shards, sources
 from dnadiff.config import build
 from dnadiff.data.run_data import run_data
 from dnadiff.likelihood.stored_curve import StoredCurve
-from dnadiff.published.tensors import fingerprint
 from dnadiff.store import remote
 from dnadiff.store.files import resolve
 from dnadiff.store.remote import LostError
+from dnadiff.weights import checkpoint, shards
+from dnadiff.weights.tensors import fingerprint
 
 
 @pytest.fixture
@@ -119,8 +118,8 @@ def test_a_lost_connection_does_not_select_other_weights(models, monkeypatch):
             raise LostError("lost")
         return fetch(address)
 
-    fetch = sources.fetch
-    monkeypatch.setattr(sources, "fetch", lost)
+    fetch = checkpoint.fetch
+    monkeypatch.setattr(checkpoint, "fetch", lost)
     with pytest.raises(LostError, match="lost"):
         checkpoint.load(f"{models}/run")
 

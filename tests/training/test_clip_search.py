@@ -13,7 +13,6 @@ import pytest
 import torch
 import yaml
 
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
@@ -26,6 +25,8 @@ from dnadiff.process import AbsorbingProcess
 from dnadiff.training import clip_search
 from dnadiff.training.clip_search import ClipSearch, candidates, least_variance, sums_by_count
 from dnadiff.training.module import DiffusionModule
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import build_objective
 
 DNA = DNATokenizer().vocab
 BLOCKS = [
@@ -313,9 +314,7 @@ def test_objectives_without_masking_are_refused():
                 f"backbone={'transformer' if name == 'ar' else 'caduceus'}",
             ],
         )
-        objective = checkpoint.build_objective(
-            config, AbsorbingProcess(DNA, LogLinear()), trust=None
-        )
+        objective = build_objective(config, AbsorbingProcess(DNA, LogLinear()), trust=None)
         with pytest.raises(ValueError, match=which):
             clip_search.check_search(config["callbacks"], objective)
 

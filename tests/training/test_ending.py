@@ -12,13 +12,13 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from dnadiff import checkpoint
 from dnadiff.config import compose
 from dnadiff.train import run
 from dnadiff.training.callbacks import Checkpoints
 from dnadiff.training.data_module import TrainingData
 from dnadiff.training.fitting import fit
 from dnadiff.training.module import DiffusionModule
+from dnadiff.weights import checkpoint
 
 
 class Killed(BaseException):

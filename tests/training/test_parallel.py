@@ -10,10 +10,10 @@ import socket
 import pytest
 import torch
 
-from dnadiff import checkpoint
-from dnadiff.checkpoint import read
 from dnadiff.renamed import with_current_choices
 from dnadiff.training.sharded import with_shards
+from dnadiff.weights import checkpoint
+from dnadiff.weights.checkpoint import read
 
 CALLBACKS = """
 import json

@@ -506,8 +506,8 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
 
 
 def test_variants_of_the_training_part_are_counted(trained, tmp_path):
-    from dnadiff import checkpoint
     from dnadiff.variant_effect.variant import Sequences
+    from dnadiff.weights import checkpoint
 
     loaded = checkpoint.load(trained)
     letters = "ACGTTGA" * 860

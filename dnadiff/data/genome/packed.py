@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-import dnadiff
 from dnadiff.config import Json
 from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN
 from dnadiff.formats.fasta import Header
@@ -596,7 +595,7 @@ def _start() -> Worker:
     """A process that packs the files that are named on its standard input, one a line. It ends when
     this process does, after the file in progress."""
     path = os.pathsep.join(
-        [str(Path(dnadiff.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     code = f"from {__name__} import serve; serve()"
     return subprocess.Popen(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from dnadiff.checkpoint import build_denoiser
 from dnadiff.config import build, compose
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.splits import FractionSplit, Interval
@@ -15,6 +14,7 @@ from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.training.data_module import TrainingData
+from dnadiff.weights.loaded import build_denoiser
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 

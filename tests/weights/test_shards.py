@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from dnadiff.checkpoint import shards
 from dnadiff.training.checkpoint_io import AtomicCheckpoints
+from dnadiff.weights import shards
 
 
 class Part(torch.Tensor):

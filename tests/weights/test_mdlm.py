@@ -5,13 +5,12 @@ import json
 import pytest
 import torch
 
-from dnadiff import checkpoint
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.published import model
-from dnadiff.published.layout import published_layout
-from dnadiff.published.mdlm import MDLMFamily
 from dnadiff.vocab import Vocab
+from dnadiff.weights import checkpoint, published
+from dnadiff.weights.layouts import MDLMFamily, published_layout
+from dnadiff.weights.published import load_published
 
 DNA = DNATokenizer().vocab
 PADDED = Vocab(34, 32, 33, (32, 33))  # of a tokenizer: padding has its own id
@@ -26,7 +25,7 @@ def half(weights):
 
 def test_mdlm_folders_load(tmp_path, folder_of):
     folder, arrays = folder_of("mdlm_dit", tmp_path)
-    denoiser = checkpoint.load_published(folder)
+    denoiser = load_published(folder)
     torch.testing.assert_close(
         denoiser.backbone(arrays["input_ids"], arrays["sigma"]),
         arrays["logits"],
@@ -41,7 +40,7 @@ def test_mdlm_folders_load(tmp_path, folder_of):
         and denoiser.vocab.never_emitted == (32,)
         and denoiser.backbone.max_length == 24
     )
-    timed = model.load_published(
+    timed = published.load_published(
         folder_of("mdlm_dit", tmp_path / "timed", settings={"time_conditioning": True})[0]
     )
     assert timed.time_conditioning and float(
@@ -54,14 +53,14 @@ def test_mdlm_in_bfloat16_and_with_time_conditioning_survives_export_and_load(
     timed, tmp_path, folder_of
 ):
     folder, arrays = folder_of("mdlm_dit", tmp_path / "in", half, {"time_conditioning": timed})
-    first = model.load_published(folder)
+    first = published.load_published(folder)
     assert (
         all(p.dtype == torch.float32 for p in first.parameters())
         and first.time_conditioning == timed
     )
-    model.export_published(first, tmp_path / "out")
+    published.export_published(first, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["time_conditioning"] == timed
-    again = model.load_published(tmp_path / "out")
+    again = published.load_published(tmp_path / "out")
     t = torch.tensor([0.2, 0.7])
     ids = torch.where(torch.arange(24) % 3 == 0, 32, arrays["input_ids"])
     assert (
@@ -86,7 +85,7 @@ def test_mdlm_in_bfloat16_and_with_time_conditioning_survives_export_and_load(
 @pytest.mark.parametrize("timed", [False, True])
 def test_padding_gets_its_own_row_and_is_read_as_in_the_published_code(timed, tmp_path, folder_of):
     folder, arrays = folder_of("mdlm_dit", tmp_path / "in", settings={"time_conditioning": timed})
-    ours, theirs = model.load_published(folder, vocab=PADDED), model.load_published(folder)
+    ours, theirs = published.load_published(folder, vocab=PADDED), published.load_published(folder)
     assert ours.vocab == PADDED and ours.time_conditioning == timed and not ours.training
     ids, t = (
         torch.where(torch.arange(24) % 3 == 0, 32, arrays["input_ids"]),
@@ -100,8 +99,8 @@ def test_padding_gets_its_own_row_and_is_read_as_in_the_published_code(timed, tm
         torch.where(padded == 33, 32, padded), t
     )  # there padding is the mask
     torch.testing.assert_close(ours.log_probs(padded, t)[:, :20, :33], published_code[:, :20])
-    model.export_published(ours, tmp_path / "out")
-    again = model.load_published(tmp_path / "out")
+    published.export_published(ours, tmp_path / "out")
+    again = published.load_published(tmp_path / "out")
     assert again.vocab == PADDED and torch.equal(
         again.log_probs(padded, t), ours.log_probs(padded, t)
     )
@@ -118,16 +117,16 @@ def test_padding_gets_its_own_row_and_is_read_as_in_the_published_code(timed, tm
 )
 def test_vocabularies_that_cannot_be_the_published_one_are_refused(vocab, tmp_path, folder_of):
     with pytest.raises(ValueError, match="has 33 ids with the mask 32, and this vocabulary"):
-        model.load_published(folder_of("mdlm_dit", tmp_path)[0], vocab=vocab)
+        published.load_published(folder_of("mdlm_dit", tmp_path)[0], vocab=vocab)
 
 
 def test_the_tokenizer_may_use_a_published_id_as_the_mask(tmp_path, folder_of):
     bert = Vocab(33, 4, 0, (0, 4))
     folder, arrays = folder_of("mdlm_dit", tmp_path)
-    denoiser = model.load_published(folder, vocab=bert)
+    denoiser = published.load_published(folder, vocab=bert)
     assert denoiser.vocab == bert and torch.equal(
         denoiser.backbone(arrays["input_ids"]),
-        model.load_published(folder).backbone(arrays["input_ids"]),
+        published.load_published(folder).backbone(arrays["input_ids"]),
     )
 
 
@@ -157,7 +156,7 @@ def test_training_starts_from_published_weights_of_a_text_model(cli, tmp_path, f
     assert status == 0, err
     trained, start = (
         checkpoint.load(tmp_path / "run").denoiser,
-        model.load_published(folder, vocab=PADDED),
+        published.load_published(folder, vocab=PADDED),
     )
     assert trained.vocab == PADDED and all(
         torch.equal(p, q) for p, q in zip(trained.parameters(), start.parameters(), strict=True)

@@ -8,15 +8,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
-from dnadiff.checkpoint import sources
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.mlm import MLM
-from dnadiff.published.model import export_published, load_published
+from dnadiff.weights import checkpoint
+from dnadiff.weights.published import export_published, load_published
 
 DNA = DNATokenizer()
 
@@ -98,7 +97,7 @@ def test_bundled_models_load_by_name_and_unknown_names_list_them(exported, tmp_p
     ):
         checkpoint.load("tiny")
     shutil.copytree(exported, tmp_path / "shipped" / "tiny")
-    monkeypatch.setattr(sources, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path / "shipped")
     loaded = dnadiff.load("tiny", "cpu").loaded
     assert loaded.origin.kind == "bundled with dnadiff" and loaded.path.parent.name == "tiny"
     for name in ("tyny", "../shipped/tiny/nothing"):
@@ -139,4 +138,4 @@ def test_folders_of_other_models_are_refused(tmp_path, monkeypatch):
 def test_the_license_of_a_card_is_read_from_its_metadata(card, license, tmp_path):
     if card is not None:
         (tmp_path / "README.md").write_bytes(card.encode("utf-8", "surrogateescape"))
-    assert sources.license_in(tmp_path / "README.md") == license
+    assert checkpoint.license_in(tmp_path / "README.md") == license

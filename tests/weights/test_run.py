@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import checkpoint
 from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.published import tensors
 from dnadiff.store.disk import write_json
+from dnadiff.weights import checkpoint, tensors
+from dnadiff.weights.loaded import build_denoiser
 
 
 class Hostile:
@@ -77,7 +77,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
     [
         {"_target_": "dnadiff.kernels.build._run", "command": ["touch", "pwned"]},
         {
-            "_target_": "dnadiff.checkpoint.load",
+            "_target_": "dnadiff.weights.checkpoint.load",
             "checkpoint": "other.ckpt",
             "trust": ["subprocess"],
         },
@@ -262,9 +262,7 @@ def counted(built, make=torch.nn.Parameter.__new__):
 def test_weights_that_repeat_a_few_numbers_are_refused_before_they_are_copied(content, tmp_path):
     content["hyper_parameters"]["config"]["backbone"]["d_model"] = 4096
     with torch.device("meta"):
-        network = checkpoint.build_denoiser(content["hyper_parameters"]["config"], DNATokenizer())[
-            0
-        ]
+        network = build_denoiser(content["hyper_parameters"]["config"], DNATokenizer())[0]
     content["state_dict"] = {
         f"denoiser.{name}": torch.zeros(1).expand(t.shape)
         for name, t in network.state_dict().items()

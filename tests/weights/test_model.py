@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
@@ -14,8 +13,9 @@ from dnadiff.config import build
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.noise import LogLinear
-from dnadiff.published import model
-from dnadiff.published.tensors import round_weights
+from dnadiff.weights import published
+from dnadiff.weights.published import load_published
+from dnadiff.weights.tensors import round_weights
 
 DNA = DNATokenizer().vocab
 FIRST = "caduceus.backbone.layers.0.mixer."
@@ -59,7 +59,10 @@ def test_one_copy_of_a_tied_tensor_is_enough(name, absent, tmp_path, folder_of):
     folder, arrays = folder_of(name, tmp_path, without(*absent))
     expected = arrays["logits_sigma0" if name == "mdlm_dit" else "logits"]
     torch.testing.assert_close(
-        model.load_published(folder).backbone(arrays["input_ids"]), expected, rtol=1e-4, atol=1e-4
+        published.load_published(folder).backbone(arrays["input_ids"]),
+        expected,
+        rtol=1e-4,
+        atol=1e-4,
     )
 
 
@@ -124,7 +127,7 @@ def changed(name, value):
 def test_tensors_that_do_not_fit_are_listed(name, change, message, tmp_path, folder_of):
     folder, _ = folder_of(name, tmp_path, change)
     with pytest.raises(ValueError, match=message) as caught:
-        model.load_published(folder)
+        published.load_published(folder)
     assert "\n" not in str(caught.value) and "model.safetensors" in str(caught.value)
 
 
@@ -137,7 +140,7 @@ def test_all_missing_and_surplus_tensors_are_listed(tmp_path, folder_of):
 
     folder, _ = folder_of("caduceus_ph", tmp_path, renamed)
     with pytest.raises(ValueError, match="do not fit") as caught:
-        model.load_published(folder)
+        published.load_published(folder)
     count, _, faults = str(caught.value).partition(" faults: ")
     names = [name for name in load_file(folder / "model.safetensors") if "blocks." in name]
     assert len(names) > 30 and {f"surplus {name}" for name in names} < set(faults.split("; "))
@@ -209,7 +212,7 @@ def test_all_missing_and_surplus_tensors_are_listed(tmp_path, folder_of):
 )
 def test_keys_with_a_wrong_type_or_size_are_named(name, settings, message, tmp_path, folder_of):
     with pytest.raises(ValueError, match=message) as caught:
-        model.load_published(folder_of(name, tmp_path, settings=settings)[0])
+        published.load_published(folder_of(name, tmp_path, settings=settings)[0])
     assert "json" in str(caught.value) or "safetensors" in str(caught.value)
 
 
@@ -217,16 +220,16 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(
     tmp_path, monkeypatch, folder_of
 ):
     folder, _ = folder_of("caduceus_ph", tmp_path, settings={"d_model": 60000})
-    devices, built = [], model.build
+    devices, built = [], published.build
 
     def watched(*args, **options):
         network = built(*args, **options)
         devices.append({p.device.type for p in network.parameters()})
         return network
 
-    monkeypatch.setattr(model, "build", watched)
+    monkeypatch.setattr(published, "build", watched)
     with pytest.raises(ValueError, match="60000"):
-        model.load_published(folder)
+        published.load_published(folder)
     assert devices == [{"meta"}]
 
 
@@ -256,7 +259,7 @@ def test_keys_that_describe_another_network_are_refused(
     name, settings, message, tmp_path, folder_of
 ):
     with pytest.raises(ValueError, match=message):
-        model.load_published(folder_of(name, tmp_path, settings=settings)[0])
+        published.load_published(folder_of(name, tmp_path, settings=settings)[0])
 
 
 def test_damaged_and_missing_files_are_named(tmp_path, folder_of):
@@ -264,20 +267,20 @@ def test_damaged_and_missing_files_are_named(tmp_path, folder_of):
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:5000])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged or truncated"):
-        model.load_published(folder)
+        published.load_published(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(
         FileNotFoundError, match=r"holds neither model\.safetensors nor pytorch_model\.bin"
     ):
-        model.load_published(folder)
+        published.load_published(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mdlm", "vocab_size": 33}))
     with pytest.raises(ValueError, match=r"config\.json lacks hidden_dim"):
-        model.load_published(folder)
+        published.load_published(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        model.load_published(folder)
+        published.load_published(folder)
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
-        model.load_published(tmp_path / "nowhere")
+        published.load_published(tmp_path / "nowhere")
 
 
 def test_pickled_code_is_not_executed(tmp_path, monkeypatch, folder_of):
@@ -291,17 +294,17 @@ def test_pickled_code_is_not_executed(tmp_path, monkeypatch, folder_of):
     folder, _ = folder_of("mdlm_dit", tmp_path / "a", binary=True)
     torch.save({"a": Hostile()}, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="could run code"):
-        model.load_published(folder)
+        published.load_published(folder)
     torch.save([1], folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="not a file of named tensors"):
-        model.load_published(folder)
+        published.load_published(folder)
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("name", ["caduceus_ph", "caduceus_ps", "caduceus_ps_unfused", "mdlm_dit"])
 def test_exporting_a_loaded_model_writes_the_published_files(name, tmp_path, folder_of):
     folder, _ = folder_of(name, tmp_path / "in")
-    model.export_published(model.load_published(folder), tmp_path / "out")
+    published.export_published(published.load_published(folder), tmp_path / "out")
     before, after = (
         load_file(folder / "model.safetensors"),
         load_file(tmp_path / "out" / "model.safetensors"),
@@ -348,8 +351,8 @@ def test_exported_networks_load_unchanged(make, tmp_path):
     network = make().eval()
     for p in network.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    model.export_published(Denoiser(network), tmp_path / "out")
-    read = model.read(tmp_path / "out")
+    published.export_published(Denoiser(network), tmp_path / "out")
+    read = published.read(tmp_path / "out")
     again, ids = read.denoiser.backbone, torch.randint(0, network.vocab.size, (2, 7))
     assert (
         type(again) is type(network)
@@ -372,14 +375,14 @@ def test_exported_networks_load_unchanged(make, tmp_path):
 
 def test_exports_are_replaced_only_with_overwrite_and_leave_no_other_files(tmp_path):
     denoiser = Denoiser(Caduceus(DNA, 16, 1))
-    model.export_published(denoiser, tmp_path / "out")
+    published.export_published(denoiser, tmp_path / "out")
     with pytest.raises(FileExistsError, match=r"config\.json exists"):
-        model.export_published(denoiser, tmp_path / "out")
-    model.export_published(denoiser, tmp_path / "out", overwrite=True)
+        published.export_published(denoiser, tmp_path / "out")
+    published.export_published(denoiser, tmp_path / "out", overwrite=True)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(ValueError, match="no time conditioning"):
         timed = Caduceus(DNA, 16, 1, time_conditioning=True)
-        model.export_published(
+        published.export_published(
             Denoiser(timed, noise=LogLinear(), time_conditioning=True), tmp_path / "none"
         )
     assert not (tmp_path / "none").exists()
@@ -394,9 +397,9 @@ def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_wi
         for parameter in network.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     network.eval()
-    model.export_published(Denoiser(network), tmp_path / "labels")
+    published.export_published(Denoiser(network), tmp_path / "labels")
     ids, cond = torch.randint(7, 11, (2, 9)), torch.eye(3)[:2]
-    again = model.load_published(tmp_path / "labels").backbone
+    again = published.load_published(tmp_path / "labels").backbone
     assert torch.equal(again(ids, cond=cond), network(ids, cond=cond)) and not torch.equal(
         again(ids), again(ids, cond=cond)
     )
@@ -415,7 +418,7 @@ def test_a_network_with_labels_is_read_with_them_and_is_the_published_network_wi
     (tmp_path / "plain").mkdir()
     save_file(plain, tmp_path / "plain" / "model.safetensors")
     (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
-    assert torch.equal(model.load_published(tmp_path / "plain").backbone(ids), network(ids))
+    assert torch.equal(published.load_published(tmp_path / "plain").backbone(ids), network(ids))
 
 
 def test_half_precision_files_hold_the_rounded_weights(tmp_path):
@@ -426,11 +429,11 @@ def test_half_precision_files_hold_the_rounded_weights(tmp_path):
         torch.equal(p, old.half().float()) and p.dtype == torch.float32
         for p, old in zip(denoiser.parameters(), before, strict=True)
     )
-    model.export_published(denoiser, tmp_path / "half", dtype=torch.float16)
+    published.export_published(denoiser, tmp_path / "half", dtype=torch.float16)
     assert {
         tensor.dtype for tensor in load_file(tmp_path / "half" / "model.safetensors").values()
     } == {torch.float16}
-    again = model.load_published(tmp_path / "half")
+    again = published.load_published(tmp_path / "half")
     assert torch.equal(again.log_probs(ids), denoiser.log_probs(ids)) and {
         p.dtype for p in again.parameters()
     } == {torch.float32}
@@ -455,7 +458,7 @@ def test_loading_does_not_change_the_random_state(tmp_path, folder_of):
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    model.load_published(folder)
+    published.load_published(folder)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -464,9 +467,9 @@ def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch, folder_of)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for revision in (None, "main"):
         with pytest.raises(ValueError, match="name a commit: add revision="):
-            checkpoint.load_published(name, revision=revision)
+            load_published(name, revision=revision)
     with pytest.raises(ValueError, match="pip install huggingface_hub"):
-        checkpoint.load_published(name, revision=COMMIT)
+        load_published(name, revision=COMMIT)
     asked = []
 
     def snapshot_download(repository, revision, allow_patterns):
@@ -476,7 +479,7 @@ def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch, folder_of)
     monkeypatch.setitem(
         sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download)
     )
-    assert isinstance(checkpoint.load_published(f"{name}@{COMMIT}").backbone, DiT)
+    assert isinstance(load_published(f"{name}@{COMMIT}").backbone, DiT)
     assert asked == [
         (name, COMMIT, "config.json", "dnadiff.json", file)
         for file in ("model.safetensors", "pytorch_model.bin")
@@ -485,11 +488,11 @@ def test_hub_ids_need_a_commit_and_the_package(tmp_path, monkeypatch, folder_of)
 
 def test_published_models_are_recognized(tmp_path, trained, folder_of):
     folder, _ = folder_of("caduceus_ph", tmp_path / "dna")
-    assert model.is_published(folder) and model.is_published(f"a/b@{COMMIT}")
+    assert published.is_published(folder) and published.is_published(f"a/b@{COMMIT}")
     assert (
-        not model.is_published(trained)
-        and not model.is_published("a/b")
-        and not model.is_published("latest")
+        not published.is_published(trained)
+        and not published.is_published("a/b")
+        and not published.is_published("latest")
     )
-    assert model.read(folder).tokenizer == DNATokenizer()
-    assert model.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer is None
+    assert published.read(folder).tokenizer == DNATokenizer()
+    assert published.read(folder_of("mdlm_dit", tmp_path / "text")[0]).tokenizer is None

@@ -7,8 +7,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dnadiff.denoiser import base as module
-from dnadiff.published import model
 from dnadiff.vocab import Vocab
+from dnadiff.weights import published
 
 VOCAB = Vocab(62, 60, 61, (60, 61))  # the 60 tokens of the parity file, a mask and padding
 
@@ -34,7 +34,7 @@ def folder(parity, tmp_path):
 
 def test_logits_match_the_published_network(folder):
     path, arrays = folder()
-    judge = model.load_gpt2(path, VOCAB)
+    judge = published.load_gpt2(path, VOCAB)
     logits = judge.backbone(arrays["input_ids"])
     assert logits.shape == (2, 24, 62) and (logits[..., 60:] == 0).all()
     torch.testing.assert_close(logits[..., :60], arrays["logits"], rtol=1e-5, atol=1e-5)
@@ -44,7 +44,7 @@ def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emi
     folder, monkeypatch
 ):
     path, arrays = folder()
-    judge, ids = model.load_gpt2(path, VOCAB), arrays["input_ids"]
+    judge, ids = published.load_gpt2(path, VOCAB), arrays["input_ids"]
     log_probs = judge.next_log_probs(ids)
     assert log_probs[..., 60:].isneginf().all()
     shifted = torch.cat([torch.full((2, 1), 59), ids[:, :-1]], 1)
@@ -60,12 +60,12 @@ def test_constants_in_old_files_are_checked(folder):
     seen = {
         f"h.{n}.attn.bias": torch.ones(24, 24).tril()[None, None].contiguous() for n in range(2)
     }
-    model.load_gpt2(folder(more=seen)[0], VOCAB)
+    published.load_gpt2(folder(more=seen)[0], VOCAB)
     with pytest.raises(
         ValueError,
         match=r"h\.0\.attn\.bias differs from the value that follows from the configuration",
     ):
-        model.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
+        published.load_gpt2(folder(more={"h.0.attn.bias": torch.ones(1, 1, 24, 24)})[0], VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_constants_in_old_files_are_checked(folder):
 )
 def test_other_networks_and_vocabularies_are_refused(folder, changes, vocab, message):
     with pytest.raises(ValueError, match=message):
-        model.load_gpt2(folder(changes)[0], vocab)
+        published.load_gpt2(folder(changes)[0], vocab)

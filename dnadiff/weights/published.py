@@ -1,18 +1,22 @@
 """Loads and writes published models: folders of `config.json` with `model.safetensors` or
 `pytorch_model.bin`, and the Hub.
 
-The names of tensors and keys are in the families (`caduceus`, `mdlm`, `gpt2`); here are files, the
-choice of the family, and the vocabulary.
+The names of tensors and keys are in `layouts`; here are files, the choice of the family, and the
+vocabulary. Of a repository of the Hub data files alone are fetched, at one commit; no code of it is
+run.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +27,19 @@ from dnadiff.config import Config, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
-from dnadiff.published import gpt2, tensors
-from dnadiff.published.caduceus import CaduceusFamily
-from dnadiff.published.keys import MAX_VOCAB, Key, read_keys
-from dnadiff.published.layout import Family, PublishedLayout, published_layout
-from dnadiff.published.mdlm import MDLMFamily
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.vocab import Vocab
+from dnadiff.weights import tensors
+from dnadiff.weights.layouts import (
+    FAMILIES,
+    MAX_VOCAB,
+    Family,
+    Key,
+    PublishedLayout,
+    gpt2_backbone,
+    published_layout,
+    read_keys,
+)
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
@@ -40,9 +50,11 @@ DESCRIPTION = (
 )
 # not a published key: names that file, without which the objective would be unknown
 DESCRIPTION_KEY = "dnadiff_description"
-FAMILIES: dict[str, Family] = {"caduceus": CaduceusFamily(), "mdlm": MDLMFamily()}
 _HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+HUB_PREFIX = "hf:"
+_HUB_NAME = re.compile(rf"{HUB_PREFIX}(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -194,7 +206,7 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
         vocab: of its tokenizer; further ids (a mask, padding) are never emitted.
     """
     config = read_config(Path(folder) / CONFIG, ("gpt2",))
-    network, _ = _load_network(Path(folder), lambda: (gpt2.from_published(config), vocab))
+    network, _ = _load_network(Path(folder), lambda: (gpt2_backbone(config), vocab))
     return CausalDenoiser(network).eval()
 
 
@@ -359,3 +371,120 @@ def _vocab(config: Config, family: Family) -> Vocab:
 
 def _implied_vocab(layout: PublishedLayout) -> Vocab:
     return FAMILIES[layout.config["model_type"]].implied_vocab(layout.config)
+
+
+def parse_hub(name: str) -> tuple[str, str | None]:
+    """Repository and revision of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`; ValueError for another
+    form."""
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(
+            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
+            "hf:ORG/NAME@REVISION"
+        )
+    return found["repository"], found["revision"]
+
+
+def fetch_hub(
+    repository: str, revision: str | None, required: Sequence[str], optional: Sequence[str] = ()
+) -> Path:
+    """Fetch files of a repository, and return their folder in the Hub's cache.
+
+    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If
+    `revision` is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
+    without the Hub resolved to then, is logged.
+
+    Raises:
+        ValueError: if the files can neither be fetched nor are in the cache, or the repository
+            lacks a required file; it says which files to put where.
+    """
+    listed = (
+        f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)"
+        if optional
+        else " and ".join(required)
+    )
+    remedy = (
+        f"download {listed} of https://huggingface.co/{repository} into a folder, and give "
+        "checkpoint=FOLDER"
+    )
+    source = Repository(_package(repository, remedy), repository, revision, (*required, *optional))
+    try:
+        path = source.download()
+    except Exception as error:  # several libraries raise, depending on what fails
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        stored = source.stored()
+        if stored is None or not all((stored / name).is_file() for name in required):
+            raise ValueError(
+                f"{HUB_PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), "
+                f"nor is it in the Hub's cache; {remedy}"
+            ) from error
+        log.info(
+            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are "
+            f"used, commit {stored.name}"
+        )
+        path = stored
+    if not source.is_pinned:
+        log.info(
+            f"{HUB_PREFIX}{repository}: commit {path.name}; to pin it: {HUB_PREFIX}{repository}@{path.name}"
+        )
+    if missing := [name for name in required if not (path / name).is_file()]:
+        raise ValueError(
+            f"{HUB_PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in "
+            f"safetensors are read; {remedy}"
+        )
+    return path
+
+
+class Repository(NamedTuple):
+    """Files of one repository at one revision: `hub` is the package `huggingface_hub`."""
+
+    hub: ModuleType
+    name: str
+    revision: str | None
+    files: tuple[str, ...]
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+    def download(self) -> Path:
+        """The folder of the files, which has the name of their commit; raises an error of one of
+        several libraries if that fails."""
+        from dnadiff.data.text.corpus import hub_is_reachable
+
+        if not hub_is_reachable():
+            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
+        self.hub.HfApi().model_info(
+            self.name, revision=self.revision
+        )  # raises where `snapshot_download` would use what is stored
+        return Path(
+            self.hub.snapshot_download(
+                self.name, revision=self.revision, allow_patterns=list(self.files)
+            )
+        )
+
+    def stored(self) -> Path | None:
+        """The folder of an earlier download; None if there is none."""
+        try:
+            return Path(
+                self.hub.snapshot_download(
+                    self.name,
+                    revision=self.revision,
+                    allow_patterns=list(self.files),
+                    local_files_only=True,
+                )
+            )
+        except Exception:  # several libraries raise
+            return None
+
+
+def _package(repository: str, remedy: str) -> ModuleType:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ValueError(
+            f"{HUB_PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the "
+            f"checkout); without it {remedy}"
+        ) from None
+    return huggingface_hub

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Config, Json
-from dnadiff.published import tensors
 from dnadiff.store.disk import atomic_write
+from dnadiff.weights import tensors
 
 SHARDS, SHARDED = (
     "shards",

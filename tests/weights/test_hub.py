@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
-from dnadiff.published.model import export_published
+from dnadiff.weights import checkpoint
+from dnadiff.weights.published import export_published
 
 COMMIT, NAME = "0123456789abcdef0123456789abcdef01234567", "kuleshov-group/caduceus"
 PINNED = f"hf:{NAME}@{COMMIT}"

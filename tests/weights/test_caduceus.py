@@ -2,12 +2,16 @@
 
 import pytest
 
-from dnadiff import checkpoint
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.published.caduceus import CaduceusFamily, caduceus_layout, published_names
-from dnadiff.published.layout import published_layout
+from dnadiff.weights.layouts import (
+    CaduceusFamily,
+    caduceus_layout,
+    published_layout,
+    published_names,
+)
+from dnadiff.weights.published import load_published
 
 DNA = DNATokenizer().vocab
 
@@ -16,7 +20,7 @@ DNA = DNATokenizer().vocab
 @pytest.mark.parametrize("name", ["caduceus_ph", "caduceus_ps", "caduceus_ps_unfused"])
 def test_caduceus_folders_load(name, binary, tmp_path, folder_of):
     folder, arrays = folder_of(name, tmp_path, binary=binary)
-    denoiser = checkpoint.load_published(folder)
+    denoiser = load_published(folder)
     assert denoiser.vocab == DNA and not denoiser.training and not denoiser.time_conditioning
     assert type(denoiser.backbone) is (Caduceus if name == "caduceus_ph" else CaduceusPS)
     logits = denoiser.backbone(arrays["input_ids"])
@@ -80,7 +84,7 @@ def test_networks_without_a_published_form_are_refused():
 
 
 def test_a_number_of_any_length_is_compared_with_its_limits():
-    from dnadiff.published.keys import Key
+    from dnadiff.weights.layouts import Key
 
     with pytest.raises(ValueError, match="layers is '111111"):
         Key(int).read("layers", {"layers": int("1" * 400)})

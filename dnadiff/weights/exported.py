@@ -1,7 +1,7 @@
 """Folders that `python -m dnadiff.export` writes: the published layout, and `dnadiff.json` with
 what is needed to load the same model.
 
-`config.json` and `model.safetensors` are those of `dnadiff.published`. `dnadiff.json` repeats
+`config.json` and `model.safetensors` are those of `dnadiff.weights.published`. `dnadiff.json` repeats
 nothing that the network needs to run in the published code; it records how the model is used here,
 what it was trained on, and hashes of itself and of the weights.
 """
@@ -16,21 +16,23 @@ from pathlib import Path
 
 import torch
 
-from dnadiff import __version__
-from dnadiff.checkpoint.loaded import (
+from dnadiff.checks import Natural, check_value
+from dnadiff.config import Config, Json, Keys
+from dnadiff.renamed import VERSION
+from dnadiff.store.disk import read_json
+from dnadiff.weights import tensors
+from dnadiff.weights.layouts import published_layout
+from dnadiff.weights.loaded import (
     Loaded,
+    Origin,
     build_denoiser,
     built_tokenizer,
     label_names,
     names_file,
     other_process,
+    read_origin,
 )
-from dnadiff.checkpoint.origin import Origin, read_origin
-from dnadiff.checks import Natural, check_value
-from dnadiff.config import Config, Json, Keys
-from dnadiff.published import tensors
-from dnadiff.published.layout import published_layout
-from dnadiff.published.model import (
+from dnadiff.weights.published import (
     CONFIG,
     DESCRIPTION,
     DESCRIPTION_KEY,
@@ -38,7 +40,6 @@ from dnadiff.published.model import (
     described_config,
     named_tensors,
 )
-from dnadiff.store.disk import read_json
 
 FORMAT = 1
 MODEL = (
@@ -73,7 +74,7 @@ def description(loaded: Loaded, origin: Origin) -> Config:
     }
     content = {
         "format": FORMAT,
-        "version": __version__,
+        "version": VERSION,
         **config,
         "data": portable_data(loaded.config.get("data")),
         "tokenizer": {

@@ -1,0 +1,1 @@
+"""Weights of models: checkpoints of runs, exported folders, published weights and the Hub."""

@@ -1,0 +1,504 @@
+"""Models by name: (denoiser, tokenizer, configuration) from a run, an exported folder, published
+weights or the Hub.
+
+`load` takes a name and asks each kind of source whether the name is of its kind. A checkpoint of a
+run is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and
+under `hyper_parameters` the resolved configuration and the tokenizer. Nothing in a file is
+executed: only classes of this package are built (`dnadiff.config.build`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from dnadiff.checks import expand_user
+from dnadiff.config import PACKAGE, Json
+from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
+from dnadiff.data.tokenizer import Tokenizer
+from dnadiff.store.address import Address, is_remote, parse
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
+from dnadiff.weights import exported, shards, tensors
+from dnadiff.weights.loaded import (
+    Loaded,
+    Origin,
+    UnknownTokenizer,
+    build_denoiser,
+    built_tokenizer,
+    check_weights,
+    label_names,
+    names_file,
+    wrapped,
+)
+from dnadiff.weights.published import (
+    CONFIG,
+    HUB_PREFIX,
+    TENSORS,
+    PublishedModel,
+    fetch_hub,
+    find_tensors,
+    is_published,
+    parse_hub,
+)
+from dnadiff.weights.published import read as read_published
+
+BUNDLED = (
+    Path(__file__).resolve().parents[1] / "bundled"
+)  # a folder for each model that ships with the package
+CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
+_OPTIONAL = (
+    exported.DESCRIPTION,
+    EVALUATION,
+    CARD,
+    *(file for files in FILE_SETS for file in files),
+)  # next to weights
+_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
+_LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
+log = logging.getLogger("dnadiff")
+_PREFIX, LATEST = "denoiser.", "latest"
+_FOLDER = "checkpoints"
+
+
+def load(
+    checkpoint: str | os.PathLike[str], trust: Sequence[str] = (), needs_tokenizer: bool = True
+) -> Loaded:
+    """The model of a name.
+
+    Args:
+        checkpoint: a run folder, a .ckpt file, `latest`, an exported or published folder, the
+            address of one of these (`s3://...`), `hf:ORG/NAME[@REVISION]`, or a bundled model; a
+            file or folder of that name is preferred to a bundled model.
+        trust: additional packages whose classes its configuration may name.
+        needs_tokenizer: False if the caller gives a text model its tokenizer
+            (`Loaded.with_tokenizer`).
+
+    Raises:
+        ValueError: if it is damaged, names classes that are not trusted, its weights do not match
+            its configuration, or a text model comes without the tokenizer that is needed.
+        FileNotFoundError: if it does not exist.
+    """
+    loaded = load_silently(checkpoint, trust)
+    if needs_tokenizer:
+        loaded.check_tokenizer()
+    if not loaded.objective.trains_bound:
+        _explain(loaded.path, loaded.path.resolve())
+    return loaded
+
+
+def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loaded:
+    """As `load`, without a remark on what the model was trained for; the tokenizer may be
+    unknown."""
+    name, allowed = str(checkpoint), (PACKAGE, *trust)
+    if (
+        Path(name).name in TENSORS
+    ):  # the file of the weights, as messages name it, stands for its folder
+        name = str(Path(name).parent)
+    for source in SOURCES:
+        if source.matches(name):
+            return source.load(name, allowed)
+    path = expand_user(name)
+    if path.is_dir() or name == LATEST:
+        find(name)  # raises
+    names = bundled_names()
+    raise FileNotFoundError(
+        f"checkpoint {name} does not exist; give a run folder, a .ckpt file, latest, a folder with "
+        "a published or exported model, "
+        "hf:ORG/NAME, or a model that ships with dnadiff "
+        f"({', '.join(names) or 'this version has none'})"
+    )
+
+
+def bundled_names() -> list[str]:
+    """The names of the models that ship with the package."""
+    return sorted(path.parent.name for path in BUNDLED.glob(f"*/{exported.DESCRIPTION}"))
+
+
+def license_in(card: Path) -> str | None:
+    """The license that the metadata of a model card name; None if there is no card, or it names
+    none."""
+    try:
+        text = card.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    head = text.split("\n---", 1)[0] if text.startswith("---\n") else ""
+    found = _LICENSE.search(head)
+    return found[1] if found else None
+
+
+def _first(folder: Address, names: Sequence[str]) -> Address | None:
+    """The first of the named files of a folder that exists, None if none does; PermissionError or
+    LostError if no other can be read.
+
+    After a lost connection, which does not show whether a file exists, only copies of the others
+    are used.
+    """
+    problem: OSError | None = None
+    for address in map(folder.inside, names):
+        if isinstance(problem, LostError) and not target_of(address).is_file():
+            continue
+        try:
+            fetch(address)
+        except FileNotFoundError:
+            continue
+        except (PermissionError, LostError) as error:  # a store may refuse what does not exist
+            problem = problem or error
+            continue
+        if problem is not None:
+            log.warning(f"{problem}; {address.shown} is used")
+        return address
+    if problem is not None:
+        raise problem
+    return None
+
+
+def _tokenizer(found: PublishedModel) -> Tokenizer | None:
+    """The tokenizer whose files are next to a published text model; None if there are none."""
+    names = [name for files in FILE_SETS for name in files]
+    if found.tokenizer is not None or not any(
+        (found.path / f"{name}{end}").is_file() for name in names for end in ("", ".gz")
+    ):
+        return None
+    return Pretrained(str(found.path), name=found.path.name).load()
+
+
+@functools.cache
+def _explain(path: Path, resolved: Path) -> None:
+    log.info(
+        f"{path}: trained by masked language modeling, not by diffusion: its likelihoods are valid "
+        "bounds, but of a model that never saw most "
+        "noise levels, and its samples are affected too; embeddings and fine-tuning are what it "
+        "was trained for (docs/models.md)"
+    )
+
+
+def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/train") -> Path:
+    """The checkpoint file of a run folder, of a file name, or of `latest`, the newest run;
+    FileNotFoundError if there is none.
+
+    For a run folder that is `checkpoints/best.ckpt`, or `last.ckpt` if no validation has run.
+    """
+    path = expand_user(Path(checkpoint))
+    if str(checkpoint) == LATEST:
+        found = sorted(Path(runs).glob("*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime)
+        if not found:
+            raise FileNotFoundError(
+                f"checkpoint=latest found no run under {runs}; train one, or name a run folder"
+            )
+        path = found[-1].parent.parent
+    if path.is_dir():
+        candidates = candidates_in(path)
+        if not candidates:
+            raise FileNotFoundError(
+                f"{path} holds no checkpoints/best.ckpt or checkpoints/last.ckpt; name a run "
+                "folder that python -m dnadiff.train made, or a "
+                "folder of published weights with its config.json"
+            )
+        return candidates[0]
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"checkpoint {path} does not exist; give a run folder, a .ckpt file, or latest"
+        )
+    return path
+
+
+def candidates_in(folder: Path) -> list[Path]:
+    """The checkpoint files of a run folder, preferred first."""
+    named = [
+        part / name
+        for part in (folder / "checkpoints", folder)
+        for name in ("best.ckpt", "last.ckpt")
+    ]
+    return [path for path in named if path.is_file()]
+
+
+def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, Json]:
+    """The contents of a checkpoint file; no code in it runs. `provide`: see `shards.read`.
+
+    Raises:
+        ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this
+            package.
+    """
+    content = shards.read(path, provide)
+    described = content.get("hyper_parameters") if isinstance(content, dict) else None
+    described = described if isinstance(described, dict) else {}
+    if not described or not all(
+        isinstance(part, dict)
+        for part in (content.get("state_dict"), *map(described.get, ("config", "tokenizer")))
+    ):
+        raise ValueError(
+            f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer"
+        )
+    if missing := [
+        key
+        for key in ("noise", "backbone", "objective", "data")
+        if not isinstance(described["config"].get(key), dict)
+    ]:
+        raise ValueError(
+            f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}"
+        )
+    if type(content.get("global_step", 0)) is not int:
+        raise ValueError(
+            f"{path} is not a dnadiff checkpoint: its step is "
+            f"{str(content['global_step'])[:40]!r}, not an integer"
+        )
+    return content
+
+
+def load_file(
+    path: Path, trust: Sequence[str], provide: Callable[[str], None] | None = None
+) -> Loaded:
+    """The model of a checkpoint file. `provide`: see `shards.read`.
+
+    Raises:
+        ValueError: if it is damaged, names classes that are not trusted, or its weights do not
+            match its configuration.
+    """
+    content = read(path, provide)
+    with names_file(path):
+        return _assemble(path, content, trust)
+
+
+def _assemble(path: Path, content: dict[str, Json], allowed: Sequence[str]) -> Loaded:
+    described = content["hyper_parameters"]
+    tokenizer = built_tokenizer(described["tokenizer"], allowed, path)
+    state = {
+        name.removeprefix(_PREFIX): t
+        for name, t in content["state_dict"].items()
+        if name.startswith(_PREFIX)
+    }
+    with tensors.without_memory(
+        len(state), path
+    ):  # a network that the file cannot fill is refused before memory is allocated
+        check_weights(build_denoiser(described["config"], tokenizer, allowed)[0], state, path)
+    tensors.check_memory(state.values(), path)
+    denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
+    denoiser.load_state_dict(state)
+    labels = label_names(described, denoiser.backbone.num_labels)
+    tokens, hashes = (
+        content.get("tokens_seen"),
+        [described.get(key) for key in ("split_hash", "digest")],
+    )
+    split_hash, digest = (value if isinstance(value, str) else None for value in hashes)
+    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, split_hash, digest)
+    return Loaded(
+        denoiser.eval(),
+        process,
+        tokenizer,
+        described["config"],
+        path,
+        int(content.get("global_step", 0)),
+        labels,
+        origin,
+    )
+
+
+def _load_remote_run(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Loaded:
+    """The model of a checkpoint file; those of the files `beside` that exist are fetched into the
+    local folder of its run.
+
+    The cache has a folder for each remote folder. In that of the run `checkpoints/` has links to
+    the checkpoint and its shards, so that whatever reads a run folder finds all of its files.
+    Without links, the checkpoint is read where it is, without the files beside it.
+
+    Raises:
+        FileNotFoundError: if it does not exist, or lacks a shard.
+    """
+    copy, folder = fetch(checkpoint), checkpoint._replace(text=checkpoint.folder)
+    is_run = folder.name == _FOLDER
+    home = folder._replace(text=folder.folder) if is_run else folder
+    with suppress(
+        OSError, ValueError
+    ):  # no connection and no copies, or a file is damaged: the model is loaded without them
+        fetch_some(home, beside)
+    path = target_of(home.inside(_FOLDER)).parent / _FOLDER / copy.name if is_run else copy
+    if is_run and not _is_linked(path, copy):
+        path = copy
+
+    def provide(name: str) -> None:
+        shard = folder.inside(f"{shards.folder_of(path).name}/{name}")
+        _place(
+            shards.folder_of(path) / name, fetch(parse(shard.text))
+        )  # the file names its shards: check the name
+
+    return load_file(path, trust, provide)
+
+
+def _is_linked(path: Path, target: Path) -> bool:
+    """Make `path` a link to `target`; False if the file system or the user's rights have no such
+    links."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.symlink_to(os.path.relpath(target, path.parent))
+    except FileExistsError:  # the folder of a copy depends on its address alone
+        return True
+    except (OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _place(path: Path, target: Path) -> None:
+    """Make `path` a link to `target`, or a copy. No two shards have the same name: one that exists
+    is the same."""
+    if _is_linked(path, target):
+        return
+    try:
+        os.link(target, path)
+    except OSError:
+        with target.open("rb") as source, atomic_write(path, overwrite=True) as file:
+            shutil.copyfileobj(source, file)
+
+
+class ModelSource(ABC):
+    """One kind of name."""
+
+    @abstractmethod
+    def matches(self, name: str) -> bool:
+        """Whether it is a name of this kind."""
+
+    @abstractmethod
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        """The model of that name; errors as `load`."""
+
+
+class RunSource(ModelSource):
+    """A run folder, a checkpoint file, or `latest`."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        path = expand_user(name)
+        return name == LATEST or path.is_file() or bool(candidates_in(path))
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        return load_file(find(name), trust)
+
+
+class ExportedSource(ModelSource):
+    """A folder that `python -m dnadiff.export` wrote."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return (expand_user(name) / exported.DESCRIPTION).is_file()
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        return exported.load_folder(expand_user(name), trust)
+
+
+class PublishedSource(ModelSource):
+    """A folder in a published layout: Caduceus-Ph, Caduceus-PS or MDLM's DiT."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return (expand_user(name) / CONFIG).is_file()
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        found = read_published(expand_user(name))
+        tokenizer = _tokenizer(found)
+        denoiser, process = wrapped(found.denoiser.backbone, found.config)
+        origin = Origin("published folder", license=license_in(found.path / CARD))
+        unknown = UnknownTokenizer(found.denoiser.vocab, found.path)
+        loaded = Loaded(
+            denoiser.eval(),
+            process,
+            found.tokenizer or unknown,
+            found.config,
+            find_tensors(found.path),
+            0,
+            origin=origin,
+        )
+        return loaded if tokenizer is None else loaded.with_tokenizer(tokenizer)
+
+
+class BundledSource(ModelSource):
+    """A model that ships with the package, by the name of its folder."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return name in bundled_names()
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        loaded = exported.load_folder(BUNDLED / name, trust)
+        return replace(loaded, origin=replace(loaded.origin, kind="bundled with dnadiff"))
+
+
+class HubSource(ModelSource):
+    """`hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`, a repository of the Hugging Face Hub with an
+    exported or a published model."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return name.startswith(HUB_PREFIX) or (
+            is_published(name) and not expand_user(name).is_dir()
+        )
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        name = HUB_PREFIX + name.removeprefix(HUB_PREFIX)
+        folder = str(fetch_hub(*parse_hub(name), (CONFIG, TENSORS[0]), _OPTIONAL))
+        loaded = next(
+            kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)
+        ).load(folder, trust)
+        return replace(loaded, origin=replace(loaded.origin, kind="Hugging Face Hub"))
+
+
+class RemoteSource(ModelSource):
+    """The address of a checkpoint file, of a run folder, or of a folder with an exported or a
+    published model."""
+
+    @override
+    def matches(self, name: str) -> bool:
+        return is_remote(name)
+
+    @override
+    def load(self, name: str, trust: Sequence[str]) -> Loaded:
+        address = parse(name)
+        if address.name.endswith(".ckpt"):
+            return _load_remote_run(address, (EVALUATION, SUMMARY), trust)
+        folder: Path | None = None
+        lost: LostError | None = None
+        try:
+            folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
+        except (
+            LostError
+        ) as error:  # a folder of a run has none of them, and its checkpoint may be in the cache
+            lost = error
+        if kind := next(
+            (
+                kind
+                for kind in (ExportedSource(), PublishedSource())
+                if folder is not None and kind.matches(str(folder))
+            ),
+            None,
+        ):
+            return kind.load(str(folder), trust)
+        if (file := _first(address, _CHECKPOINTS)) is not None:
+            return _load_remote_run(file, (EVALUATION, SUMMARY), trust)
+        raise lost or FileNotFoundError(
+            f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
+            "published model, or with "
+            "checkpoints/best.ckpt; check the address"
+        )
+
+
+SOURCES: tuple[ModelSource, ...] = (
+    RemoteSource(),
+    HubSource(),
+    ExportedSource(),
+    PublishedSource(),
+    RunSource(),
+    BundledSource(),
+)
