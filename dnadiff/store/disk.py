@@ -179,7 +179,8 @@ def atomic_write(
         with io.BufferedWriter(raw) as buffered:
             if target.suffix.lower() == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=buffered, mtime=0) as packed:
-                    yield packed  # type: ignore[misc]  # a GzipFile has what callers use of a BinaryIO
+                    # A GzipFile has what callers use of a BinaryIO.
+                    yield packed  # type: ignore[misc]
             else:
                 yield buffered
             buffered.flush()

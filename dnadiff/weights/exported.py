@@ -1,9 +1,9 @@
 """Folders that `python -m dnadiff.export` writes: the published layout, and `dnadiff.json` with
 what is needed to load the same model.
 
-`config.json` and `model.safetensors` are those of `dnadiff.weights.published`. `dnadiff.json` repeats
-nothing that the network needs to run in the published code; it records how the model is used here,
-what it was trained on, and hashes of itself and of the weights.
+`config.json` and `model.safetensors` are those of `dnadiff.weights.published`. `dnadiff.json`
+repeats nothing that the network needs to run in the published code; it records how the model is
+used here, what it was trained on, and hashes of itself and of the weights.
 """
 
 from __future__ import annotations

@@ -40,9 +40,13 @@ MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = (
     2**24,
 )  # a file with larger values is damaged or hostile
 _DESCRIPTIONS = {
-    bool: "true or false", int: "an integer", float: "a number", str: "a string", dict: "an object", list: ("a list of "
-        "integers")
-}  # fmt: skip
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list of integers",
+}
 
 
 @dataclass(frozen=True)

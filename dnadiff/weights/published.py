@@ -415,17 +415,20 @@ def fetch_hub(
         stored = source.stored()
         if stored is None or not all((stored / name).is_file() for name in required):
             raise ValueError(
-                f"{HUB_PREFIX}{repository} could not be fetched from the Hugging Face Hub ({reason}), "
+                f"{HUB_PREFIX}{repository} could not be fetched from the Hugging Face Hub "
+                f"({reason}), "
                 f"nor is it in the Hub's cache; {remedy}"
             ) from error
         log.info(
-            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier download are "
+            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier "
+            f"download are "
             f"used, commit {stored.name}"
         )
         path = stored
     if not source.is_pinned:
         log.info(
-            f"{HUB_PREFIX}{repository}: commit {path.name}; to pin it: {HUB_PREFIX}{repository}@{path.name}"
+            f"{HUB_PREFIX}{repository}: commit {path.name}; to pin it: "
+            f"{HUB_PREFIX}{repository}@{path.name}"
         )
     if missing := [name for name in required if not (path / name).is_file()]:
         raise ValueError(

@@ -203,7 +203,10 @@ def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(ser
         patch.setattr(remote, "_more", lost)
         with pytest.raises(
             OSError,
-            match=r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are kept, and the next call",
+            match=(
+                r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are "
+                r"kept, and the next call"
+            ),
         ):
             resolve(server.fasta)
     assert no_copy(folder)

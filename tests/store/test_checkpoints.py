@@ -107,7 +107,10 @@ def test_copies_are_loaded_without_a_connection(models, monkeypatch):
     remote._current.clear()
     with pytest.raises(
         OSError,
-        match=r"other/\S+ could not be fetched \(there is no server of that name, or no network: .*\) after 3 tries",
+        match=(
+            r"other/\S+ could not be fetched \(there is no server of that name, or no network: "
+            r".*\) after 3 tries"
+        ),
     ):
         checkpoint.load(f"{models}/other")
 
@@ -150,7 +153,10 @@ def test_an_address_in_a_checkpoint_is_never_fetched(server, trained, folder, tm
     for path in (server.fasta, [server.fasta], {"x": server.fasta}, str(tmp_path / "m.tsv")):
         with pytest.raises(
             FileNotFoundError,
-            match=r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it on",
+            match=(
+                r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it "
+                r"on"
+            ),
         ):
             data_of(trained, path=path).prepare()
     for change in (

@@ -85,7 +85,10 @@ def test_an_interrupted_call_is_resumed_by_the_next(server, folder):
     server.cuts = 3
     with pytest.raises(
         OSError,
-        match=r"30,000 bytes are kept, and the next call resumes: put x\.fa \(32,007 bytes, sha256 [0-9a-f]{64}\) at .*x\.fa",
+        match=(
+            r"30,000 bytes are kept, and the next call resumes: put x\.fa \(32,007 bytes, sha256 "
+            r"[0-9a-f]{64}\) at .*x\.fa"
+        ),
     ):
         download(server.url).fetch()
     assert download(server.url).fetch().read_bytes() == CONTENT and server.asked[-1] == 30_000
@@ -119,7 +122,10 @@ def test_without_a_network_it_says_which_file_to_put_where(server, folder):
     ):
         with pytest.raises(
             OSError,
-            match=rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at {folder}/[0-9a-f]+/.\.fa, or set data\.path to a copy",
+            match=(
+                rf"could not be fetched \(.*{reason}.*\): put .\.fa \(.* at "
+                rf"{folder}/[0-9a-f]+/.\.fa, or set data\.path to a copy"
+            ),
         ):
             download(url).fetch()
 

@@ -98,7 +98,10 @@ def test_a_full_disk_is_named_with_the_space_that_is_free(target, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 3, 7))
-    message = rf"^{target} could not be written: it needs 3 bytes, and the disk is full \(No space left on device; 7 bytes are free in {target.parent}\)"
+    message = (
+        rf"^{target} could not be written: it needs 3 bytes, and the disk is full \(No space left "
+        rf"on device; 7 bytes are free in {target.parent}\)"
+    )
     with pytest.raises(OSError, match=message) as caught:
         write_json(target, 12)
     assert caught.value.errno == errno.ENOSPC and unchanged(target)
@@ -166,7 +169,10 @@ def test_a_folder_that_cannot_be_written_is_named(target, monkeypatch, number):
     monkeypatch.setattr(disk.WatchedFile, "__init__", refused)
     with pytest.raises(
         OSError,
-        match=rf"^{target} could not be written: Read-only file system; choose a folder that you may write to",
+        match=(
+            rf"^{target} could not be written: Read-only file system; choose a folder that you "
+            rf"may write to"
+        ),
     ):
         write_json(target, 1)
     assert unchanged(target)

@@ -383,7 +383,8 @@ def test_a_resumed_run_keeps_the_number_of_windows_in_a_batch(cli, train_args):
     assert cli("train", *train_args("caduceus", 2))[0] == 0
     status, _, err = cli("train", *train_args("caduceus", 4), "data.batch_size=3", "resume=true")
     assert status == 1 and re.search(
-        r"batches of 3 windows, and run/checkpoints/last.ckpt was trained with \d+; set data.batch_size=\d+",
+        r"batches of 3 windows, and run/checkpoints/last.ckpt was trained with \d+; set "
+        r"data.batch_size=\d+",
         err,
     )
 

@@ -152,7 +152,10 @@ def test_a_folder_of_other_files_is_left_alone(name, tmp_path):
     path.write_text("{}")
     with pytest.raises(
         FileExistsError,
-        match=rf"other is not the folder of a training run, and has {name.partition('/')[0]}, which a run",
+        match=(
+            rf"other is not the folder of a training run, and has {name.partition('/')[0]}, which "
+            rf"a run"
+        ),
     ):
         resume.check_new(tmp_path / "other")
     (tmp_path / "other" / "config.yaml").write_text("backbone: {}\nobjective: {}\ntrainer: {}\n")

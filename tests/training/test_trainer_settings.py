@@ -34,7 +34,10 @@ def test_a_key_that_training_sets_itself_is_refused(key):
 def test_weight_decay_of_the_optimizer_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"optimizer\.weight_decay would have no effect, because only matrices are decayed; set weight_decay",
+        match=(
+            r"optimizer\.weight_decay would have no effect, because only matrices are decayed; "
+            r"set weight_decay"
+        ),
     ):
         checked(configuration({"weight_decay": 0.1}))
 
@@ -44,7 +47,10 @@ def test_a_limit_does_not_end_an_epoch_in_the_middle_of_a_step(key):
     for limit in (9, 0.5):
         with pytest.raises(
             ValueError,
-            match=rf"trainer\.{key} {limit} would end an epoch in the middle of an optimizer step of 8 batches",
+            match=(
+                rf"trainer\.{key} {limit} would end an epoch in the middle of an optimizer step "
+                rf"of 8 batches"
+            ),
         ):
             checked(configuration(accumulate_grad_batches=8, **{key: limit}))
     for accumulated, limit in ((8, 16), (8, 0), (8, 1.0), (8, None), (1, 9), (1, 0.5)):

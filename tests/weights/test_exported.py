@@ -84,7 +84,10 @@ def test_an_exported_folder_without_its_description_is_not_taken_for_published_w
     for load in (checkpoint.load, load_published):
         with pytest.raises(
             FileNotFoundError,
-            match=r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the complete",
+            match=(
+                r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the "
+                r"complete"
+            ),
         ):
             load(copy)
     config = json.loads((copy / "config.json").read_text())

@@ -22,7 +22,10 @@ from dnadiff.weights.published import export_published
 
 COMMIT, NAME = "0123456789abcdef0123456789abcdef01234567", "kuleshov-group/caduceus"
 PINNED = f"hf:{NAME}@{COMMIT}"
-FILES = rf"download config\.json and model\.safetensors \(and dnadiff\.json, .* of https://huggingface\.co/{NAME} into a folder"
+FILES = (
+    rf"download config\.json and model\.safetensors \(and dnadiff\.json, .* of "
+    rf"https://huggingface\.co/{NAME} into a folder"
+)
 
 
 class Hub(ThreadingHTTPServer):
@@ -223,7 +226,10 @@ def test_without_a_cached_copy_the_error_says_which_files_to_put_where(name, ser
     server.is_down = name in (PINNED, f"hf:{NAME}")
     with pytest.raises(
         ValueError,
-        match=rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give checkpoint=FOLDER",
+        match=(
+            rf"could not be fetched .*nor is it in the Hub's cache; {FILES}, and give "
+            rf"checkpoint=FOLDER"
+        ),
     ) as caught:
         checkpoint.load(name)
     assert "\n" not in str(caught.value)

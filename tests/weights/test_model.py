@@ -80,7 +80,8 @@ def changed(name, value):
         (
             "caduceus_ph",
             swapped_names,
-            r"missing caduceus\.backbone\.norm_f\.weight; surplus caduceus\.backbone\.norm_g\.weight",
+            r"missing caduceus\.backbone\.norm_f\.weight; surplus "
+            r"caduceus\.backbone\.norm_g\.weight",
         ),
         (
             "caduceus_ps",

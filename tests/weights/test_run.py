@@ -198,7 +198,10 @@ def test_a_flipped_bit_in_the_weights_is_found_by_its_checksum(content, tmp_path
     flipped(path, path.read_bytes().index(weight.numpy().tobytes()) + 5)
     with pytest.raises(
         ValueError,
-        match=r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another copy",
+        match=(
+            r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another "
+            r"copy"
+        ),
     ):
         checkpoint.load(path)
 

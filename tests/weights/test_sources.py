@@ -81,7 +81,10 @@ def test_the_length_of_training_windows_is_asked_for_if_it_is_not_recorded(publi
     model = dnadiff.load(published, "cpu")
     with pytest.raises(
         ValueError,
-        match=r"length is missing: .*caduceus does not record the length of its training windows; set length=\.\.\.",
+        match=(
+            r"length is missing: .*caduceus does not record the length of its training windows; "
+            r"set length=\.\.\."
+        ),
     ):
         model.sample(1)
     with pytest.raises(ValueError, match=r"window is missing"):
