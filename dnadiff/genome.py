@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.datamodule import DNADataModule
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.packed import RecordInfo
-    from dnadiff.formats.fasta import Record
+    from dnadiff.formats.reader import Record
     from dnadiff.formats.regions import Region
     from dnadiff.shards.assignment import Assignment
 
@@ -245,7 +245,7 @@ def extract(data: SequenceDataModule, config: Config) -> int:
 
 def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
     """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
-    from dnadiff.formats.fasta import Record
+    from dnadiff.formats.reader import Record
     from dnadiff.formats.regions import names_of
 
     for name, region in zip(names_of(regions), regions):

@@ -24,7 +24,7 @@ import torch
 from demo_report import Designs, write_page
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.likelihood.strand import Conjoined
 from dnadiff.model.generator import letters_of
 from dnadiff.progress import duration, table
@@ -308,7 +308,7 @@ def designs_in(folder: Path) -> Designs:
     low = center - WINDOW // 2
     genome = Genome.open(GENOME)
     real = load("ecoli").tokenizer.decode(genome.window(RECORD, low, low + WINDOW))
-    sequences = [letters_of(record.sequence) for record in read_fasta(folder / "designs.fa")]
+    sequences = [letters_of(record.sequence) for record in read_sequences(folder / "designs.fa")]
     first = GENE_START - UPSTREAM - low
     return Designs(
         sequences,

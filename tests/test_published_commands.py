@@ -10,7 +10,7 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -76,14 +76,17 @@ def test_sample_needs_a_length(cli, caduceus, tmp_path):
     status, _, err = cli("sample", "checkpoint=caduceus", *more)
     assert status == 1 and "error: length is missing: caduceus does not record" in err
     status, _, err = cli("sample", "checkpoint=caduceus", *more, "length=20", "output=x.fa")
-    assert status == 0 and [len(r.sequence) for r in read_fasta(tmp_path / "x.fa")] == [20, 20], err
+    assert status == 0 and [len(r.sequence) for r in read_sequences(tmp_path / "x.fa")] == [
+        20,
+        20,
+    ], err
     status, _, err = cli("sample", "checkpoint=caduceus", *more[:1], "sampler=semi_ar", "length=20")
     assert status == 1 and "error: sampler.window is missing" in err
     status, _, err = cli("sample", "checkpoint=caduceus", *more, "length=20", "copies=true")
     assert status == 1 and MISSING in err
     (tmp_path / "t.fa").write_text(">t\nACGTNNNN\n")
     status, _, err = cli("sample", "checkpoint=caduceus", *more, "template=t.fa", "output=y.fa")
-    assert status == 0 and read_fasta(tmp_path / "y.fa")[0].sequence.startswith(b"ACGT"), err
+    assert status == 0 and read_sequences(tmp_path / "y.fa")[0].sequence.startswith(b"ACGT"), err
 
 
 def test_judge_needs_data(cli, caduceus, tmp_path, monkeypatch):
@@ -142,7 +145,7 @@ def test_compress_and_decompress(cli, caduceus, tmp_path):
 def test_finetune(cli, caduceus, tmp_path):
     rows = [
         f"{record.sequence.decode()},{'ab'[i % 2]}"
-        for i, record in enumerate(read_fasta(tmp_path / "s.fa"))
+        for i, record in enumerate(read_sequences(tmp_path / "s.fa"))
     ]
     (tmp_path / "labels.csv").write_text("sequence,label\n" + "\n".join(rows) + "\n")
     args = [

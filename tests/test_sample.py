@@ -11,7 +11,7 @@ import torch
 
 import dnadiff
 from dnadiff.config import compose
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.stored_curve import fingerprint
 from dnadiff.sample import run
@@ -135,7 +135,7 @@ def test_any_sampler_by_name(arguments, header, cli, trained, tmp_path):
         "calls"
     ] in (None, str(calls))
     assert calls <= int(err.split("at most ")[1].split()[0]) and calls == steps(tmp_path / "a.fa")
-    assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [
+    assert [len(r.sequence) for r in read_sequences(tmp_path / "a.fa")] == [
         150 if "semi_ar" in arguments[0] else 64
     ] * 3
 
@@ -192,7 +192,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
         **settings,
     }
     assert dnadiff.load(trained, "cpu").sample(2, length=30, seed=5, sampler=Grouped(4)) == [
-        r.sequence.decode() for r in read_fasta(tmp_path / "a.fa")
+        r.sequence.decode() for r in read_sequences(tmp_path / "a.fa")
     ]
 
 
@@ -474,7 +474,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )[0]
         == 0
     )
-    assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
+    assert len(read_sequences(tmp_path / "a.fa")[0].sequence) == 100
     for cache in ("dual", "prefix"):
         output = f"output={cache}.fa"
         status, _, err = cli(
@@ -487,7 +487,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )
         assert (
             status == 0
-            and "sampler=fast_dllm" in read_fasta(tmp_path / f"{cache}.fa")[0].description
+            and "sampler=fast_dllm" in read_sequences(tmp_path / f"{cache}.fa")[0].description
         ), err
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [

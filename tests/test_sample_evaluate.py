@@ -3,8 +3,8 @@ import math
 
 import pytest
 
-from dnadiff.formats.fasta import read_fasta
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.sequences import read_sequences
 
 
 def test_fasta_out_is_labeled_wrapped_and_reproducible(cli, trained, tmp_path):
@@ -17,7 +17,7 @@ def test_fasta_out_is_labeled_wrapped_and_reproducible(cli, trained, tmp_path):
     lines = text.splitlines()
     assert lines[0] == ">sample_1 synthetic sampler=grouped calls=64 seed=9"
     assert [len(x) for x in lines[1:3]] == [60, 10]
-    records = read_fasta(tmp_path / "a.fa")
+    records = read_sequences(tmp_path / "a.fa")
     assert len(records) == 3 and all(set(r.sequence.decode()) <= set("ACGT") for r in records)
     assert "files are in a.fa" in out and "network calls" in out
     assert cli("sample", *args, "output=a.fa", "overwrite=true", "seed=10")[0] == 0
@@ -26,7 +26,7 @@ def test_fasta_out_is_labeled_wrapped_and_reproducible(cli, trained, tmp_path):
 
 def test_compressed_fasta(cli, trained, tmp_path):
     assert cli("sample", f"checkpoint={trained}", "num_samples=2", "output=a.fa.gz")[0] == 0
-    assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa.gz")] == [64, 64]
+    assert [len(r.sequence) for r in read_sequences(tmp_path / "a.fa.gz")] == [64, 64]
 
 
 def test_evaluation_stands_beside_markov_models(cli, trained, tmp_path):

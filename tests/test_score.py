@@ -9,8 +9,8 @@ import torch
 from dnadiff import likelihood
 from dnadiff.data.genome import pieces
 from dnadiff.design.output import ResumableOutput
-from dnadiff.formats.fasta import read_fasta
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.likelihood import records as scores
 from dnadiff.weights import checkpoint
 
@@ -114,7 +114,7 @@ def test_the_score_of_a_short_record_is_its_exact_nelbo_within_the_error(
 
 def scored_at_once(folder, path, window, batch_size, num_draws, seed):
     """The table of a file whose windows are all in memory, sorted by length into batches."""
-    model, records = checkpoint.load(folder), read_fasta(path)
+    model, records = checkpoint.load(folder), read_sequences(path)
     emitted = model.tokenizer.vocab.is_emitted()
     ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
     cuts = [
@@ -200,7 +200,7 @@ def test_regions_are_scored_as_their_sequences(cli, trained, records, tmp_path):
     (tmp_path / "r.gtf").write_text(
         "long\tx\tCDS\t3\t42\t.\t-\t.\t\nrandom\tx\tgene\t1\t9\t.\t+\t.\t\n"
     )
-    letters = read_fasta(records)[0].sequence.decode()[2:42]
+    letters = read_sequences(records)[0].sequence.decode()[2:42]
     (tmp_path / "y.fa").write_text(f">long:3-42(-)\n{reverse_complement(letters)}\n")
     of_genome = ("genome=x.fa", "regions=r.gtf", "feature=CDS")
     for name, args in (

@@ -112,7 +112,7 @@ def read_patterns(
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
     whole."""
     from dnadiff.design.template import template_pattern
-    from dnadiff.formats.fasta import read_fasta
+    from dnadiff.formats.sequences import read_sequences
     from dnadiff.store.address import shown
     from dnadiff.store.files import open_text
 
@@ -120,7 +120,7 @@ def read_patterns(
         with open_text(path) as file:
             texts = [("sample", file.read().removesuffix("\n"))]
     else:
-        texts = [(record.name, record.sequence.decode("ascii")) for record in read_fasta(path)]
+        texts = [(record.name, record.sequence.decode("ascii")) for record in read_sequences(path)]
     for name, text in texts:
         try:
             pattern = template_pattern(tokenizer, text, motifs)

@@ -163,10 +163,10 @@ def start_request(
     """The request for designs that begin with the sequences of `start=`; raises ValueError as
     `starting_from`."""
     from dnadiff.design.request import starting_from
-    from dnadiff.formats.fasta import read_fasta
+    from dnadiff.formats.sequences import read_sequences
 
     given = [
-        (record.name, record.sequence.decode("ascii")) for record in read_fasta(config["start"])
+        (record.name, record.sequence.decode("ascii")) for record in read_sequences(config["start"])
     ]
     return starting_from(
         tokenizer,

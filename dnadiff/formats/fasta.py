@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
+from typing_extensions import override
 
-from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, NOT_A_NUCLEOTIDE, not_a_nucleotide
+from dnadiff.formats.nucleotides import (
+    IUPAC,
+    NOT_A_NUCLEOTIDE,
+    NUCLEOTIDE_OR_255,
+    NUCLEOTIDES,
+    not_a_nucleotide,
+)
+from dnadiff.formats.reader import Header, Record, SequenceFormat
 from dnadiff.store.disk import atomic_write
-from dnadiff.store.files import chunks, open_binary
+from dnadiff.store.files import ByteReader, chunks
 
 BLANK = b"\n\r \t"
 MAX_HEADER = 1 << 20  # bytes
+LINE_WIDTH = 60
+_CHUNK = 1 << 22  # bytes
+LINES_PER_PIECE = 1 << 16
 MAX_BLANK = (
     1 << 28
 )  # bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of them
 
 
-class Header(NamedTuple):
-    """The beginning of a record; its sequence is what comes up to the next header. `line` is 0 in
-    formats without lines."""
+class Fasta(SequenceFormat):
+    """FASTA, the format of a file that no other format recognizes: its errors name the line."""
 
-    name: str
-    description: str
-    line: int
+    endings = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa")
+
+    @classmethod
+    @override
+    def sniff(cls, first: bytes) -> bool:
+        return True
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        return parse(path, chunks(content, _CHUNK))
 
 
-def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header | bytes]:
+def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
     r"""Yield headers and letters of FASTA, with any line widths and any mixture of the line ends
     `\n`, `\r\n` and `\r`.
 
     Args:
         path: for messages.
         chunks: the content in pieces of any size.
-        table: what each of the 256 bytes becomes, as in `bytes.translate`; 255 for bytes that are
-            not nucleotides.
 
     Raises:
         ValueError: naming file, line and remedy.
@@ -70,9 +83,9 @@ def parse(path: str, chunks: Iterable[bytes], table: bytes) -> Iterator[Header |
             end = chunk.find(b">", position)
             piece = chunk[position : end if end >= 0 else len(chunk)]
             if piece:
-                letters = piece.translate(table, BLANK)
+                letters = piece.translate(NUCLEOTIDE_OR_255, BLANK)
                 blank = 0 if letters else blank + len(piece)
-                _check(path, piece, letters, line, name, blank, table)
+                _check(path, piece, letters, line, name, blank)
                 line += piece.count(b"\n")
                 at_line_start = piece.endswith(b"\n")
                 yield letters
@@ -116,12 +129,12 @@ def _header(path: str, header: bytes, line: int) -> Header:
 
 
 def _check(
-    path: str, piece: bytes, letters: bytes, line: int, name: str | None, blank: int, table: bytes
+    path: str, piece: bytes, letters: bytes, line: int, name: str | None, blank: int
 ) -> None:
     if name is None and letters:
         raise ValueError(_no_header(path, piece, line))
     if NOT_A_NUCLEOTIDE in letters:
-        raise ValueError(wrong_letter(path, piece, line, name, table))
+        raise ValueError(wrong_letter(path, piece, line, name))
     if blank > MAX_BLANK:
         raise ValueError(
             f"{path}: line {line}: more than {MAX_BLANK:,} bytes of blank lines; remove them"
@@ -145,14 +158,10 @@ def _no_header(path: str, piece: bytes, line: int) -> str:
     return f"{path} is not FASTA"
 
 
-def wrong_letter(path: str, piece: bytes, line: int, name: str | None, table: bytes) -> str:
-    """The message for the first letter of `piece` that `table` refuses; `piece` begins on
+def wrong_letter(path: str, piece: bytes, line: int, name: str | None) -> str:
+    """The message for the first letter of `piece` that is no nucleotide; `piece` begins on
     `line`."""
-    letters = np.frombuffer(piece, np.uint8)
-    wrong = (np.frombuffer(table, np.uint8)[letters] == NOT_A_NUCLEOTIDE) & ~np.isin(
-        letters, list(BLANK)
-    )
-    place = int(np.flatnonzero(wrong)[0])
+    place = piece.index(piece.translate(None, NUCLEOTIDES + BLANK)[:1])
     number = line + piece.count(b"\n", 0, place)
     column = place - piece.rfind(b"\n", 0, place)
     letter, allowed = piece[place : place + 4].decode("utf-8", "replace")[0], ", ".join(IUPAC)
@@ -160,73 +169,6 @@ def wrong_letter(path: str, piece: bytes, line: int, name: str | None, table: by
         f"{path}: line {number}: record {name}: letter {letter!r} at column {column} is not a "
         f"nucleotide; allowed are {allowed} in either case"
     )
-
-
-LINE_WIDTH = 60
-LINES_PER_PIECE = 1 << 16
-_LETTERS = bytes(
-    letter if ID_OF_LETTER[letter] != NOT_A_NUCLEOTIDE else NOT_A_NUCLEOTIDE
-    for letter in range(256)
-)
-
-
-class Record(NamedTuple):
-    """One sequence of a FASTA file."""
-
-    name: str  # the first word of the header
-    description: str  # the rest of the header
-    sequence: bytes
-
-
-def read_fasta(path: str | Path) -> list[Record]:
-    """All records of a FASTA file, with the checks of `iter_fasta`."""
-    return list(iter_fasta(path))
-
-
-def iter_fasta(path: str | Path) -> Iterator[Record]:
-    """Yield the records of a FASTA file, with one in memory at a time. Line widths, line ends and
-    blank lines do not matter.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty or not FASTA, or a record has no name, no sequence, the
-            name of an earlier record or a letter that is not a nucleotide.
-    """
-    header, pieces = None, bytearray()
-    for event in chain(iter_events(path), [None]):
-        if isinstance(event, bytes):
-            pieces += event
-            continue
-        if header is not None:
-            sequence, pieces = bytes(pieces), bytearray()
-            yield Record(header.name, header.description, sequence)
-        header = event
-
-
-def iter_events(path: str | Path) -> Iterator[Header | bytes]:
-    """Yield the header of each record and then its letters in pieces, in bounded memory, with the
-    checks of `iter_fasta`."""
-    names: set[str] = set()
-    with open_binary(path) as content:
-        header, empty = None, True
-        for event in chain(parse(str(path), chunks(content), _LETTERS), [None]):
-            if isinstance(event, bytes):
-                empty = empty and not event
-                yield event
-                continue
-            if header is not None:
-                where = f"{path}: line {header.line}: record {header.name}"
-                if empty:
-                    raise ValueError(f"{where} has no sequence; remove it or complete the file")
-                if header.name in names:
-                    raise ValueError(
-                        f"{where} has the name of an earlier record; rename one, names must be "
-                        "unique"
-                    )
-                names.add(header.name)
-            header, empty = event, True
-            if event is not None:
-                yield event
 
 
 def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:
@@ -237,7 +179,7 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
 
     Raises:
         FileExistsError: if the file exists and `overwrite` is false.
-        ValueError: if there is no record, or a record that `read_fasta` would refuse.
+        ValueError: if there is no record, or a record that `read_sequences` would refuse.
     """
     names: set[str] = set()
     with atomic_write(path, overwrite) as handle:

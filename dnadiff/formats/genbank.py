@@ -6,14 +6,17 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from Bio import BiopythonParserWarning, SeqIO
-from Bio.SeqRecord import SeqRecord
 from typing_extensions import override
 
-from dnadiff.formats.fasta import BLANK, Header, wrong_letter
-from dnadiff.formats.nucleotides import NOT_A_NUCLEOTIDE
+from dnadiff.formats.fasta import BLANK, wrong_letter
+from dnadiff.formats.nucleotides import NUCLEOTIDES
+from dnadiff.formats.reader import Header, SequenceFormat
 from dnadiff.store.files import ByteReader
+
+if TYPE_CHECKING:
+    from Bio.SeqRecord import SeqRecord
 
 _NO_ID = (
     "",
@@ -79,40 +82,48 @@ class _CheckedLines(io.TextIOWrapper):
             raise _CutShortError("the last record does not end with //")
 
 
-def read_genbank(path: str, handle: ByteReader, table: bytes) -> Iterator[Header | bytes]:
-    """Yield headers and letters, translated by `table` as in `fasta.parse`.
+class GenBank(SequenceFormat):
+    """GenBank; errors if a record is malformed or has a different length from its LOCUS line."""
 
-    Raises:
-        ValueError: naming file and remedy, if a record is malformed or has a different length from
-            its LOCUS line.
-    """
-    try:
-        for record in _records(handle):
-            sequence, name = record.seq, _name_of(record)
-            if sequence is None or (len(sequence) and not sequence.defined):
-                raise ValueError(
-                    f"record {name} has no sequence (only its length is given); fetch the full "
-                    "GenBank record"
-                )
-            yield Header(name, record.description, 0)
-            letters = bytes(sequence)
-            codes = letters.translate(table, BLANK)
-            if NOT_A_NUCLEOTIDE in codes:
-                raise ValueError(
-                    wrong_letter("", letters, 1, name, table).partition(": record ")[2]
-                )
-            if codes:
-                yield codes
-    except (ValueError, BiopythonParserWarning) as error:
-        cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(
-            error
-        ).startswith("Premature end")
-        problem = (
-            f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again"
-            if cut_short
-            else f": {error}"
+    endings = (".gb", ".gbk", ".gbff", ".genbank")
+
+    @classmethod
+    @override
+    def sniff(cls, first: bytes) -> bool:
+        return first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t")
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        from Bio import BiopythonParserWarning
+
+        try:
+            for record in _records(content):
+                yield Header(_name_of(record), record.description)
+                yield _letters(record)
+        except (ValueError, BiopythonParserWarning) as error:
+            cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError)) or str(
+                error
+            ).startswith("Premature end")
+            problem = (
+                f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again"
+                if cut_short
+                else f": {error}"
+            )
+            raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+
+
+def _letters(record: SeqRecord) -> bytes:
+    sequence, name = record.seq, _name_of(record)
+    if sequence is None or (len(sequence) and not sequence.defined):
+        raise ValueError(
+            f"record {name} has no sequence (only its length is given); fetch the full "
+            "GenBank record"
         )
-        raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+    letters = bytes(sequence).translate(None, BLANK)
+    if letters.translate(None, NUCLEOTIDES):
+        raise ValueError(wrong_letter("", letters, 1, name).partition(": record ")[2])
+    return letters
 
 
 def _name_of(record: SeqRecord) -> str:
@@ -123,6 +134,8 @@ def _name_of(record: SeqRecord) -> str:
 def _records(handle: ByteReader) -> Iterator[SeqRecord]:
     """Biopython's records; its warnings of a wrong length in LOCUS and of a missing `//` at the end
     become errors."""
+    from Bio import BiopythonParserWarning, SeqIO
+
     lines = _CheckedLines(handle)
     try:
         records = iter(SeqIO.parse(lines, "genbank"))

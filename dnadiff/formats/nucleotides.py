@@ -32,6 +32,11 @@ ID_OF_LETTER = np.full(
 ID_OF_LETTER[list((IUPAC + IUPAC.lower()).encode())] = N_ID
 ID_OF_LETTER[list(b"ACGTUacgtu")] = [7, 8, 9, 10, 10] * 2
 _ID_TABLE = ID_OF_LETTER.tobytes()
+NUCLEOTIDES = (IUPAC + IUPAC.lower()).encode()
+# For `bytes.translate`: nucleotides themselves, 255 for other bytes.
+NUCLEOTIDE_OR_255 = bytes(
+    letter if letter in NUCLEOTIDES else NOT_A_NUCLEOTIDE for letter in range(256)
+)
 
 
 def letters(sequence: DNASequence) -> NDArray[np.uint8]:

@@ -14,8 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.store.address import file_name
-from dnadiff.store.files import is_file, open_text
+from dnadiff.store.files import bare_name, is_file, open_text
 
 log = logging.getLogger("dnadiff")
 
@@ -201,11 +200,11 @@ def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
 
 
 def _is_gff(text: str) -> bool:
-    return file_name(text).lower().removesuffix(".gz").endswith(_GFF)
+    return bare_name(text).endswith(_GFF)
 
 
 def _is_bed(text: str) -> bool:
-    return file_name(text).lower().removesuffix(".gz").endswith(".bed") or is_file(text)
+    return bare_name(text).endswith(".bed") or is_file(text)
 
 
 def _regions_of(text: str, lengths: Mapping[str, int], feature: str | None) -> list[Region]:

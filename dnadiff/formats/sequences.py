@@ -1,53 +1,91 @@
-"""Reading of sequence files: FASTA, 2bit and GenBank, plain or gzip.
+"""Reading of sequence files of any format, plain or compressed, in bounded memory.
 
-Every format is read as a stream of headers and codes, in bounded memory (of GenBank, a record at a
-time). A code is one byte per base: the token id, plus 128 where the letter was lower case.
-Ambiguity codes other than N are 12, so that the packer can count them before they become N.
+Records keep their letters and their case; `dnadiff.data.genome` turns them into token ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import BinaryIO
 
-from dnadiff.formats.fasta import Header, parse
-from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC
-from dnadiff.formats.twobit import SIGNATURES, read_twobit
-from dnadiff.store.files import chunks, decompressed
+from dnadiff.formats.fasta import Fasta
+from dnadiff.formats.genbank import GenBank
+from dnadiff.formats.nucleotides import NUCLEOTIDES, not_a_nucleotide
+from dnadiff.formats.reader import Header, Record, SequenceFormat
+from dnadiff.formats.twobit import TwoBit
+from dnadiff.store.files import check_content, decompressed, resolve
 
-AMBIGUOUS = 12
-_CHUNK = 1 << 22
-_CODES = ID_OF_LETTER.copy()  # of the 256 bytes; 255 for bytes that are not nucleotides
-_CODES[list(b"RYKMSWBDHVrykmswbdhv")] = AMBIGUOUS
-_CODES[list(IUPAC.lower().encode())] |= 0x80
-_TABLE = _CODES.tobytes()
+__all__ = ["Fasta", "GenBank", "TwoBit", "endings", "events", "iter_sequences", "read_sequences"]
+_SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
 
 
-def read_codes(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
-    """Yield headers and codes of an open file; the format is detected from the content, not from
-    the name.
+def endings() -> tuple[str, ...]:
+    """The endings of the names of sequence files, without that of a compression."""
+    return tuple(ending for kind in SequenceFormat.__subclasses__() for ending in kind.endings)
+
+
+def read_sequences(path: str | Path) -> list[Record]:
+    """All records of a file, with the checks of `events`."""
+    return list(iter_sequences(path))
+
+
+def iter_sequences(path: str | Path) -> Iterator[Record]:
+    """Yield the records of a file, with one in memory at a time; errors as of `events`."""
+    header, pieces = None, bytearray()
+    for event in chain(events(path), [None]):
+        if isinstance(event, bytes):
+            pieces += event
+            continue
+        if header is not None:
+            sequence, pieces = bytes(pieces), bytearray()
+            yield Record(header.name, header.description, sequence)
+        header = event
+
+
+def events(path: str | Path) -> Iterator[Header | bytes]:
+    """Yield the header of each record of a file and then its letters in pieces.
 
     Raises:
-        ValueError: naming file, line and remedy.
+        FileNotFoundError: if there is no such file.
+        ValueError: naming file, line and remedy, if the file is empty or malformed, or a record has
+            no name, no sequence, the name of an earlier record or a letter that is not a
+            nucleotide.
     """
-    if not raw.read(1):
-        raise ValueError(f"{path} is empty; give a file that holds sequence")
-    raw.seek(0)
-    with decompressed(path, raw) as handle:
-        first = handle.read(4)
-        if first in SIGNATURES:
-            handle.seek(0)
-            yield from (
-                Header(*event, 0) if isinstance(event, tuple) else event
-                for event in read_twobit(path, handle)
-            )
-            return
-        first += handle.read(_CHUNK)
-        if first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t"):
-            from dnadiff.formats.genbank import read_genbank  # imports Biopython
+    file = resolve(path)
+    check_content(path, file)
+    with file.open("rb") as raw:
+        yield from events_of(str(path), raw)
 
-            handle.seek(0)
-            yield from read_genbank(path, handle, _TABLE)
-        else:
-            yield from parse(path, chain([first], chunks(handle, _CHUNK)), _TABLE)
+
+def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
+    """As `events`, of an open file. Its format is detected from its content, not from its name."""
+    names: set[str] = set()
+    where, empty = path, False
+    with decompressed(path, raw) as content:
+        first = content.read(_SNIFFED)
+        content.seek(0)
+        kinds = reversed(SequenceFormat.__subclasses__())
+        kind = next(kind for kind in kinds if kind.sniff(first))  # FASTA takes what is left
+        for event in chain(kind.records(path, content), [None]):
+            if isinstance(event, bytes):
+                if event.translate(None, NUCLEOTIDES):
+                    raise ValueError(f"{where}: {not_a_nucleotide(event)}")
+                empty = empty and not event
+                yield event
+                continue
+            if empty:
+                raise ValueError(f"{where} has no sequence; remove it or complete the file")
+            if event is None:
+                break
+            line = f" line {event.line}:" if event.line else ""
+            where, empty = f"{path}:{line} record {event.name}", True
+            if event.name in names:
+                raise ValueError(
+                    f"{where} has the name of an earlier record; rename one, names must be unique"
+                )
+            names.add(event.name)
+            yield event
+    if not names:
+        raise ValueError(f"{path} is empty; give a file with at least one record")

@@ -13,34 +13,44 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from dnadiff.formats.reader import Header, SequenceFormat
 from dnadiff.store.files import ByteReader
 
 SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
 _CHUNK = 1 << 20  # bytes of packed sequence: four million bases
-_CODE = np.array([10, 8, 7, 9], dtype=np.uint8)  # T, C, A, G as token ids
-_N = 11
-_FOUR = _CODE[(np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3]  # (256, 4)
+_N = ord("N")
+_LOWER_CASE = 0x20
+_FOUR = np.frombuffer(b"TCAG", np.uint8)[
+    (np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3
+]  # (256, 4)
 
 
-def read_twobit(path: str, raw: ByteReader) -> Iterator[tuple[str, str] | bytes]:
-    """Yield (name, "") for each record, followed by its codes: token ids, plus 128 where
-    soft-masked.
+class TwoBit(SequenceFormat):
+    """UCSC's 2bit; errors if a file is cut short, contradicts itself, or is of another version."""
 
-    Raises:
-        ValueError: if the file is cut short, contradicts itself, or is of another version.
-    """
-    try:
-        yield from _Reader(raw).events()
-    except (struct.error, EOFError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is a damaged or cut short 2bit file ({error}); fetch it again"
-        ) from None
-    except _OtherVersionError as error:
-        raise ValueError(
-            f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to "
-            "FASTA"
-        ) from None
+    endings = (".2bit",)
+
+    @classmethod
+    @override
+    def sniff(cls, first: bytes) -> bool:
+        return first.startswith(SIGNATURES)
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        try:
+            yield from _Reader(content).events()
+        except (struct.error, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path} is a damaged or cut short 2bit file ({error}); fetch it again"
+            ) from None
+        except _OtherVersionError as error:
+            raise ValueError(
+                f"{path} is a 2bit file of version {error}; expected version 0 or 1: convert it to "
+                "FASTA"
+            ) from None
 
 
 class _OtherVersionError(Exception):
@@ -88,7 +98,7 @@ class _Reader:
             )
         return starts, ends
 
-    def events(self) -> Iterator[tuple[str, str] | bytes]:
+    def events(self) -> Iterator[Header | bytes]:
         index = []
         for _ in range(self.count):
             (size,) = self.exactly(1)
@@ -96,21 +106,21 @@ class _Reader:
             index.append((name, self.integers(1, self.offset)[0]))
         spans = [(0, self.raw.tell())]
         for name, offset in index:
-            yield name, ""
+            yield Header(name)
             self.raw.seek(offset)
             (length,) = self.integers(1)
             unknown, masked = self.blocks(length), self.blocks(length)
             self.integers(1)
             for start in range(0, length, 4 * _CHUNK):
                 size = min(4 * _CHUNK, length - start)
-                codes = _FOUR[np.frombuffer(self.exactly(-(-size // 4)), np.uint8)].reshape(-1)[
+                letters = _FOUR[np.frombuffer(self.exactly(-(-size // 4)), np.uint8)].reshape(-1)[
                     :size
                 ]
                 for low, high in _inside(unknown, start, start + size):
-                    codes[low:high] = _N
+                    letters[low:high] = _N
                 for low, high in _inside(masked, start, start + size):
-                    codes[low:high] |= 0x80
-                yield codes.tobytes()
+                    letters[low:high] |= _LOWER_CASE
+                yield letters.tobytes()
             spans.append((offset, self.raw.tell()))
         spans.sort()
         if any(end != start for (_, end), (start, _) in itertools.pairwise(spans)):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dnadiff.formats.fasta import Record, iter_fasta
+from dnadiff.formats.reader import Record
+from dnadiff.formats.sequences import iter_sequences
 from dnadiff.kmers import UNKNOWN
 from dnadiff.metrics.composition import (
     Distance,
@@ -60,7 +61,7 @@ class DesignTable:
         names, sequences, rows, lengths = [], [], [], []
         digests: set[bytes] = set()
         counts: np.ndarray | None = None
-        for i, record in zip(range(number), iter_fasta(path)):
+        for i, record in zip(range(number), iter_sequences(path)):
             about = header_facts(record.description)
             bases = designed_bases(record, about)
             names.append(record.name)

@@ -15,7 +15,7 @@ from typing_extensions import override
 from dnadiff.config import Config, Json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
-from dnadiff.formats.fasta import iter_fasta
+from dnadiff.formats.sequences import iter_sequences
 from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
@@ -282,7 +282,7 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     """The matches of each record of a FASTA file. If a record's header has `designed=first-last`,
     only that part is searched."""
     found = []
-    for record in iter_fasta(path):
+    for record in iter_sequences(path):
         bases = as_bases(record.sequence)
         designed = _DESIGNED.search(
             record.description

@@ -10,7 +10,7 @@ import numpy as np
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.windows import Window
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.kmers import UNKNOWN
 from dnadiff.likelihood.held_out import bases_of
 from dnadiff.metrics.composition import as_bases
@@ -20,7 +20,7 @@ MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 
 def read_bases(path: str | Path) -> list[np.ndarray]:
     """The records of a FASTA file as bases."""
-    return [as_bases(record.sequence) for record in read_fasta(path)]
+    return [as_bases(record.sequence) for record in read_sequences(path)]
 
 
 def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:

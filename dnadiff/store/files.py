@@ -6,21 +6,29 @@ is fetched into the cache (`remote`). File formats are read in `genome` and `tex
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
+import re
+import shutil
 import stat
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO, TypeAlias
+from typing import IO, BinaryIO, TextIO, TypeAlias
+
+from typing_extensions import override
 
 from dnadiff.checks import expand_user
-from dnadiff.store.address import CACHED, is_remote
+from dnadiff.store.address import CACHED, file_name, is_remote
 from dnadiff.store.remote import local_copy
 
-ByteReader: TypeAlias = "BinaryIO | gzip.GzipFile"
+ByteReader: TypeAlias = "IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile"
+COMPRESSED = (".gz", ".bgz", ".bz2", ".xz", ".zst")  # endings of names
 _BUNDLED = "bundled:"
 BUNDLED = Path(__file__).parents[1] / "data" / "bundled"
 LICENSES = {
@@ -66,7 +74,7 @@ def is_file(path: str | Path) -> bool:
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[TextIO]:
-    r"""Open a plain, gzip or bgzip file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`.
+    r"""Open a plain or compressed file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`.
     See `decompressed`.
 
     Raises:
@@ -103,7 +111,7 @@ def check_content(path: str | Path, file: Path) -> None:
 
 @contextmanager
 def open_binary(path: str | Path) -> Iterator[ByteReader]:
-    """Open a plain, gzip or bgzip file for reading; see `decompressed`.
+    """Open a plain or compressed file for reading; see `decompressed`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -117,25 +125,105 @@ def open_binary(path: str | Path) -> Iterator[ByteReader]:
 
 @contextmanager
 def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
-    """The content of an open file, decompressed if it is gzip or bgzip.
+    """The content of an open file, decompressed if it is gzip, bgzip, bzip2, xz or zstd, which its
+    first bytes say and not its name.
 
     A compressed file is read to its end, where its checksum is, even if the caller stops earlier.
 
     Raises:
-        ValueError: if it is damaged; also for errors met while the caller reads.
+        ValueError: if it is damaged, or compressed in another way; also for errors met while the
+            caller reads.
     """
-    if not is_gzip(path, raw):
+    start = raw.read(18)
+    raw.seek(0)
+    if other := next((name for name, mark in _NOT_READ.items() if start.startswith(mark)), None):
+        raise ValueError(
+            f"{path} is compressed by {other}, which is not read; decompress it, or compress it by "
+            "gzip, bgzip, bzip2, xz or zstd"
+        )
+    opened = next((open_ for mark, open_ in _READ.items() if mark.match(start)), None)
+    if opened is None:
         yield raw
         return
-    content = gzip.GzipFile(fileobj=raw)
     try:
-        yield content
-        for _ in chunks(content):
-            pass
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        with opened(path, raw) as content:
+            yield content
+            for _ in chunks(content):
+                pass
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _DamagedError) as error:
         raise ValueError(
             f"{path} is damaged or cut short ({error}); fetch or compress it again"
         ) from error
+
+
+class _DamagedError(Exception):
+    pass
+
+
+class _Bzip2(bz2.BZ2File):
+    """Its error for damaged content is an `OSError` like any other."""
+
+    @override
+    def read(self, size: int | None = -1) -> bytes:
+        return self._checked(super().read, size)
+
+    @override
+    def read1(self, size: int = -1) -> bytes:
+        return self._checked(super().read1, size)
+
+    def _checked(self, read: Callable[..., bytes], size: int | None) -> bytes:
+        try:
+            return read(size)
+        except OSError as error:
+            raise _DamagedError(str(error)) from error
+
+
+def _zstd(path: str | Path, raw: BinaryIO) -> IO[bytes]:
+    """The content of a zstd file in a temporary file, because the package cannot rewind."""
+    try:
+        import zstandard
+    except ImportError:
+        raise ValueError(
+            f"{path} is compressed by zstd, which is read by the package zstandard: pip install "
+            "zstandard, or decompress the file"
+        ) from None
+    content = tempfile.TemporaryFile()  # noqa: SIM115  # whoever reads it closes it
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(
+            raw, read_across_frames=True, closefd=False
+        ) as packed:
+            shutil.copyfileobj(packed, content)
+    except zstandard.ZstdError as error:
+        raise _DamagedError(str(error)) from error
+    content.seek(0)
+    return content
+
+
+def _xz(path: str | Path, raw: BinaryIO) -> lzma.LZMAFile:
+    return lzma.LZMAFile(raw)
+
+
+def _bzip2(path: str | Path, raw: BinaryIO) -> bz2.BZ2File:
+    return _Bzip2(raw)
+
+
+def _gzip(path: str | Path, raw: BinaryIO) -> gzip.GzipFile:
+    check_bgzip(path, raw)
+    return gzip.GzipFile(fileobj=raw)
+
+
+_READ: dict[re.Pattern[bytes], Callable[[str | Path, BinaryIO], ByteReader]] = {
+    re.compile(re.escape(_GZIP)): _gzip,
+    re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"): _bzip2,
+    re.compile(rb"\xfd7zXZ\0"): _xz,
+    re.compile(rb"\x28\xb5\x2f\xfd"): _zstd,
+}
+_NOT_READ = {
+    "zip": b"PK\3\4",
+    "7-Zip": b"7z\xbc\xaf\x27\x1c",
+    "lz4": b"\4\x22\x4d\x18",
+    "compress": b"\x1f\x9d",
+}
 
 
 def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
@@ -144,12 +232,11 @@ def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
         yield chunk
 
 
-def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
-    """Whether an open file is compressed with gzip or bgzip; it is left at its beginning.
+def check_bgzip(path: str | Path, raw: BinaryIO) -> None:
+    """Refuse a bgzip file without its last block; an open file is left at its beginning.
 
     Raises:
-        ValueError: if it is a bgzip file without its last block. A file cut between two blocks
-            reads without an error.
+        ValueError: a file that is cut between two blocks would read without an error.
     """
     start = raw.read(18)
     if start[:4] == _GZIP + b"\x08\x04" and start[12:16] == b"BC\x02\x00":
@@ -162,7 +249,13 @@ def is_gzip(path: str | Path, raw: BinaryIO) -> bool:
                 "and bgzip"
             )
     raw.seek(0)
-    return start[:2] == _GZIP
+
+
+def bare_name(path: object) -> str:
+    """The name of a file or of the file at an address, in lower case, without the ending of a
+    compression: what its format is known by."""
+    name = file_name(path).lower()
+    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
 
 
 def bundled(name: str) -> Path:

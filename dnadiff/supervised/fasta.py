@@ -8,7 +8,7 @@ from pathlib import Path
 from typing_extensions import Unpack, override
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.store.files import resolve
 from dnadiff.supervised.labeled import (
     PART_NAMES,
@@ -68,7 +68,7 @@ class FastaTask(LabeledTask):
         )
         for part, files in self.files.items():
             for name, file in files.items():
-                for record in read_fasta(file):
+                for record in read_sequences(file):
                     found.add(
                         tokenizer,
                         record.sequence.decode("latin-1"),

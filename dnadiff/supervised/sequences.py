@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.formats.fasta import iter_fasta
+from dnadiff.formats.sequences import iter_sequences
 from dnadiff.supervised.table import check_sequence, is_table, label_keys, read_rows
 from dnadiff.supervised.targets.base import Label, TaskTarget
 
@@ -120,7 +120,7 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
                 f"{name}_column={given} is the column of a table, and input {path} is FASTA; give "
                 "a table, or leave it out"
             )
-    for record in iter_fasta(path):
+    for record in iter_sequences(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from dnadiff.store.files import is_gzip, open_binary, open_text, resolve
+from dnadiff.store.files import check_bgzip, open_binary, open_text, resolve
 from dnadiff.variant_effect.variant import Row, record_of
 
 _CONTIG = re.compile(r"##contig=<(?:.*,)?ID=([^,>]+)(?:.*?,length=(\d+))?")
@@ -171,7 +171,7 @@ class BcfSource(VcfSource):
             ) from None
         path = resolve(self.name)
         with path.open("rb") as raw:
-            is_gzip(self.name, raw)  # refuses one without its last block
+            check_bgzip(self.name, raw)
         before = pysam.set_verbosity(0)
         try:
             with pysam.VariantFile(str(path)) as file:

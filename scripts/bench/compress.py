@@ -28,7 +28,8 @@ from adaptive_markov import adaptive_log_probs, untrained
 from dnadiff import compress, decompress, likelihood
 from dnadiff.config import build, compose
 from dnadiff.data.genome import pieces
-from dnadiff.formats.fasta import Record, write_fasta
+from dnadiff.formats.fasta import write_fasta
+from dnadiff.formats.reader import Record
 from dnadiff.likelihood import curve
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.progress import table

@@ -29,7 +29,8 @@ import torch
 from dnadiff import likelihood
 from dnadiff.config import build
 from dnadiff.draws import Draws, hash64
-from dnadiff.formats.fasta import Record, write_fasta
+from dnadiff.formats.fasta import write_fasta
+from dnadiff.formats.reader import Record
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.held_out import Windows
 from dnadiff.weights import checkpoint

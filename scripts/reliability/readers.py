@@ -167,9 +167,9 @@ def _zipped(content: Callable[[], bytes]) -> Callable[[], bytes]:
 
 def _read_fasta(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.formats.fasta import read_fasta
+        from dnadiff.formats.sequences import read_sequences
 
-        return tuple((r.name, r.sequence.decode().upper()) for r in read_fasta(folder / name))
+        return tuple((r.name, r.sequence.decode().upper()) for r in read_sequences(folder / name))
 
     return read
 

@@ -17,8 +17,8 @@ from dnadiff.design.generate import effective_size
 from dnadiff.design.infill import Infill
 from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.template import CODES
-from dnadiff.formats.fasta import read_fasta
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.likelihood.stored_curve import StoredCurve
 from dnadiff.metrics import memorization
 
@@ -71,7 +71,7 @@ def test_templates_motifs_and_ranges_in_files(cli, trained, tmp_path):
         "output=a.fa",
     )
     assert status == 0, err
-    records = read_fasta(tmp_path / "a.fa")
+    records = read_sequences(tmp_path / "a.fa")
     assert [r.name for r in records] == [
         "t1_1",
         "t1_2",
@@ -99,7 +99,7 @@ def test_templates_motifs_and_ranges_in_files(cli, trained, tmp_path):
         "output=b.fa.gz",
     ]
     assert cli("sample", f"checkpoint={trained}", *args)[0] == 0
-    texts = [r.sequence.decode() for r in read_fasta(tmp_path / "b.fa.gz")]
+    texts = [r.sequence.decode() for r in read_sequences(tmp_path / "b.fa.gz")]
     assert (
         all(t[10:16] == "TATAAT" and t[-10:-5] == "ATTGG" and 40 <= len(t) <= 70 for t in texts)
         and len(set(map(len, texts))) > 2
@@ -167,7 +167,7 @@ def test_a_feature_chooses_the_intervals_of_a_gtf_file(cli, trained, genome, tmp
         "output=w.fa",
     ]
     assert cli("sample", *args, "feature=CDS")[0] == 0
-    assert [r.name for r in read_fasta(tmp_path / "w.fa")] == ["c1:31-34(-)_1"]
+    assert [r.name for r in read_sequences(tmp_path / "w.fa")] == ["c1:31-34(-)_1"]
     assert json.loads((tmp_path / "w.fa.json").read_text())["inputs"]["feature"] == "CDS"
     status, _, err = cli("sample", *args, "resume=true")
     assert status == 1 and "w.fa" in err
@@ -179,7 +179,7 @@ def test_infilling_keeps_the_flanks_byte_for_byte(cli, trained, genome, tmp_path
         cli("sample", *args, "output=w.fa")[0] == 0
         and cli("sample", *args, "output=d.fa", "write=designed")[0] == 0
     )
-    windows, parts = read_fasta(tmp_path / "w.fa"), read_fasta(tmp_path / "d.fa")
+    windows, parts = read_sequences(tmp_path / "w.fa"), read_sequences(tmp_path / "d.fa")
     names = ["c1:101-130(-)", "c1:1-20", "c1:391-400(+)", "c2:21-30", "c1:101-130"]
     assert (
         [r.name for r in windows]
@@ -243,7 +243,7 @@ def test_gc_reaches_its_target(cli, trained, tmp_path):
         "sampler.num_groups=6",
     )
     assert status == 0, err
-    letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
+    letters = b"".join(r.sequence for r in read_sequences(tmp_path / "a.fa")).decode()
     share = sum(map(letters.count, "GC")) / len(letters)
     assert (
         share == pytest.approx(0.7, abs=0.03)
@@ -252,11 +252,11 @@ def test_gc_reaches_its_target(cli, trained, tmp_path):
     )
     assert all(
         float(facts(r)["log_weight"]) != 0 and facts(r)["gc"] == "0.7"
-        for r in read_fasta(tmp_path / "a.fa")
+        for r in read_sequences(tmp_path / "a.fa")
     )
     content, calls = (
         json.loads((tmp_path / "a.fa.json").read_text()),
-        [int(facts(r)["calls"]) for r in read_fasta(tmp_path / "a.fa")],
+        [int(facts(r)["calls"]) for r in read_sequences(tmp_path / "a.fa")],
     )
     pilot, size = content["gc"]["pilot_calls"], content["settings"]["batch_size"]
     assert (
@@ -272,8 +272,8 @@ def test_resampling_draws_by_weight(cli, trained, tmp_path):
     assert cli("sample", *args[:-1], "num_samples=30", "output=p.fa")[0] == 0
     status, out, err = cli("sample", *args, "proposals=30", "resample=true", "output=a.fa")
     assert status == 0, err
-    pool = {r.name: r for r in read_fasta(tmp_path / "p.fa")}
-    chosen = read_fasta(tmp_path / "a.fa")
+    pool = {r.name: r for r in read_sequences(tmp_path / "p.fa")}
+    chosen = read_sequences(tmp_path / "a.fa")
     assert [r.name for r in chosen] == [
         f"t{t}_{k}" for t in (1, 2) for k in (1, 2, 3, 4)
     ] and ", resampled" in out
@@ -370,7 +370,7 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
     assert "was started with template=" in sample("resume=true")[2]
     (tmp_path / "t.fa").write_text(">t\nNNRNNNANNN\n")
     assert sorted((p.name, p.read_bytes()) for p in tmp_path.iterdir()) == begun
-    assert sample("resume=true")[0] == 0 and len(read_fasta(tmp_path / "a.fa")) == 4
+    assert sample("resume=true")[0] == 0 and len(read_sequences(tmp_path / "a.fa")) == 4
     temporary_path(tmp_path / "a.fa", "journal").write_text(
         "{}"
     )  # a process that ended between the last two steps
@@ -456,7 +456,7 @@ def test_resampling_and_gc_resume_too(cli, trained, tmp_path, monkeypatch):
         )
         == 1
     )
-    letters = b"".join(r.sequence for r in read_fasta(tmp_path / "a.fa")).decode()
+    letters = b"".join(r.sequence for r in read_sequences(tmp_path / "a.fa")).decode()
     reached = json.loads((tmp_path / "a.fa.json").read_text())["gc"]["reached"]
     assert reached == pytest.approx(
         sum(map(letters.count, "GC")) / len(letters)

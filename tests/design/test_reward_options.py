@@ -11,7 +11,7 @@ import pytest
 import dnadiff
 from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.smc import SMC
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.reward.composition import GCContent
 from dnadiff.reward.motif import MotifMatch
 from dnadiff.sampler.grouped import Grouped
@@ -39,7 +39,7 @@ def design(cli, trained, tmp_path):
         status, out, err = cli("sample", f"checkpoint={trained}", *FEW, *args)
         assert status == 0, err
         return (
-            read_fasta(tmp_path / "a.fa"),
+            read_sequences(tmp_path / "a.fa"),
             json.loads((tmp_path / "a.fa.json").read_text()),
             out + err,
         )
@@ -268,7 +268,7 @@ def test_a_reward_of_a_trusted_package(cli, trained, tmp_path, monkeypatch):
     status, _, err = cli("sample", f"checkpoint={trained}", *FEW, *args)
     assert status == 1 and "trust=[mine] on the command line" in err
     assert cli("sample", f"checkpoint={trained}", *FEW, *args, "trust=[mine]")[0] == 0
-    record = read_fasta(tmp_path / "a.fa")[0]
+    record = read_sequences(tmp_path / "a.fa")[0]
     assert float(facts(record)["reward"]) == 2 * record.sequence.count(b"A")
 
 

@@ -390,10 +390,10 @@ def network(trained):
 @pytest.fixture(scope="module")
 def genome_windows(network):
     """Windows of 64 bases of the bundled genome, 6,400 of them, far from each other."""
-    from dnadiff.formats.fasta import read_fasta
+    from dnadiff.formats.sequences import read_sequences
 
     ids = torch.from_numpy(
-        network.tokenizer.encode(read_fasta("bundled:ecoli_K12_MG1655.fa.gz")[0].sequence)
+        network.tokenizer.encode(read_sequences("bundled:ecoli_K12_MG1655.fa.gz")[0].sequence)
     ).long()
     return torch.stack([ids[start : start + 64] for start in range(0, 6400 * 700, 700)])
 
@@ -430,10 +430,10 @@ def test_200_disjoint_sets_of_windows_spread_as_se_total_says(network, genome_wi
 def test_neighboring_windows_in_default_blocks_cover_the_mean_of_the_genome(network):
     """60 stretches of 320 windows side by side, 16 a block: se_total and the interval as `evaluate`
     gives them."""
-    from dnadiff.formats.fasta import read_fasta
+    from dnadiff.formats.sequences import read_sequences
 
     ids = torch.from_numpy(
-        network.tokenizer.encode(read_fasta("bundled:ecoli_K12_MG1655.fa.gz")[0].sequence)
+        network.tokenizer.encode(read_sequences("bundled:ecoli_K12_MG1655.fa.gz")[0].sequence)
     ).long()
     starts = np.linspace(0, len(ids) - 320 * 64, 60).astype(int)
     found = [

@@ -275,11 +275,11 @@ def test_chr20_bits_per_base(shared_data):
     # strengths were chosen on the blocks of index 8 by `tuned` on a fit to those of index 0 to 7
     # (greedy, about four minutes)
     from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.formats.fasta import read_fasta
+    from dnadiff.formats.sequences import read_sequences
 
     tokenizer = DNATokenizer()
     x = tokenizer.bases(
-        tokenizer.encode(read_fasta(shared_data / "genomes" / "GRCh37_chr20.fa.gz")[0].sequence)
+        tokenizer.encode(read_sequences(shared_data / "genomes" / "GRCh37_chr20.fa.gz")[0].sequence)
     )
     blocks = [x[start : start + 10**6] for start in range(0, len(x), 10**6)]
     test = blocks[9::10]

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from dnadiff.formats.fasta import Record, write_fasta
+from dnadiff.formats.fasta import write_fasta
+from dnadiff.formats.reader import Record
 from dnadiff.metrics import designs
 from dnadiff.metrics.composition import as_bases
 from dnadiff.metrics.designs import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.metrics.designs import header_facts, mean_hamming, pareto_front
 from dnadiff.report import designs
 from dnadiff.report.design_panels import bin_edges, tradeoff
@@ -48,7 +48,7 @@ def test_the_page_says_what_the_files_say(page, tmp_path):
     html, text = page("method=smc", "beta=20", "copies=true", "trust=[]")
     content, records = (
         json.loads((tmp_path / "a.fa.json").read_text()),
-        read_fasta(tmp_path / "a.fa"),
+        read_sequences(tmp_path / "a.fa"),
     )
     about = [header_facts(record.description) for record in records]
     reward, log_prob = (
@@ -154,7 +154,7 @@ def test_resampled_designs_of_two_templates(page, tmp_path):
         "proposals=8",
         "num_samples=3",
     )
-    records = read_fasta(tmp_path / "a.fa")
+    records = read_sequences(tmp_path / "a.fa")
     log_prob = [
         float(header_facts(r.description)["log_prob"]) / (8 if r.name.startswith("s") else 16)
         for r in records

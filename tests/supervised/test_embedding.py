@@ -302,12 +302,12 @@ def test_a_missing_package_is_named(cli, trained, inputs, monkeypatch):
 
 
 def test_a_sequence_longer_than_the_network_takes_is_named(tmp_path):
-    from dnadiff.data.genome.inputs import FastaInput
+    from dnadiff.data.genome.inputs import FileInput
 
     (tmp_path / "x.fa").write_text(">short\nACGT\n>long\n" + "A" * 65 + "\n")
     with pytest.raises(
         ValueError, match="input: long has 65 bases and this network takes at most 64"
     ):
         Embedder(read_by(NETWORKS["dit"](TOKENIZER.vocab))).check_lengths(
-            FastaInput(tmp_path / "x.fa")
+            FileInput(tmp_path / "x.fa")
         )

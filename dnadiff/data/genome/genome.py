@@ -27,12 +27,14 @@ from dnadiff.data.genome.packed import (
     RecordTable,
     pack_all,
 )
-from dnadiff.data.genome.sources import SUFFIXES, SequencePath, Source, expand
+from dnadiff.data.genome.sources import SequencePath, Source, expand
 from dnadiff.data.intervals import NRuns
 from dnadiff.data.records import SOFT_MASKED, TOKEN, RecordLayout, StoredRecords
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.regions import check_names
+from dnadiff.formats.sequences import endings
 from dnadiff.store.address import file_name
+from dnadiff.store.files import bare_name
 
 
 class Ids:
@@ -204,8 +206,9 @@ def _repeated(names: list[str]) -> set[str]:
 
 
 def _stem(path: str) -> str:
-    name = file_name(path).removesuffix(".gz").removesuffix(".bgz")
-    return next((name.removesuffix(ending) for ending in SUFFIXES if name.endswith(ending)), name)
+    bare = bare_name(path)
+    ending = next((ending for ending in endings() if bare.endswith(ending)), "")
+    return file_name(path)[: len(bare) - len(ending)]
 
 
 REFUSES_AMBIGUOUS = {"unknown": False, "refuse": True}

@@ -1,4 +1,4 @@
-"""Sequences that a command reads in order: the records of a FASTA file, regions of a genome, or
+"""Sequences that a command reads in order: the records of a file, regions of a genome, or
 arrays in memory.
 
 Memory does not depend on their lengths. Positions are 0-based and half-open within each sequence.
@@ -17,10 +17,11 @@ from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.pieces import Piece
-from dnadiff.formats.fasta import Header, iter_events
 from dnadiff.formats.nucleotides import ids_of
+from dnadiff.formats.reader import Header
 from dnadiff.formats.regions import Region, names_of, read_regions
-from dnadiff.store.address import file_name
+from dnadiff.formats.sequences import events
+from dnadiff.store.files import bare_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
 
@@ -30,7 +31,7 @@ class SequenceInput(ABC):
 
     Attributes:
         names: a different one for each sequence.
-        regions: where each sequence is; a record of a FASTA file is the whole of itself.
+        regions: where each sequence is; a record of a file is the whole of itself.
         digest: SHA-256 that changes with any name or base.
     """
 
@@ -60,14 +61,14 @@ class SequenceInput(ABC):
         return self, [Piece(number, 0, length) for number, length in enumerate(self.lengths)]
 
 
-class FastaInput(SequenceInput):
-    """The records of a FASTA file, plain or gzip. The file is read once for its names and lengths,
-    with all checks of `iter_fasta`."""
+class FileInput(SequenceInput):
+    """The records of a file of sequences. It is read once for its names and lengths, with all
+    checks of `events`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.names, self.regions = str(path), [], []
         digest, length = hashlib.sha256(), 0
-        for event in iter_events(path):
+        for event in events(path):
             if isinstance(event, Header):
                 self._end(length)
                 self.names.append(event.name)
@@ -85,14 +86,14 @@ class FastaInput(SequenceInput):
 
     @override
     def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
-        events, letters = iter_events(self.path), bytearray()
+        stream, letters = events(self.path), bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
         for piece in pieces:
             while record < piece.record:
-                if isinstance(self._next(events), Header):
+                if isinstance(self._next(stream), Header):
                     record, position, letters = record + 1, 0, bytearray()
             while position + len(letters) < piece.end:
-                event = self._next(events)
+                event = self._next(stream)
                 if isinstance(event, Header):
                     raise self._changed()
                 letters += event
@@ -100,8 +101,8 @@ class FastaInput(SequenceInput):
             position += _drop(letters, piece.start - position)
             yield ids_of(bytes(letters[: piece.end - position]))
 
-    def _next(self, events: Iterator[Header | bytes]) -> Header | bytes:
-        event = next(events, None)
+    def _next(self, stream: Iterator[Header | bytes]) -> Header | bytes:
+        event = next(stream, None)
         if event is None:
             raise self._changed()
         return event
@@ -199,12 +200,12 @@ def open_input(
             raise ValueError(
                 f"input is missing: give input=... (FASTA), or {key}= with genome=g.fa"
             )
-        if file_name(fasta).lower().removesuffix(".gz").endswith(_REGION_FILES):
+        if bare_name(fasta).endswith(_REGION_FILES):
             raise ValueError(
                 f"input {fasta} is a file of regions, not FASTA; give the genome of these regions "
                 "as well: genome=g.fa"
             )
-        return FastaInput(fasta)
+        return FileInput(fasta)
     if regions is None:
         raise ValueError(
             f"genome {genome} needs {key}=, a BED or GTF file or chrom:first-last; to read all of "

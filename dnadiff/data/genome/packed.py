@@ -29,8 +29,9 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN
-from dnadiff.formats.fasta import Header
-from dnadiff.formats.sequences import AMBIGUOUS, read_codes
+from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
+from dnadiff.formats.reader import Header, SequenceFormat
+from dnadiff.formats.sequences import events_of
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
 from dnadiff.store.atomic_folder import Checksum, ensure_folder, is_sound, read_index, verify
@@ -181,19 +182,28 @@ def _mode(path: Path) -> Literal["r"] | None:
     return "r" if path.stat().st_size > _MAPPED else None
 
 
-UNKNOWN = 11
 _PIECE = 1 << 22  # bytes processed together
+AMBIGUOUS = 12  # in place of ambiguity codes other than N, until they are counted
+
+
+def _code_table() -> bytes:
+    """What the packer makes of each letter: the token id, or `AMBIGUOUS`, with the bit of case."""
+    codes = ID_OF_LETTER.copy()
+    codes[list(b"RYKMSWBDHVrykmswbdhv")] = AMBIGUOUS
+    codes[list(IUPAC.lower().encode())] |= SOFT_MASKED
+    return codes.tobytes()
+
+
+_CODES = _code_table()
 _COUNTED = len(COLUMNS) - 1  # columns that come from the bases
 
 
 class Packer:
-    """Writes codes to a file and counts them; `path` is the sequence file, for messages."""
+    """Writes the letters of records to a file, one byte each, and counts them."""
 
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        self.path, self.file, self.checksum = path, file, Checksum()
-        self._names: set[str] = set()
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.checksum = file, Checksum()
         self._headers, self._header_ends = bytearray(), array("q")
-        self._name, self._line, self._length = "", 0, 0  # of the last record
         self._pending: list[bytes] = []  # bases that are not counted yet
         self._size = self._written = 0  # of the bases that are pending, and of those that are not
         self._starts: list[int] = []  # where records begin in the pending bases
@@ -208,28 +218,17 @@ class Packer:
         self._in_run = False
 
     def take(self, event: Header | bytes) -> None:
-        """Begin a record (a header) or append to it (codes)."""
+        """Begin a record (a header) or append to it (letters)."""
         if isinstance(event, bytes):
             for start in range(0, len(event), _PIECE):
-                self._append(event[start : start + _PIECE])
+                self._append(event[start : start + _PIECE].translate(_CODES))
             return
-        self._end_of_record()
-        if event.name in self._names:
-            raise ValueError(
-                f"{self._where(event.line)} record {event.name} has the name of an earlier record; "
-                "rename one, names must be unique"
-            )
-        self._names.add(event.name)
-        self._name, self._line, self._length = event.name, event.line, 0
         self._headers += header_bytes(event.name, event.description)
         self._header_ends.append(len(self._headers))
         self._starts.append(self._size)
 
     def finish(self) -> None:
         """End the last record."""
-        self._end_of_record()
-        if not self._names:
-            raise ValueError(f"{self.path} is empty; give a file with at least one record")
         self._count()
         if self._in_run:
             self._edges[1].append(np.array([self._written], dtype=np.int64))
@@ -251,7 +250,6 @@ class Packer:
     def _append(self, codes: bytes) -> None:
         self._pending.append(codes)
         self._size += len(codes)
-        self._length += len(codes)
         if self._size >= _PIECE:
             self._count()
 
@@ -274,7 +272,7 @@ class Packer:
         if AMBIGUOUS in codes or AMBIGUOUS | SOFT_MASKED in codes:
             values, counts[4], counts[5] = _without_ambiguous(values, borders)
         low = values & TOKEN
-        unknown = low == UNKNOWN
+        unknown = low == N_ID
         counts[0] = np.diff(borders, append=size)
         counts[1], counts[2], counts[3] = (
             _sums(each, borders)
@@ -312,16 +310,6 @@ class Packer:
             edges.append(np.flatnonzero(here) + self._written)
         self._in_run = bool(unknown[-1])
 
-    def _end_of_record(self) -> None:
-        if self._names and not self._length:
-            raise ValueError(
-                f"{self._where(self._line)} record {self._name} has no sequence; remove it or "
-                "complete the file"
-            )
-
-    def _where(self, line: int) -> str:
-        return f"{self.path}: line {line}:" if line else f"{self.path}:"
-
 
 def _without_ambiguous(
     values: NDArray[np.uint8], borders: NDArray[np.int64]
@@ -329,7 +317,7 @@ def _without_ambiguous(
     """Codes with N for ambiguity codes, and of each record their number and the position of the
     first one."""
     values, places = values.copy(), np.flatnonzero((values & TOKEN) == AMBIGUOUS)
-    values[places] -= AMBIGUOUS - UNKNOWN
+    values[places] -= AMBIGUOUS - N_ID
     record, first, count = np.unique(
         np.searchsorted(borders, places, "right") - 1, return_index=True, return_counts=True
     )
@@ -495,8 +483,8 @@ def _fill(
     """
     with source.open("rb") as raw, (part / "bases").open("wb") as bases:
         with megabytes(before.size, f"packing {source.name}") as progress:
-            packer, position = Packer(path, bases), 0
-            for event in read_codes(path, raw):
+            packer, position = Packer(bases), 0
+            for event in events_of(path, raw):
                 packer.take(event)
                 here = raw.tell()
                 progress(
@@ -594,10 +582,9 @@ def _in_processes(paths: Sequence[str], num_workers: int) -> list[Path]:
 def _start() -> Worker:
     """A process that packs the files that are named on its standard input, one a line. It ends when
     this process does, after the file in progress."""
-    path = os.pathsep.join(
-        [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    code = f"from {__name__} import serve; serve()"
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
+    formats = {kind.__module__ for kind in SequenceFormat.__subclasses__()} - {"__main__"}
+    code = f"import {', '.join(sorted(formats))}; from {__name__} import serve; serve()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,

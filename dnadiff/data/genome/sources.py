@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeGuard
 
 from dnadiff.checks import expand_user
-from dnadiff.store.address import CACHED, file_name, is_remote, parse
-from dnadiff.store.files import open_text, resolve
+from dnadiff.formats.sequences import endings
+from dnadiff.store.address import CACHED, is_remote, parse
+from dnadiff.store.files import bare_name, open_text, resolve
 from dnadiff.store.remote import expand as expand_remote
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class ManifestRow(NamedTuple):
 
 
 def is_manifest(path: str) -> bool:
-    """Whether a path is the name of a manifest: .tsv or .tsv.gz."""
-    return file_name(path).lower().removesuffix(".gz").endswith(".tsv")
+    """Whether a path is the name of a manifest: .tsv, possibly compressed."""
+    return bare_name(path).endswith(".tsv")
 
 
 def read_manifest(path: str) -> list[ManifestRow]:
@@ -191,19 +192,6 @@ def _located(name: str, number: int, path: str, is_stored: bool) -> str:
 
 
 SequencePath: TypeAlias = "str | Path | Fasta | Mapping[str, SequencePath] | Iterable[SequencePath]"
-SUFFIXES = (
-    ".fa",
-    ".fasta",
-    ".fna",
-    ".fas",
-    ".ffn",
-    ".fsa",
-    ".2bit",
-    ".gb",
-    ".gbk",
-    ".gbff",
-    ".genbank",
-)
 _PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}"
 
 
@@ -260,7 +248,7 @@ def expand(path: SequencePath | None) -> list[Source]:
     found = sorted(p for p in folder.iterdir() if p.is_file() and _is_sequence_file(p))
     if not found:
         raise ValueError(
-            f"{path} is a folder without sequence files ({', '.join(SUFFIXES)}, also with .gz); "
+            f"{path} is a folder without sequence files ({', '.join(endings())}, also with .gz); "
             "name a file in it"
         )
     return [Source(str(p)) for p in found]
@@ -297,5 +285,4 @@ def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
 
 
 def _is_sequence_file(path: Path) -> bool:
-    name = path.name.lower().removesuffix(".gz").removesuffix(".bgz")
-    return name.endswith(SUFFIXES) and not name.startswith(".")
+    return bare_name(path).endswith(endings()) and not path.name.startswith(".")

@@ -28,7 +28,7 @@ from dnadiff.data.genome.sources import matches
 from dnadiff.data.splits import PARTS
 from dnadiff.store.address import file_name
 from dnadiff.store.cache import content_hash
-from dnadiff.store.files import open_text, resolve
+from dnadiff.store.files import bare_name, open_text, resolve
 
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
@@ -323,7 +323,7 @@ def kind_of(path: str) -> str | None:
     """The table format that a file name indicates; None for text. Raises ValueError for tables that
     are not read."""
     name = file_name(path).lower()
-    suffix = Path(bare := name.removesuffix(".gz").removesuffix(".bgz")).suffix
+    suffix = Path(bare := bare_name(path)).suffix
     if suffix in _OTHER_TABLES:
         raise ValueError(
             f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename "

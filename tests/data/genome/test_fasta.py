@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats import fasta, sequences
-from dnadiff.formats.fasta import Record, parse, read_fasta, synthetic_record, write_fasta
+from dnadiff.formats.fasta import parse, synthetic_record, write_fasta
+from dnadiff.formats.reader import Record
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.store.files import resolve
 
 
 def test_two_records_with_case_and_description(tmp_path):
     file = tmp_path / "a.fa"
     file.write_text("\n>one first record\nACGT\nacgt\n\n>two\tsecond\nNNRY\n")
-    assert read_fasta(file) == [
+    assert read_sequences(file) == [
         Record("one", "first record", b"ACGTacgt"),
         Record("two", "second", b"NNRY"),
     ]
@@ -46,27 +48,27 @@ def test_a_malformed_file_is_named_in_one_line(tmp_path, content, message):
     file = tmp_path / "bad.fa"
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=message) as caught:
-        read_fasta(file)
+        read_sequences(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.fa does not exist"):
-        read_fasta(tmp_path / "nothing.fa")
+        read_sequences(tmp_path / "nothing.fa")
     with pytest.raises(ValueError, match="is a folder"):
-        read_fasta(tmp_path)
+        read_sequences(tmp_path)
     (tmp_path / "binary.fa").write_bytes(b"\xff\xfe\x00>")
     with pytest.raises(ValueError, match="is not UTF-8 text"):
-        read_fasta(tmp_path / "binary.fa")
+        read_sequences(tmp_path / "binary.fa")
     whole = gzip.compress(b">a\n" + os.urandom(2000).hex().translate({ord("0"): "A"}).encode())
     (tmp_path / "cut.fa.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is damaged or cut short"):
-        read_fasta(tmp_path / "cut.fa.gz")
+        read_sequences(tmp_path / "cut.fa.gz")
     with pytest.raises(
         FileNotFoundError,
         match=r"bundled:yeast\.fa does not ship with dnadiff; what does: ecoli_K12_MG1655\.CDS\.bed\.gz",
     ):
-        read_fasta("bundled:yeast.fa")
+        read_sequences("bundled:yeast.fa")
 
 
 def test_written_records_are_wrapped_at_sixty_and_say_what_they_are(tmp_path):
@@ -88,7 +90,7 @@ def test_same_records_same_bytes(tmp_path, name):
     for folder in ("a", "b"):
         write_fasta(tmp_path / folder / name, iter(records))
     assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert read_fasta(tmp_path / "a" / name) == records
+    assert read_sequences(tmp_path / "a" / name) == records
 
 
 def test_an_existing_file_is_kept_unless_overwrite_is_set(tmp_path):
@@ -163,11 +165,11 @@ def test_any_layout_reads_as_the_same_records(
     content = (newline.join(lines) + (newline if final_newline else "")).encode()
     folder = tmp_path_factory.mktemp("layout")
     (folder / "in.fa").write_bytes(gzip.compress(content) if compressed else content)
-    records = read_fasta(folder / "in.fa")
+    records = read_sequences(folder / "in.fa")
     assert [(r.name, r.sequence.decode()) for r in records] == pairs
     for name in ("out.fa", "out.fa.gz"):
         write_fasta(folder / name, records)
-        assert read_fasta(folder / name) == records
+        assert read_sequences(folder / name) == records
 
 
 @settings(max_examples=80, deadline=None)
@@ -188,28 +190,28 @@ def test_mixed_line_ends_read_alike_as_records_and_as_a_genome(
     content = "".join(line + end for line, end in zip(lines, itertools.cycle(ends))).encode()
     file = tmp_path_factory.mktemp("ends") / "in.fa"
     file.write_bytes(content)
-    assert [(r.name, r.sequence.decode()) for r in read_fasta(file)] == pairs
+    assert [(r.name, r.sequence.decode()) for r in read_sequences(file)] == pairs
     pieces = [content[i : i + chunk] for i in range(0, len(content), chunk)]
-    events = list(parse("x", pieces, bytes(range(256))))
+    events = list(parse("x", pieces))
     assert b"".join(e for e in events if isinstance(e, bytes)).decode() == "".join(
         sequence for _, sequence in pairs
     )
     assert [e.name for e in events if not isinstance(e, bytes)] == [name for name, _ in pairs]
-    with mock.patch.object(sequences, "_CHUNK", chunk), file.open("rb") as raw:
-        codes = [e for e in sequences.read_codes("x", raw) if not isinstance(e, bytes)]
+    with mock.patch.object(fasta, "_CHUNK", chunk), file.open("rb") as raw:
+        codes = [e for e in sequences.events_of("x", raw) if not isinstance(e, bytes)]
     assert [e.name for e in codes] == [name for name, _ in pairs]
 
 
 def test_a_carriage_return_ends_a_header(tmp_path):
     (tmp_path / "x.fa").write_bytes(b">a\rACGT\r>b\nGGGG\n")
-    assert [(r.name, r.sequence) for r in read_fasta(tmp_path / "x.fa")] == [
+    assert [(r.name, r.sequence) for r in read_sequences(tmp_path / "x.fa")] == [
         ("a", b"ACGT"),
         ("b", b"GGGG"),
     ]
     assert Genome.open(tmp_path / "x.fa").lengths == {"a": 4, "b": 4}
 
 
-@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome.open])
 def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, read):
     (tmp_path / "x.fa").write_bytes(b">a" + b"x" * 10_000_000)
     with pytest.raises(
@@ -218,7 +220,7 @@ def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path,
         read(tmp_path / "x.fa")
 
 
-@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome.open])
 def test_endless_blank_lines_are_refused(tmp_path, read, monkeypatch):
     monkeypatch.setattr(fasta, "MAX_BLANK", 10_000_000)
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nA" + b"\n" * 15_000_000))
@@ -227,7 +229,7 @@ def test_endless_blank_lines_are_refused(tmp_path, read, monkeypatch):
 
 
 @pytest.mark.parametrize("tail", [b"x", b"\x1f\x8b", b"\0\0x", b"more text\n"])
-@pytest.mark.parametrize("read", [read_fasta, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome.open])
 def test_bytes_after_the_end_of_a_gzip_file_are_refused(tmp_path, read, tail):
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nACGT\n") + tail)
     with pytest.raises(ValueError, match=r"is damaged or cut short"):
@@ -235,13 +237,13 @@ def test_bytes_after_the_end_of_a_gzip_file_are_refused(tmp_path, read, tail):
 
 
 def test_biopython_reads_what_is_written_and_bgzip_is_read(tmp_path, shared_data):
-    records = read_fasta(shared_data / "genomes" / "small_genomes.fa.gz")
+    records = read_sequences(shared_data / "genomes" / "small_genomes.fa.gz")
     write_fasta(tmp_path / "copy.fa", records)
     theirs = [(r.id, str(r.seq).encode()) for r in SeqIO.parse(tmp_path / "copy.fa", "fasta")]
     assert theirs == [(r.name, r.sequence) for r in records] and len(records) == 6
 
 
 def test_bundled_genome_is_e_coli_whole():
-    (record,) = read_fasta("bundled:ecoli_K12_MG1655.fa.gz")
+    (record,) = read_sequences("bundled:ecoli_K12_MG1655.fa.gz")
     assert record.name == "U00096.3" and len(record.sequence) == 4_641_652
     assert resolve("bundled:ecoli_K12_MG1655.fa.gz").with_name("README.md").is_file()

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 
 
 @pytest.fixture
@@ -73,6 +73,6 @@ def test_several_files_make_one_genome(tmp_path):
 def test_real_genomes_come_back_letter_by_letter(shared_data):
     path = shared_data / "genomes" / "small_genomes.fa.gz"
     genome = Genome.open(path)
-    for record, ids in zip(read_fasta(path), genome.records):
+    for record, ids in zip(read_sequences(path), genome.records):
         plain = bytes(b if b in b"ACGT" else ord("N") for b in record.sequence.upper())
         assert genome.tokenizer.decode(ids).encode() == plain

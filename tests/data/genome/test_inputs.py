@@ -8,7 +8,7 @@ import pytest
 
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.inputs import ArrayInput, FastaInput, GenomeInput, open_input
+from dnadiff.data.genome.inputs import ArrayInput, FileInput, GenomeInput, open_input
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats import fasta
@@ -18,7 +18,7 @@ encode = DNATokenizer().encode
 
 
 def small_chunks(monkeypatch, size):
-    monkeypatch.setattr(fasta, "chunks", lambda content: iter(lambda: content.read(size), b""))
+    monkeypatch.setattr(fasta, "_CHUNK", size)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
@@ -31,7 +31,7 @@ def test_windows_of_a_fasta_file_are_those_of_its_records(tmp_path, monkeypatch,
     (tmp_path / "x.fa").write_text(
         "".join(f">{name} a b\n{text[:31]}\n\n{text[31:]}\n" for name, text in texts.items())
     )
-    found = FastaInput(tmp_path / "x.fa")
+    found = FileInput(tmp_path / "x.fa")
     assert found.names == list(texts) and found.lengths == [len(text) for text in texts.values()]
     wanted = []
     for record, text in enumerate(texts.values()):
@@ -50,7 +50,7 @@ def test_a_long_record_is_never_in_memory(tmp_path, monkeypatch):
     (tmp_path / "x.fa").write_bytes(b">long\n" + b"ACGTTGACGT" * 200_000 + b"\n")
     tracemalloc.start()
     try:
-        found = FastaInput(tmp_path / "x.fa")
+        found = FileInput(tmp_path / "x.fa")
         total = sum(len(ids) for ids in found.windows(pieces.iter_cut(found.lengths, 1000)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
@@ -67,14 +67,14 @@ def test_the_digest_changes_with_names_and_bases(tmp_path):
         ">a\nACGT\n>c\nA\n",
     ):
         (tmp_path / "x.fa").write_text(text)
-        digests.add(FastaInput(tmp_path / "x.fa").digest)
+        digests.add(FileInput(tmp_path / "x.fa").digest)
     (tmp_path / "x.fa").write_text(">a\nAC\nGT\n>b\nA\n")
-    assert len(digests) == 4 and FastaInput(tmp_path / "x.fa").digest in digests
+    assert len(digests) == 4 and FileInput(tmp_path / "x.fa").digest in digests
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     (tmp_path / "x.fa").write_text(">a\nACGTACGT\n>b\nACGT\n")
-    found = FastaInput(tmp_path / "x.fa")
+    found = FileInput(tmp_path / "x.fa")
     for text in (">a\nACGT\n>b\nACGTACGT\n", ">a\nACGTACGT\n"):
         (tmp_path / "x.fa").write_text(text)
         with pytest.raises(ValueError, match="changed while it was read"):

@@ -67,7 +67,7 @@ def test_a_byte_a_base_and_a_small_index(file, cache):
 def test_packed_once_and_found_by_content(file, cache, tmp_path, monkeypatch):
     first = pack(file)
     (tmp_path / "copy.fa").write_bytes(file.read_bytes())
-    monkeypatch.setattr(packed, "read_codes", None)  # reading again would fail
+    monkeypatch.setattr(packed, "events_of", None)  # reading again would fail
     assert pack(tmp_path / "copy.fa").folder == pack(file).folder == first.folder
     assert entries(cache) == [first.folder.name]
 
@@ -223,7 +223,7 @@ def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch)
 def test_a_copied_cache_is_checked_and_kept(file, cache, monkeypatch):
     one = pack(file)
     os.utime(one.folder / "bases")
-    monkeypatch.setattr(packed, "read_codes", None)
+    monkeypatch.setattr(packed, "events_of", None)
     assert pack(file).folder == one.folder
 
 
@@ -305,13 +305,13 @@ def test_a_source_that_is_replaced_while_it_is_hashed_does_not_enter_the_cache(
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypatch):
-    reading = packed.read_codes
+    reading = packed.events_of
 
     def slowly(path, raw):
         yield from reading(path, raw)
         file.write_text(">a\nA\n")
 
-    monkeypatch.setattr(packed, "read_codes", slowly)
+    monkeypatch.setattr(packed, "events_of", slowly)
     with pytest.raises(ValueError, match="changed while it was read"):
         pack(file)
     assert entries(cache) == []
@@ -391,7 +391,7 @@ def no_locks(*args):
 
 def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache, monkeypatch):
     monkeypatch.setattr("fcntl.flock", no_locks)
-    reading, inner = packed.read_codes, []
+    reading, inner = packed.events_of, []
 
     def interrupted(path, raw):
         for event in reading(path, raw):
@@ -400,7 +400,7 @@ def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache,
                 inner[0] = pack(path)  # another process, with the same number on another machine
             yield event
 
-    monkeypatch.setattr(packed, "read_codes", interrupted)
+    monkeypatch.setattr(packed, "events_of", interrupted)
     outer = pack(file)
     assert outer.folder == inner[0].folder and outer.bases.tolist() == inner[0].bases.tolist()
     assert entries(cache) == [outer.folder.name]

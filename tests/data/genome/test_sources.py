@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.sources import expand
-from dnadiff.formats.sequences import read_codes
+from dnadiff.formats.sequences import events_of
 
 formats = importlib.util.module_from_spec(
     spec := importlib.util.spec_from_file_location(
@@ -90,7 +90,7 @@ def test_twobit_comes_back(tmp_path_factory, records, order, version):
 def test_a_chunk_border_may_fall_anywhere(tmp_path, monkeypatch):
     records = {"one": "ACGTNacgt" * 5, "two": "NNNN", "three": "A" * 31}
     for chunk in range(1, 24):
-        monkeypatch.setattr("dnadiff.formats.sequences._CHUNK", chunk)
+        monkeypatch.setattr("dnadiff.formats.fasta._CHUNK", chunk)
         monkeypatch.setattr("dnadiff.data.genome.packed._PIECE", max(1, chunk // 3))
         monkeypatch.setattr("dnadiff.formats.twobit._CHUNK", max(1, chunk // 4))
         monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / f"cache{chunk}"))
@@ -282,7 +282,7 @@ def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
             with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
                 path.write_bytes(content[:end])
                 with path.open("rb") as raw:
-                    list(read_codes(str(path), raw))
+                    list(events_of(str(path), raw))
 
 
 def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
