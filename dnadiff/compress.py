@@ -25,7 +25,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     import numpy as np
     import torch
 
-    from dnadiff.compression import coding, container, layout, machine
+    from dnadiff.compression import coding, container
     from dnadiff.data.genome import pieces
     from dnadiff.store.address import file_name
     from dnadiff.store.disk import atomic_write, check_output
@@ -49,9 +49,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     window = commands.check_window(config["window"], loaded)
     denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
-    text = layout.read_text(config["input"])
-    about, letters = layout.parse(text, config["input"])
-    if layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
+    text = container.read_text(config["input"])
+    about, letters = container.parse(text, config["input"])
+    if container.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
         raise ValueError(
             f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line "
             "breaks"
@@ -64,8 +64,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, fl
     with coding.threads(threads):
         header = container.ContainerHeader(
             container.FORMAT,
-            machine.fingerprint(denoiser, loaded.config),
-            machine.describe(denoiser) | machine.measure(denoiser, loaded.process),
+            coding.fingerprint(denoiser, loaded.config),
+            coding.describe(denoiser) | coding.measure(denoiser, loaded.process),
             window,
             text=hashlib.blake2b(text, digest_size=16).hexdigest(),
             **options,

@@ -19,7 +19,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     import numpy as np
     import torch
 
-    from dnadiff.compression import coding, container, layout, machine
+    from dnadiff.compression import coding, container
     from dnadiff.data.genome import pieces
     from dnadiff.store.address import file_name
     from dnadiff.store.disk import atomic_write, check_output
@@ -36,11 +36,11 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     coding.library()
     loaded = checkpoint.load(config["checkpoint"], config["trust"])
     denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
-    machine.check_model(path, header.model, machine.fingerprint(denoiser, loaded.config))
-    machine.check_match(path, header.machine, machine.describe(denoiser))
+    coding.check_model(path, header.model, coding.fingerprint(denoiser, loaded.config))
+    coding.check_match(path, header.machine, coding.describe(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
-    known = layout.skeletons(about)
+    known = container.skeletons(about)
     cuts = pieces.cut([len(x) for x in known], header.window)
     padded = coding.padded_size([p.end - p.start for p in cuts], header.batch_size)
     container.check_size(
@@ -54,7 +54,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     ]
     bar = Progress(len(parts), "decompress")
     with coding.threads(int(header.machine["threads"])):
-        machine.check_match(path, header.machine, machine.measure(denoiser, loaded.process))
+        coding.check_match(path, header.machine, coding.measure(denoiser, loaded.process))
         settings = (
             coding.Decoder(words, str(path)),
             header.num_groups,
@@ -72,7 +72,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     bar.close()
     for piece, tokens in zip(cuts, found):
         ids[piece.record][piece.start : piece.end] = tokens
-    text = layout.restore(
+    text = container.restore(
         about, [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids]
     )
     if hashlib.blake2b(text, digest_size=16).hexdigest() != header.text:

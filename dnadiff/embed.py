@@ -35,7 +35,7 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Embed and return the file written."""
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.likelihood.stored_curve import fingerprint
+    from dnadiff.likelihood.curve import fingerprint
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
     from dnadiff.store.disk import check_output

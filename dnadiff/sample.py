@@ -95,9 +95,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         build(settings, trust=None), request, config["label"], config["guidance"]
     )
     if config["gc"] is not None:
-        from dnadiff.design import gc_tilt
+        from dnadiff.design.generate import check_gc
 
-        config["gc"] = gc_tilt.check(config["gc"], request, model.tokenizer)
+        config["gc"] = check_gc(config["gc"], request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     training = (
         memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None

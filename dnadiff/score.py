@@ -44,8 +44,8 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score and return the table written."""
     from dnadiff.data.genome.inputs import open_input
+    from dnadiff.likelihood.estimators import check_num_draws, is_exact
     from dnadiff.likelihood.information import check_denoiser
-    from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
     from dnadiff.store.disk import check_output
@@ -164,7 +164,7 @@ def settings_of(
 ) -> dict[str, Json]:
     """Everything that an output depends on, with `keys` of the configuration that only this one
     does."""
-    from dnadiff.likelihood.stored_curve import fingerprint
+    from dnadiff.likelihood.curve import fingerprint
 
     device = next(model.denoiser.parameters()).device.type
     found = {"model": fingerprint(model.denoiser), "input": source.digest, "device": device}

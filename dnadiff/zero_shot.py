@@ -53,7 +53,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol
     and group of tokens."""
     from dnadiff.likelihood import evaluation
-    from dnadiff.likelihood.estimators import estimator_for
+    from dnadiff.likelihood.evaluation import estimator_for
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
@@ -116,7 +116,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
 def check(config: Config) -> None:
     """Check sets, protocols and paths before anything is read; raises ValueError, naming the value
     and the choices."""
-    from dnadiff.likelihood.estimators import PROTOCOLS
+    from dnadiff.likelihood.evaluation import PROTOCOLS
 
     for key, example in (("sets", "ptb,lambada"), ("protocols", "count")):
         if (
@@ -139,7 +139,7 @@ def check(config: Config) -> None:
 
 def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str]:
     """The protocols by the name to show: those chosen, if the model has the choice."""
-    from dnadiff.likelihood.monte_carlo import is_exact
+    from dnadiff.likelihood.estimators import is_exact
 
     if is_exact(denoiser):
         return {"exact": "count"}

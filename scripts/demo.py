@@ -25,7 +25,7 @@ from demo_report import Designs, write_page
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood.strand import Conjoined
+from dnadiff.likelihood.strands import Conjoined
 from dnadiff.model.generator import letters_of
 from dnadiff.progress import duration, table
 from dnadiff.report import RunResults, headlines, read_metrics, sentences

@@ -12,8 +12,8 @@ import yaml
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.likelihood import comparison
+from dnadiff.likelihood.estimates import COUNT, EXACT, Likelihood
 from dnadiff.likelihood.held_out import Scores
-from dnadiff.likelihood.record import COUNT, EXACT, Likelihood
 from dnadiff.weights.loaded import build_denoiser
 
 QUICK = ("num_draws=4", "accelerator=cpu", "overwrite=true")

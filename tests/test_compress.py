@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from dnadiff import compress, likelihood
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.compression import coding, container, layout
-from dnadiff.compression.machine import REMEDY, describe, measure
+from dnadiff.compression import coding, container
+from dnadiff.compression.coding import REMEDY, describe, measure
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.likelihood import code_length
+from dnadiff.likelihood import curve
 from dnadiff.weights import checkpoint
 
 pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")
@@ -107,7 +107,7 @@ def test_the_code_length_agrees_with_the_likelihood(trained):
     maskable = torch.ones(6, dtype=torch.bool)
     h = likelihood.exact_curve(loaded.denoiser, loaded.process, x[None])[0].numpy()
     for groups in (1, 2, 6):
-        expected = code_length.code_length(h, code_length.uniform_sizes(6, groups)) / math.log(2)
+        expected = curve.code_length(h, curve.uniform_sizes(6, groups)) / math.log(2)
         encoder, times = coding.Encoder(), 300
         coding.code(
             loaded.denoiser,
@@ -173,12 +173,12 @@ def test_any_layout_is_preserved(records, ended, newline):
         newline.join(line for header, body in records for line in (f">{header}", *body))
         + newline * ended
     )
-    about, letters = layout.parse(text.encode(), "x.fa")
+    about, letters = container.parse(text.encode(), "x.fa")
     assert (
-        layout.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters])
+        container.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters])
         == text.encode()
     )
-    for skeleton, sequence in zip(layout.skeletons(about), letters):
+    for skeleton, sequence in zip(container.skeletons(about), letters):
         assert [(s == 0) for s in skeleton] == [x in "ACGTU" for x in sequence.decode().upper()]
 
 

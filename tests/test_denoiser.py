@@ -4,7 +4,7 @@ import torch
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
 from dnadiff.denoiser import BaseDenoiser, BlockDenoiser, CausalDenoiser, Denoiser
-from dnadiff.design.guidance import Guided
+from dnadiff.design.conditioning import Guided
 from dnadiff.noise import LogLinear
 from dnadiff.vocab import Vocab
 

@@ -12,8 +12,8 @@ import torch
 import dnadiff
 from dnadiff.config import compose
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood import code_length
-from dnadiff.likelihood.stored_curve import fingerprint
+from dnadiff.likelihood import curve
+from dnadiff.likelihood.curve import fingerprint
 from dnadiff.sample import run
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
@@ -200,8 +200,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "output=a.fa"]
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == 64  # no curve: the default
     store_curve(copy)
-    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    equal, best = code_length.fewest_groups(h), code_length.fewest_groups(h, optimal=True)
+    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    equal, best = curve.fewest_groups(h), curve.fewest_groups(h, optimal=True)
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == len(equal) < 64
     assert cli("sample", *args, "sampler.sizes=optimal")[0] == 0 and steps(
         tmp_path / "a.fa"
@@ -226,8 +226,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
 
 def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy, tmp_path):
     store_curve(copy, best=1.2)
-    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
+    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    for more, calls in (((), len(curve.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
         args = [
             f"checkpoint={copy}",
             "num_samples=1",

@@ -20,8 +20,7 @@ from dnadiff.design.output import ResumableOutput
 from dnadiff.formats.regions import Region
 from dnadiff.likelihood import information
 from dnadiff.likelihood import records as scores
-from dnadiff.likelihood.information import Information
-from dnadiff.likelihood.tiles import tiles
+from dnadiff.likelihood.information import Information, tiles
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.tracks import files

@@ -14,9 +14,8 @@ from dnadiff.checks import number
 from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, Goal
-from dnadiff.design.request import Request, Target
+from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
-from dnadiff.design.template import dna_tokenizer
 from dnadiff.draws import hash64
 from dnadiff.process import require
 

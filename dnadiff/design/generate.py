@@ -1,10 +1,11 @@
 """Conditional generation: requests are filled batch by batch under their constraints, with
-importance weights and likelihood bounds."""
+importance weights, likelihood bounds, and a tilt of G and C that gives samples a target mean GC."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,18 +15,96 @@ from torch import Tensor
 
 from dnadiff import likelihood
 from dnadiff.blocks import after_first
+from dnadiff.checks import fraction
 from dnadiff.config import Json
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.design.constraint import Constrained
-from dnadiff.design.designs import Design, Designs
-from dnadiff.design.request import Request, Target
-from dnadiff.design.template import FREE, Pattern, allowed_letters, dna_tokenizer
+from dnadiff.design.conditioning import Constrained
+from dnadiff.design.request import (
+    FREE,
+    Pattern,
+    Request,
+    Target,
+    allowed_letters,
+    dna_tokenizer,
+    gc_bounds,
+)
 from dnadiff.draws import Draws, hash64
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Sampler, Samples
 
 if TYPE_CHECKING:
+    import pandas
+
     from dnadiff.data.tokenizer import Tokenizer
+
+
+_OF_DESIGNS = ("reward_calls", "ess", "changes", "longest_match")
+
+
+class Design(str):
+    """A sample as a string. All but the first two attributes are None unless it was designed for a
+    reward.
+
+    Attributes:
+        log_prob: a Monte Carlo estimate of a lower bound on log p of the generated part given the
+            fixed part, nats, which a single estimate may exceed; exact for an autoregressive model
+            and for blocks of one token; None if not requested.
+        log_weight: its log importance weight, nats; 0 if unconstrained, None if the sampler does
+            not support weights.
+        reward: of the sequence.
+        reward_calls: the reward calls of its batch, divided by the designs of the batch.
+        ess: effective sample size of its batch; None if the method has no weights.
+        changes: positions at which it differs from the sequence that it started from; None if it
+            started from none.
+        longest_match: the longest exact match with the training data, bases; None if not searched.
+    """
+
+    log_prob: float | None
+    log_weight: float | None
+    reward: float | None = None
+    reward_calls: float | None = None
+    ess: float | None = None
+    changes: int | None = None
+    longest_match: int | None = None
+
+    def __new__(
+        cls,
+        text: str,
+        log_prob: float | None = None,
+        log_weight: float | None = 0.0,
+        reward: float | None = None,
+        reward_calls: float | None = None,
+        ess: float | None = None,
+        changes: int | None = None,
+        longest_match: int | None = None,
+    ) -> Design:
+        """The string with its numbers."""
+        design = super().__new__(cls, text)
+        design.log_prob, design.log_weight, design.reward, design.reward_calls = (
+            log_prob,
+            log_weight,
+            reward,
+            reward_calls,
+        )
+        design.ess, design.changes, design.longest_match = ess, changes, longest_match
+        return design
+
+
+class Designs(list[Design]):
+    """Samples in their order."""
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other
+        attributes of `Design` that one of them has."""
+        import pandas
+
+        others = [
+            name for name in _OF_DESIGNS if any(vars(each)[name] is not None for each in self)
+        ]
+        rows = [{"sequence": str(each), **vars(each)} for each in self]
+        return pandas.DataFrame(
+            rows, columns=["sequence", "log_prob", "log_weight", "reward", *others]
+        )
 
 
 class SampleBatch(NamedTuple):
@@ -363,3 +442,120 @@ def systematic_resample(
     return np.minimum(
         np.searchsorted(ends, (np.arange(count) + uniform) / count, side="right"), len(w) - 1
     )
+
+
+PILOT = 32
+TOLERANCE = 0.002  # of the calibration
+MAX_ERROR = 0.02  # larger errors are an error
+
+
+def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
+    """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked
+    positions of the request cannot reach it."""
+    gc = fraction("gc", gc, inclusive=False)
+    if tokenizer.vocab.complement is None:
+        raise ValueError(f"gc={gc} is for models of DNA; leave it out")
+    low = high = total = 0
+    for target in request.evenly_spaced():
+        start, end = target.designed
+        minimum, maximum = gc_bounds(target.pattern.codes[start:end])
+        low, high, total = low + minimum, high + maximum, total + end - start
+    if not low < gc * total < high:
+        raise ValueError(
+            f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
+            f"and {high / total:.3f}; set gc between them"
+        )
+    return gc
+
+
+class TiltFit(NamedTuple):
+    """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the
+    calibration with the sequences in them."""
+
+    tilt: float
+    reached: float
+    nfe: int
+    rows: int
+
+
+def fit_tilt(
+    generator: ConditionalSampler, request: Request, gc: float, seed: int, batch_size: int
+) -> TiltFit:
+    """The tilt at which a pilot of at least 32 samples of the request has the mean `gc` (see
+    `check`), or a ValueError.
+
+    Pilot samples are evenly spaced over the request, and have no importance weights. All
+    evaluations share their noise, which is derived from `seed`.
+    """
+    size, calls, rows = max(PILOT, batch_size), 0, 0
+    numbered = [(i, request[i * len(request) // size]) for i in range(size)]
+
+    def mean(tilt: float) -> float:
+        nonlocal calls, rows
+        tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
+        batches = [
+            tilted.fill(numbered[at : at + batch_size], key, weighted=False)
+            for at in range(0, size, batch_size)
+        ]
+        calls, rows = (
+            calls + sum(batch.nfe for batch in batches),
+            rows + sum(batch.rows for batch in batches),
+        )
+        counts = [generator.gc(batch) for batch in batches]
+        return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
+
+    tilt, reached, _ = find_tilt(mean, gc)
+    return TiltFit(tilt, reached, calls, rows)
+
+
+def find_tilt(
+    mean_gc: Callable[[float], float],
+    target: float,
+    tolerance: float = TOLERANCE,
+    max_calls: int = 16,
+) -> tuple[float, float, int]:
+    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there,
+    and the number of evaluations.
+
+    The search first brackets the target, then uses the Illinois variant of regula falsi on
+    log-odds. A target that no tilt reaches is a ValueError.
+    """
+
+    def off(tilt: float) -> float:
+        return math.log(max(reached := mean_gc(tilt), 1e-6) / max(1 - reached, 1e-6)) - math.log(
+            target / (1 - target)
+        )
+
+    def near(value: float) -> bool:
+        return abs(_fraction(value, target) - target) <= tolerance
+
+    a, fa, calls = 0.0, off(0.0), 1
+    b, fb = a, fa
+    while not near(fb) and (fa < 0) == (fb < 0) and calls < max_calls:
+        a, fa = b, fb
+        b = b - math.copysign(max(abs(fb) * 1.25, 0.05), fb)
+        fb, calls = off(b), calls + 1
+    best, f_best = min(((a, fa), (b, fb)), key=lambda pair: abs(pair[1]))
+    while not near(f_best) and (fa < 0) != (fb < 0) and calls < max_calls and abs(b - a) > 1e-4:
+        c = (a * fb - b * fa) / (fb - fa)
+        fc, calls = off(c), calls + 1
+        if (fc < 0) == (fb < 0):
+            fa /= 2
+        else:
+            a, fa = b, fb
+        b, fb = c, fc
+        if abs(fc) < abs(f_best):
+            best, f_best = c, fc
+    reached = _fraction(f_best, target)
+    if abs(reached - target) > MAX_ERROR:
+        raise ValueError(
+            f"gc {target} cannot be reached by this sampler: its pilot batch reaches "
+            f"{reached:.3f}; choose another"
+        )
+    return best, reached, calls
+
+
+def _fraction(off: float, target: float) -> float:
+    # The fraction whose log-odds exceed those of `target` by `off`.
+    odds = math.exp(off) * target / (1 - target)
+    return odds / (1 + odds)

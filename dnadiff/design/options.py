@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
     from dnadiff.denoiser import BaseDenoiser
     from dnadiff.design.generate import ConditionalSampler
-    from dnadiff.design.request import Request
-    from dnadiff.design.template import Motif, Pattern
+    from dnadiff.design.request import Motif, Pattern, Request
     from dnadiff.formats.regions import Region
-    from dnadiff.likelihood.stored_curve import StoredCurve
+    from dnadiff.likelihood.curve import StoredCurve
     from dnadiff.weights.loaded import Loaded
 
 WRITE_WHOLE = {"window": True, "designed": False}  # write= -> whether whole windows are written
@@ -57,9 +56,7 @@ class SamplingModel(Protocol):
 def make_request(config: Config, model: SamplingModel) -> Request:
     """The request that the options describe; raises ValueError if they contradict each other or the
     model."""
-    from dnadiff.design.infill import Infill
-    from dnadiff.design.request import Free, Templates
-    from dnadiff.design.template import read_motifs
+    from dnadiff.design.request import Free, Infill, Templates, read_motifs
 
     tokenizer, each = model.tokenizer, config["proposals"] or config["num_samples"]
     motifs = read_motifs(config["motif"])
@@ -89,7 +86,7 @@ def make_request(config: Config, model: SamplingModel) -> Request:
 def read_intervals(config: Config, model: SamplingModel) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.design.template import dna_tokenizer
+    from dnadiff.design.request import dna_tokenizer
     from dnadiff.formats.regions import read_regions
 
     model.check_infill()
@@ -111,7 +108,7 @@ def read_patterns(
 ) -> Iterator[tuple[str, Pattern]]:
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
     whole."""
-    from dnadiff.design.template import template_pattern
+    from dnadiff.design.request import template_pattern
     from dnadiff.formats.sequences import read_sequences
     from dnadiff.store.address import shown
     from dnadiff.store.files import open_text
@@ -194,8 +191,8 @@ def output_settings(
     config: Config, model: SamplingModel, request: Request, sampler: Config
 ) -> dict[str, Json]:
     """Everything that the bytes of the output file depend on."""
-    from dnadiff.design.infill import Infill
     from dnadiff.design.output import sha256
+    from dnadiff.design.request import Infill
     from dnadiff.store.files import resolve
 
     plain = (

@@ -1,12 +1,14 @@
-"""Requests: the template of each sample to generate.
+"""Requests: the template of each sample to generate, as a user writes it.
 
-A request consists of free sequences (with motifs and a prompt), templates, or intervals of a genome
-(`dnadiff.design.infill`). It gives the name and the template of sample i on demand, and
-`dnadiff.design.generate` fills it.
-"""
+A request consists of free sequences (with motifs and a prompt), templates (IUPAC letters, or text
+with `[MASK]`), or intervals of a genome that are designed again within their flanks. It gives the
+name and the `Pattern` of sample i on demand: given token ids, the mask elsewhere, and the bases
+that are allowed at each masked position. `dnadiff.design.generate` fills it, and
+`dnadiff.design.conditioning` makes samplers respect it."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -17,20 +19,245 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.checks import integer
-from dnadiff.design.template import (
-    Motif,
-    Pattern,
-    allowed_letters,
-    dna_pattern,
-    dna_tokenizer,
-    read_motifs,
-    template_pattern,
-    text_pattern,
-)
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
 
 if TYPE_CHECKING:
+    from dnadiff.data.genome.genome import Genome
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.formats.regions import Region
+
+
+# One bit for each base that an IUPAC letter allows: A 1, C 2, G 4, T 8.
+CODES = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15)))
+FREE = 15
+LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
+_MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
+_MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
+_MAX_MASKS = (
+    10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
+)
+
+_CODE_OF_BYTE = np.zeros(256, np.uint8)
+for _letter, _code in CODES.items():
+    _CODE_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _code
+_COMPLEMENT = np.array(
+    [sum(8 >> bit for bit in range(4) if code >> bit & 1) for code in range(16)], np.uint8
+)
+_BASES_IN = np.array([bin(code).count("1") for code in range(16)])
+
+
+class Pattern(NamedTuple):
+    """The template of a sequence.
+
+    Attributes:
+        ids: (L,) int64, the mask where tokens are to be generated.
+        codes: (L,) uint8, the bases allowed at a masked position, one bit each; 15 is any base.
+        letters: (L,) uint8, the given letters in their case; 0 elsewhere. None for text.
+    """
+
+    ids: NDArray[np.int64]
+    codes: NDArray[np.uint8]
+    letters: NDArray[np.uint8] | None = None
+
+
+class Motif(NamedTuple):
+    """A motif at a position.
+
+    Attributes:
+        text: as the user wrote it.
+        codes: its IUPAC codes on the forward strand.
+        start: its position; negative counts from the end.
+    """
+
+    text: str
+    codes: NDArray[np.uint8]
+    start: int
+
+    def first(self, length: int) -> int:
+        """Its first position in a sequence of `length` bases; a ValueError if it exceeds the
+        sequence."""
+        first = self.start + length if self.start < 0 else self.start
+        if first < 0 or first + len(self.codes) > length:
+            raise ValueError(
+                f"motif {self.text} covers {first} to {first + len(self.codes)} (0-based, "
+                f"half-open), outside a sequence of {length} bases; "
+                "move it, or set length"
+            )
+        return first
+
+
+def codes_of(text: str, what: str) -> NDArray[np.uint8]:
+    """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and
+    the first one's 1-based position."""
+    codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
+    if len(wrong := np.flatnonzero(codes == 0)):
+        raise ValueError(
+            f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; "
+            f"allowed are {', '.join(CODES)}"
+        )
+    return codes
+
+
+def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
+    """Motifs written `MOTIF@start` or `MOTIF@start:strand`; others are a ValueError.
+
+    The start is the leftmost position on the forward strand, 0-based; negative counts from the end.
+    On strand "-" the sequence has the reverse complement of the motif there.
+    """
+    if motif is None:
+        return []
+    if not isinstance(motif, (str, list, tuple)):
+        raise ValueError(
+            f"motif {motif!r} must be a string or a list of strings, such as "
+            "'motif=[TATAAT@100,CCAAT@-40:-]'"
+        )
+    found = []
+    for one in [motif] if isinstance(motif, str) else motif:
+        match = _MOTIF.fullmatch(str(one).strip())
+        if match is None or not match[1]:
+            raise ValueError(
+                f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in "
+                "TATAAT@100 or CCAAT@-40:-"
+            )
+        codes = codes_of(match[1], f"motif {one}")
+        found.append(
+            Motif(
+                str(one).strip(),
+                _COMPLEMENT[codes[::-1]] if match[3] == "-" else codes,
+                int(match[2]),
+            )
+        )
+    return found
+
+
+def dna_pattern(
+    tokenizer: Tokenizer,
+    length: int,
+    letters: str = "",
+    motifs: Sequence[Motif] = (),
+    what: str = "template",
+) -> Pattern:
+    """The pattern of IUPAC `letters` followed by N, with motifs on top; errors call the letters
+    `what`.
+
+    A character that is not an IUPAC letter, a motif outside of the sequence, and contradictory
+    constraints are a ValueError.
+    """
+    if len(letters) > length:
+        raise ValueError(
+            f"prompt has {len(letters)} letters and length is {length}; set length to more than "
+            "that"
+        )
+    codes = np.full(length, FREE, np.uint8)
+    codes[: len(letters)] = codes_of(letters, what)
+    owner: dict[int, str] = {}
+    for motif in motifs:
+        for position, code in enumerate(motif.codes.tolist(), motif.first(length)):
+            both = codes[position] & code
+            if not both:
+                other = owner.get(position, f"the {what}")
+                raise ValueError(
+                    f"motif {motif.text} contradicts {other} at position {position} (0-based) of "
+                    f"{length} bases: "
+                    f"{LETTER[code]} against {LETTER[int(codes[position])]}; move or change one"
+                )
+            codes[position] = both
+            if code != FREE:
+                owner[position] = f"motif {motif.text}"
+    return _with_codes(tokenizer, codes, letters)
+
+
+def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
+    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]`
+    for others."""
+    if tokenizer.vocab.complement is not None:
+        return dna_pattern(tokenizer, len(text), text, motifs)
+    if motifs:
+        raise ValueError("motif is for models of DNA; for text write the words into the template")
+    return text_pattern(tokenizer, text)
+
+
+def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
+    fixed = _BASES_IN[codes] == 1
+    bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
+    ids = np.where(
+        fixed,
+        dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64),
+        tokenizer.vocab.mask_id,
+    )
+    shown = np.where(fixed, np.frombuffer(b"ACGT", np.uint8)[bases], 0).astype(np.uint8)
+    given = np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
+    named = _BASES_IN[_CODE_OF_BYTE[given]] == 1
+    shown[: len(given)] |= np.where(named, given & 0x20, 0).astype(np.uint8)
+    return Pattern(ids, codes, shown)
+
+
+def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
+    """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
+
+    It continues with masks up to `length` tokens; None ends with the text. Characters that are not
+    in the vocabulary, a text longer than `length`, and too many masks are a ValueError.
+    """
+    mask_id, at = tokenizer.vocab.mask_id, 0
+    parts: list[NDArray] = []
+    for match in _MASK.finditer(text):
+        if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
+            raise ValueError(
+                f"{match[0][:40]} is more than can be generated at once; write at most "
+                f"[MASK*{_MAX_MASKS}]"
+            )
+        parts += [
+            _encoded(tokenizer, text[at : match.start()]),
+            np.full(int(match[1] or 1), mask_id),
+        ]
+        at = match.end()
+    ids = np.concatenate([*parts, _encoded(tokenizer, text[at:])]).astype(np.int64)
+    if length is not None:
+        if len(ids) > length:
+            raise ValueError(
+                f"prompt has {len(ids)} tokens and length is {length}; set length to more than that"
+            )
+        ids = np.concatenate([ids, np.full(length - len(ids), mask_id)])
+    return Pattern(ids, np.full(len(ids), FREE, np.uint8))
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+    return np.asarray(tokenizer.encode(text) if text else [], dtype=np.int64)
+
+
+def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
+    """The tokenizer, if it is one of DNA; a ValueError if it is one of text."""
+    if not isinstance(tokenizer, DNATokenizer):
+        raise ValueError(
+            f"IUPAC letters are for models of DNA, and the alphabet of this one is {tokenizer.name}"
+        )
+    return tokenizer
+
+
+def allowed_letters(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """The tokens that each IUPAC code allows, (16, V); for text, all rows allow every token."""
+    vocab = tokenizer.vocab
+    table = np.zeros((16, vocab.size), bool)
+    table[:, list(vocab.emitted)] = True
+    if vocab.complement is None:
+        return table
+    for code in range(1, 16):
+        table[code] = False
+        table[
+            code,
+            [
+                int(dna_tokenizer(tokenizer).ids_from_bases([base])[0])
+                for base in range(4)
+                if code >> base & 1
+            ],
+        ] = True
+    return table
+
+
+def gc_bounds(codes: NDArray[np.uint8]) -> tuple[int, int]:
+    """The minimum and the maximum number of G and C that `codes (L,)` allow."""
+    return int((codes & 9 == 0).sum()), int((codes & 6 != 0).sum())
 
 
 class Target(NamedTuple):
@@ -101,7 +328,7 @@ class Free(Request):
         length: tokens, or the (shortest, longest) length.
         seed: the length of sample i depends on (seed, i).
         prompt: beginning of every sequence: IUPAC letters, or text with `[MASK]`.
-        motifs: see `dnadiff.design.template.read_motifs`.
+        motifs: see `read_motifs`.
 
     Raises:
         ValueError: if the constraints contradict each other at a length that is drawn, or leave
@@ -319,3 +546,130 @@ def check_request(
             f"{otherwise}or train with a larger data.length"
         )
     return num_samples, length
+
+
+REVERSE = "-"  # the strand
+UNSTRANDED = "."
+
+
+class Infill(Request):
+    """Intervals of a genome, designed again within their flanks.
+
+    The network reads `length` bases with the interval in the middle, shifted inward at the ends of
+    a record; on strand "-" it reads the reverse complement. Names are those of the intervals
+    (`chrom:first-last(strand)`, 1-based) with the number of the design.
+
+    Args:
+        genome: the genome.
+        regions: the intervals; one that is longer than `length` is a ValueError.
+        each: designs for each interval.
+        length: bases that the network reads.
+        whole: write whole windows; False writes only the designed part.
+    """
+
+    def __init__(
+        self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True
+    ) -> None:
+        self.genome, self.regions, self.each, self.length, self.whole = (
+            genome,
+            list(regions),
+            each,
+            length,
+            whole,
+        )
+        self.num_groups, self.names = len(self.regions), []
+        count: dict[str, int] = {}
+        for region in self.regions:
+            size = region.end - region.start
+            if size > length:
+                where = f"{region.chrom}:{region.start + 1}-{region.end}"
+                raise ValueError(
+                    f"infill: {where} has {size} bases, more than the {length} that are read at "
+                    "once; set length to include its flanks too"
+                )
+            strand = "" if region.strand == UNSTRANDED else f"({region.strand})"
+            name = f"{region.chrom}:{region.start + 1}-{region.end}{strand}"
+            count[name] = count.get(name, 0) + 1
+            self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
+        self._target = lru_cache(maxsize=64)(self._make_target)
+
+    def _make_target(self, group: int) -> Target:
+        region, tokenizer = self.regions[group], self.genome.tokenizer
+        low, high = window_around(
+            region.start, region.end, self.genome.lengths[region.chrom], self.length
+        )
+        where = (region.chrom, low, high, region.strand)
+        first = high - region.end if region.strand == REVERSE else region.start - low
+        last = first + region.end - region.start
+        ids = np.asarray(self.genome.window(*where)).astype(np.int64)
+        letters = np.frombuffer(tokenizer.decode(ids).encode(), np.uint8) | np.where(
+            self.genome.soft_masked(*where), 0x20, 0
+        )
+        about = {"window": f"{region.chrom}:{low + 1}-{high}"}
+        if self.whole:
+            about["designed"] = f"{first + 1}-{last}"
+        if region.name:
+            about["region"] = "_".join(region.name.split())
+        shown = (0, len(ids)) if self.whole else (first, last)
+        pattern = masked_interval(tokenizer, ids, letters.astype(np.uint8), first, last)
+        return Target(self.names[group], pattern, shown, (first, last), about)
+
+    @override
+    def __getitem__(self, number: int) -> Target:
+        target = self._target(number // self.each)
+        return target._replace(name=f"{target.name}_{number % self.each + 1}")
+
+    @property
+    @override
+    def lengths(self) -> tuple[int, int]:
+        lengths = [min(self.length, self.genome.lengths[region.chrom]) for region in self.regions]
+        return min(lengths), max(lengths)
+
+
+def infill_sequence(
+    tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int
+) -> tuple[Request, int]:
+    """The request for `n` designs of [start, end) in a sequence, and the position in the sequence
+    at which its window begins.
+
+    An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
+    """
+    start, end = integer("start", start, 0), integer("end", end)
+    if not 0 <= start < end <= len(sequence):
+        raise ValueError(
+            f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} "
+            "letters (0-based, half-open)"
+        )
+    if end - start > length:
+        raise ValueError(
+            f"[{start}, {end}) is longer than the {length} tokens that are read at once; set "
+            "length to include its flanks too"
+        )
+    low, high = window_around(start, end, len(sequence), length)
+    ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
+    pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), start - low, end - low)
+    return Templates(
+        [("infill", pattern)], n, tokenizer.vocab.mask_id, (start - low, end - low)
+    ), low
+
+
+def window_around(start: int, end: int, total: int, length: int) -> tuple[int, int]:
+    """The window of `length` positions, in a record of `total`, with [start, end) in the middle;
+    shifted inward at the ends."""
+    length = min(length, total)
+    low = min(max((start + end - length) // 2, 0), total - length)
+    return low, low + length
+
+
+def masked_interval(
+    tokenizer: Tokenizer, ids: NDArray[np.int64], letters: NDArray[np.uint8], start: int, end: int
+) -> Pattern:
+    """The pattern of `ids (L,)` with [start, end) masked."""
+    inside = np.zeros(len(ids), bool)
+    inside[start:end] = True
+    codes = np.full(len(ids), FREE, np.uint8)
+    return Pattern(
+        np.where(inside, tokenizer.vocab.mask_id, ids),
+        codes,
+        np.where(inside, 0, letters).astype(np.uint8),
+    )

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from dnadiff.design.designer import Designer, LongestMatch
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.method.base import DesignMethod
-    from dnadiff.design.request import Request
-    from dnadiff.design.template import Pattern
+    from dnadiff.design.request import Pattern, Request
 
 TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
 _METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}

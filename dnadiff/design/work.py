@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.data.work import Result, Work
-from dnadiff.design import gc_tilt
-from dnadiff.design.generate import ConditionalSampler, SampleBatch
+from dnadiff.design.generate import ConditionalSampler, SampleBatch, fit_tilt
 from dnadiff.design.records import Writer
 from dnadiff.design.request import Request
 
@@ -49,7 +48,7 @@ class SampleWork(Work):
         calls that this takes."""
         if self.gc is None:
             return None
-        found = gc_tilt.fit(self.generator, self.request, self.gc, self.seed, self.batch_size)
+        found = fit_tilt(self.generator, self.request, self.gc, self.seed, self.batch_size)
         return {
             "log_odds": found.tilt,
             "pilot": found.reached,

@@ -14,9 +14,9 @@ from dnadiff import likelihood
 from dnadiff.bootstrap import effective_block_size, verdict
 from dnadiff.config import Config, Json
 from dnadiff.likelihood import evaluation
-from dnadiff.likelihood.estimators import Estimator, estimator_for
+from dnadiff.likelihood.estimates import Likelihood
+from dnadiff.likelihood.evaluation import Estimator, estimator_for
 from dnadiff.likelihood.held_out import Windows, token_groups
-from dnadiff.likelihood.record import Likelihood
 from dnadiff.store.disk import write_json
 
 if TYPE_CHECKING:

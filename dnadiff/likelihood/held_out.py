@@ -20,10 +20,9 @@ from dnadiff.config import Json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood.monte_carlo import WindowBatch
-from dnadiff.likelihood.record import Likelihood
-from dnadiff.markov.counts import countable
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.likelihood.estimates import Likelihood
+from dnadiff.likelihood.estimators import WindowBatch
+from dnadiff.markov.model import BackoffMarkov, countable
 from dnadiff.store.disk import atomic_write, read_npz
 
 if TYPE_CHECKING:

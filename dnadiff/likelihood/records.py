@@ -19,7 +19,7 @@ from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.work import Result, Work
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.likelihood.monte_carlo import WindowBatch, estimate, is_exact
+from dnadiff.likelihood.estimators import WindowBatch, estimate, is_exact
 from dnadiff.process import AbsorbingProcess
 
 _WINDOWS, _BASES = 512, 1 << 22  # in memory together
@@ -53,7 +53,7 @@ class WindowScores(Work):
     Args:
         window: records are cut into pieces of at most this many bases, as few as possible and of
             almost equal length.
-        num_draws: network calls per window; where one is exact (`monte_carlo.is_exact`), it is the
+        num_draws: network calls per window; where one is exact (`estimators.is_exact`), it is the
             only one.
         seed: the noise of a window depends on the seed and on its number among the windows with a
             countable base.

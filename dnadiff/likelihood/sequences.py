@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import hash64
-from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
+from dnadiff.likelihood.estimators import WindowBatch, estimate
 from dnadiff.process import AbsorbingProcess
 
 

@@ -3,8 +3,9 @@ baseline.
 
 Real windows differ from one another too. The baseline measures by how much: random sets of real
 windows, as large as the set of samples, are compared with the remaining real windows, and the
-samples with the same remainder.
-"""
+samples with the same remainder. Random sets of n out of N real windows overlap: their values vary
+with 1/n - 1/N, and have the error of the N in common. The value of an independent set, such as
+samples of a model, differs from the mean of the N with 1/n + 1/N (`independent_range`)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,30 @@ from numpy.typing import DTypeLike
 
 from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
-from dnadiff.metrics.independent import independent_range, independent_sets, widening
+
+
+def widening(number: int, total: int) -> float:
+    """How much wider the range of independent sets is than that of random sets of `number` out of
+    `total` windows."""
+    return math.sqrt((total + number) / (total - number))
+
+
+def independent_range(values: np.ndarray, number: int, total: int) -> np.ndarray:
+    """The range of 95 % of independent sets, (2, ...), from `values (sets, ...)` of random sets of
+    `number` out of `total` windows."""
+    mean = values.mean(0)
+    return mean + widening(number, total) * (np.quantile(values, [0.025, 0.975], axis=0) - mean)
+
+
+def independent_sets(number: int, total: int, num_sets: int, seed: int) -> np.ndarray:
+    """Indices (num_sets, m) of windows, drawn with replacement: sets whose fractions vary as those
+    of an independent set of `number` do.
+
+    Sets of m with replacement vary with 1/m, which is 1/n + 1/N. Histograms take sets, not a range.
+    """
+    size = max(1, round(number * total / (number + total)))
+    return np.random.default_rng(seed).integers(total, size=(num_sets, size))
+
 
 Statistic = Callable[
     [np.ndarray, np.ndarray], float
@@ -60,7 +84,7 @@ class Distance:
 
     def of_an_independent_set(self, number: int, total: int) -> Distance:
         """The same with the range for a set that is independent of the real windows
-        (`dnadiff.metrics.independent`)."""
+        (`independent_range`)."""
         wider = widening(number, total)
         low, high = (
             self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high)

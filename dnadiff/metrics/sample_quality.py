@@ -5,7 +5,11 @@ The baseline: random disjoint sets of held-out windows, as large as the set of s
 evaluated as the samples are. A *distance* above the range of the baseline means that samples and
 real windows are distinguishable. A distance below it is a warning: samples that are closer to a set
 of real windows than other real windows vary too little, or copy some of that set.
-"""
+
+Beyond k-mers there are the mutual information between distant bases, the three-base period of
+codons and open reading frames, and what small models learn from samples: to discriminate them from
+real windows, and to predict real windows. A set of windows is an array (S, L) uint8 of bases as in
+`dnadiff.kmers`."""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.config import Json
+from dnadiff.kmers import UNKNOWN
+from dnadiff.markov.model import BackoffMarkov
 from dnadiff.metrics.composition import (
     Distance,
     Statistic,
@@ -25,20 +31,155 @@ from dnadiff.metrics.composition import (
     common_length,
     distance,
     gc_content,
+    independent_range,
     jensen_shannon,
     kmer_counts,
     wasserstein,
 )
-from dnadiff.metrics.discriminator import (
-    auroc,
-    cross_validated_scores,
-    discriminator_auroc,
-    train_on_samples_bits,
-)
-from dnadiff.metrics.independent import independent_range
 from dnadiff.metrics.memorization import TrainingIndex
 from dnadiff.metrics.real_windows import evenly_spaced
-from dnadiff.metrics.structure import longest_orf, mutual_information, pair_counts, period_three
+
+_STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
+
+
+def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
+    """Counts of base a at d positions before base b: (S, max_distance, 16) int32 for d = 1 ..
+    max_distance, indexed by 4 a + b.
+
+    Pairs with an unknown base are not counted.
+    """
+    number, length = windows.shape
+    counts = np.zeros((number, max_distance, 16), np.int32)
+    row = np.arange(number)[:, None] * 17
+    for d in range(1, min(max_distance, length - 1) + 1):
+        first, second = windows[:, :-d].astype(np.int64), windows[:, d:]
+        pair = np.where((first < UNKNOWN) & (second < UNKNOWN), 4 * first + second, 16)
+        counts[:, d - 1] = np.bincount((pair + row).ravel(), minlength=17 * number).reshape(
+            number, 17
+        )[:, :16]
+    return counts
+
+
+def mutual_information(counts: np.ndarray) -> np.ndarray:
+    """Mutual information in bits of two bases at distance d: (D,), from `pair_counts` of a set (S,
+    D, 16) summed over its windows.
+
+    The estimate is biased: with N pairs, independent bases give about 9/(2 N ln 2). Compare only
+    sets of the same size.
+    """
+    joint = counts.sum(0).reshape(-1, 4, 4) / np.maximum(counts.sum((0, 2)), 1)[:, None, None]
+    product = joint.sum(2)[:, :, None] * joint.sum(1)[:, None, :]
+    ratio = np.divide(joint, product, where=joint > 0, out=np.ones_like(joint))
+    return (joint * np.log2(ratio)).sum((1, 2))
+
+
+def period_three(windows: np.ndarray) -> np.ndarray:
+    """Spectral power at a period of three bases, for each window, (S,): 1 on average for
+    independent bases, more in coding sequence.
+
+    The sum of the squared Fourier coefficients at frequency 1/3 of the four base indicators,
+    divided by its mean over shuffles of the window (after Tiwari et al., CABIOS 13, 263, 1997).
+    """
+    wave = np.exp(2j * np.pi * np.arange(windows.shape[1]) / 3)
+    is_base = windows[:, :, None] == np.arange(4)  # (S, L, 4)
+    number = is_base.sum(1)
+    total = np.maximum(number.sum(1), 1)
+    centered = (
+        np.einsum("slb,l->sb", is_base, wave)
+        - number / total[:, None] * ((windows < UNKNOWN) @ wave)[:, None]
+    )
+    expected = total - (number**2).sum(1) / total
+    return (np.abs(centered) ** 2).sum(1) / np.maximum(expected, 1e-12)
+
+
+def longest_orf(windows: np.ndarray) -> np.ndarray:
+    """Length in bases of the longest open reading frame of each window, in any of six frames: (S,).
+
+    A frame is a run of codons without a stop (TAA, TAG, TGA). It needs no start codon and may
+    extend past both ends of a window, because genes are longer than windows; a codon with an
+    unknown base ends it.
+    """
+    other = np.where(windows < UNKNOWN, 3 - windows.astype(np.int16), UNKNOWN)[:, ::-1]
+    return np.max(
+        [_longest(strand[:, start:]) for strand in (windows, other) for start in range(3)], axis=0
+    )
+
+
+def _longest(strand: np.ndarray) -> np.ndarray:
+    """`longest_orf` in the frame of the first base."""
+    codons = strand[:, : strand.shape[1] // 3 * 3].reshape(len(strand), -1, 3)
+    if not codons.shape[1]:
+        return np.zeros(len(strand), np.int64)
+    ends = (codons == UNKNOWN).any(2)
+    for stop in _STOPS:
+        ends |= (codons == stop).all(2)
+    place = np.arange(codons.shape[1])
+    last = np.maximum.accumulate(
+        np.where(ends, place, -1), axis=1
+    )  # the last stop at or before each codon
+    return 3 * (place - last).max(1)
+
+
+_FOLDS = 5
+
+
+def cross_validated_scores(
+    samples: np.ndarray, real: np.ndarray, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cross-validated scores of logistic regressions that discriminate samples from real windows.
+
+    Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)`
+    and `real (R, W)`, each scaled to unit variance. Returns scores (S + R,) float and labels (S +
+    R,) bool, True for samples.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    counts = np.concatenate([samples, real]).astype(float)
+    features = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
+    labels = np.arange(len(counts)) < len(samples)
+    scores = np.empty(len(counts))
+    for train, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(
+        features, labels
+    ):
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(
+            features[train], labels[train]
+        )
+        decision = model.decision_function(features[test])
+        scores[test] = decision - decision.mean()  # each fold has its own intercept
+    return scores, labels
+
+
+def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half
+    (Mann-Whitney U)."""
+    from scipy.stats import rankdata
+
+    positive = int(labels.sum())
+    above = rankdata(scores)[labels].sum() - positive * (positive + 1) / 2
+    return float(above / (positive * (len(labels) - positive)))
+
+
+def discriminator_auroc(samples: np.ndarray, real: np.ndarray) -> float:
+    """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows
+    perfectly."""
+    return auroc(*cross_validated_scores(samples, real))
+
+
+def train_on_samples_bits(samples: np.ndarray, real: np.ndarray, order: int) -> float:
+    """Bits per base of the real windows `real (R, L)` under a Markov model trained on
+    `samples (S, L)` only.
+
+    Counts come from four fifths of the samples, and the back-off strengths from the last fifth:
+    real windows are only tested on.
+    """
+    num_tuning = max(1, len(samples) // 5)
+    model = BackoffMarkov.fit(list(samples[num_tuning:]), order).tuned(list(samples[:num_tuning]))
+    gap = np.full((len(real), 1), UNKNOWN, np.uint8)
+    return float(-np.nanmean(model.log_probs(np.hstack([real, gap]).ravel())) / np.log(2))
+
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_REAL = (

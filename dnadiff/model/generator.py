@@ -11,19 +11,23 @@ from torch import Tensor
 
 from dnadiff.checks import integer
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.design import gc_tilt
+from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.designer import Designer
-from dnadiff.design.designs import Design, Designs
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.infill import infill_sequence
-from dnadiff.design.labels import Labels, conditioned
+from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
-from dnadiff.design.request import Request, check_request, from_text, starting_from
+from dnadiff.design.request import (
+    Request,
+    check_request,
+    from_text,
+    infill_sequence,
+    read_motifs,
+    starting_from,
+    template_pattern,
+)
 from dnadiff.design.reward import Reward, as_reward
-from dnadiff.design.template import read_motifs, template_pattern
 from dnadiff.formats.nucleotides import is_sequence, plain
-from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler
@@ -85,14 +89,14 @@ class Generator:
                 text; defines the length.
             motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top of the template.
             prompt: the beginning of each sequence.
-            gc: mean fraction of G and C; see `dnadiff.design.gc_tilt`.
+            gc: mean fraction of G and C; see `dnadiff.design.generate.fit_tilt`.
             num_draws: network calls for the bound on each sample's log-probability; None is 8 if
                 one of the last four arguments is given and the network accepts whole sequences,
                 else 0.
 
         Returns:
             Strings with the attributes `log_prob` and `log_weight`
-            (`dnadiff.design.designs.Design`); `.to_frame()` makes them a data frame.
+            (`dnadiff.design.generate.Design`); `.to_frame()` makes them a data frame.
 
         Raises:
             ValueError: for a length that the network does not accept, an unknown label, a sampler
@@ -185,7 +189,7 @@ class Generator:
 
         Returns:
             Strings with the numbers of their records as attributes
-            (`dnadiff.design.designs.Design`); `.to_frame()` makes a data frame.
+            (`dnadiff.design.generate.Design`); `.to_frame()` makes a data frame.
 
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit
@@ -295,10 +299,8 @@ class Generator:
             )
             raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
         if gc is not None:
-            gc = gc_tilt.check(gc, request, self.tokenizer)
-            generator = generator.with_tilt(
-                gc_tilt.fit(generator, request, gc, seed, batch_size).tilt
-            )
+            gc = check_gc(gc, request, self.tokenizer)
+            generator = generator.with_tilt(fit_tilt(generator, request, gc, seed, batch_size).tilt)
         return generator.designs(request, seed, batch_size, num_draws)
 
     def conditional_sampler(
@@ -334,7 +336,7 @@ class Generator:
         self, label: Labels, guidance: float = 1.0
     ) -> tuple[BaseDenoiser, Tensor | None]:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see
-        `dnadiff.design.labels.conditioned`."""
+        `dnadiff.design.conditioning.conditioned`."""
         return conditioned(
             self.denoiser,
             self.labels,

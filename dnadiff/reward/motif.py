@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.output import sha256
+from dnadiff.design.request import FREE, codes_of
 from dnadiff.design.reward import Reward, Values
-from dnadiff.design.template import FREE, codes_of
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text, resolve

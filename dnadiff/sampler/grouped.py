@@ -31,7 +31,7 @@ class Grouped(PlannedSampler):
         num_groups: K; a sequence with fewer masked positions is filled one by one. None is 64, or
             the length if that is less.
         sizes: sizes of the groups in order of unmasking, which add up to the length
-            (`dnadiff.likelihood.code_length.optimal_sizes`); a template starts at the group where
+            (`dnadiff.likelihood.curve.optimal_sizes`); a template starts at the group where
             as many tokens are visible. None is (almost) equal sizes, whatever is masked.
 
     Examples:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dnadiff.backbone.base import BlockBackbone
 from dnadiff.config import PACKAGE, Config, build
 from dnadiff.data.splits import Split
-from dnadiff.likelihood.stored_curve import StoredCurve
+from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
 from dnadiff.weights.exported import data_name, portable

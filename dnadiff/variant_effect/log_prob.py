@@ -12,7 +12,7 @@ from typing_extensions import override
 from dnadiff.checks import PositiveInt, integer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import hash64
-from dnadiff.likelihood.monte_carlo import check_num_draws, is_exact
+from dnadiff.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.variant_effect.base import VariantMethod
 from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
 from dnadiff.variant_effect.variant import TOKENIZER, Edit

@@ -14,8 +14,8 @@ from torch import Tensor
 from dnadiff.checks import boolean, integer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.likelihood.monte_carlo import WindowBatch, estimate
-from dnadiff.likelihood.sites import site_log_probs
+from dnadiff.likelihood.estimators import WindowBatch, estimate
+from dnadiff.likelihood.strands import site_log_probs
 from dnadiff.process import AbsorbingProcess, require
 from dnadiff.variant_effect.pairs import Pair, pair
 from dnadiff.variant_effect.site_windows import (

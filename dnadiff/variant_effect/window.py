@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dnadiff.checks import PositiveInt, integer
 from dnadiff.draws import Draws
-from dnadiff.likelihood.monte_carlo import check_num_draws
+from dnadiff.likelihood.estimators import check_num_draws
 from dnadiff.variant_effect.base import PairMethod
 from dnadiff.variant_effect.network import Bools, Network
 from dnadiff.variant_effect.pairs import Pair
@@ -23,7 +23,7 @@ class PairedWindow(PairMethod):
     Each draw masks k of the n bases of both windows, the same ones (those that belong together,
     `Pair.aligned`), and costs two network calls; n / k times the difference of the masked bases'
     log-probabilities has the difference of the NELBOs as its mean. Counts are stratified, two draws
-    per stratum, so that the estimate of the error is unbiased (`dnadiff.likelihood.monte_carlo`).
+    per stratum, so that the estimate of the error is unbiased (`dnadiff.likelihood.estimators`).
 
     Args:
         num_draws: per variant and strand, even.

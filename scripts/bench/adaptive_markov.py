@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dnadiff.kmers import UNKNOWN, check_bases, codes, reverse_complement_codes
-from dnadiff.markov.counts import Counts, segments
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.markov.model import BackoffMarkov, Counts, segments
 
 _TABLE_ORDER = 12  # running counts of orders up to here are tables: 268 MB for the highest
 

@@ -15,7 +15,7 @@ Each cell is saved in DIR when it is finished, and starting again continues; `--
 cells in the given order. Everything takes about 20 minutes on two idle cores.
 
 Code lengths come from h(n), measured once on validation windows: sum_k s_k h(n_k) for groups, its
-expectation over binomial sizes of groups for T steps (`dnadiff.likelihood.code_length`), the exact
+expectation over binomial sizes of groups for T steps (`dnadiff.likelihood.curve`), the exact
 -log p for `ar`. Optimal sizes of groups (`grouped_optimal`, and how many lose 2 %) are chosen by
 the h(n) of one half of the windows; all code lengths are those of the other half. Lost structure is
 0 for one token at a time, 1 for one call.
@@ -51,7 +51,7 @@ from dnadiff.backbone.mamba import Mamba
 from dnadiff.commands import keep_freed_memory
 from dnadiff.config import build
 from dnadiff.denoiser import CausalDenoiser, Denoiser
-from dnadiff.likelihood import code_length, curve
+from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
@@ -236,12 +236,8 @@ class Study:
         """Sizes of the groups of a cell; None for `lost2` if the model has no structure to lose."""
         h, best = np.array(self.kept["curve"]["h_chooses"]), method == "grouped_optimal"
         if steps == "lost2":
-            return code_length.fewest_groups(h, optimal=best)
-        return (
-            code_length.optimal_sizes(h, steps)
-            if best
-            else code_length.uniform_sizes(len(h), steps)
-        )
+            return curve.fewest_groups(h, optimal=best)
+        return curve.optimal_sizes(h, steps) if best else curve.uniform_sizes(len(h), steps)
 
     def ddpm_step(self, vocabulary: str, batch: int) -> dict:
         """The cost of a step of `ddpm_cache`, with and without a network call."""
@@ -306,11 +302,11 @@ class Study:
         if method == "first_hitting":
             total = h.sum()
         elif method.startswith("grouped"):
-            total = code_length.code_length(h, self.sizes(method, asked))
+            total = curve.code_length(h, self.sizes(method, asked))
         else:
             end = EPS if method == "ddpm_cache" else 0.0
-            total = code_length.discrete_time(h, 1 - np.linspace(end, 1, steps + 1))
-        return total / len(h), code_length.lost_structure(h, total)
+            total = curve.discrete_time(h, 1 - np.linspace(end, 1, steps + 1))
+        return total / len(h), curve.lost_structure(h, total)
 
     def rows(self) -> list[dict]:
         """The finished cells, with code lengths and the ratio to `ddpm_cache` at equal code

@@ -31,7 +31,7 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Request, from_text, starting_from
 from dnadiff.design.reward import CountedReward, Reward, Values
-from dnadiff.likelihood.monte_carlo import WindowBatch
+from dnadiff.likelihood.estimators import WindowBatch
 from dnadiff.model import Model
 from dnadiff.sampler.grouped import Grouped
 

@@ -40,13 +40,11 @@ import dnadiff
 from dnadiff.bootstrap import blocks, ratio
 from dnadiff.data.run_data import run_data
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.request import Templates
-from dnadiff.design.template import FREE, Pattern
+from dnadiff.design.request import FREE, Pattern, Templates
 from dnadiff.draws import hash64
 from dnadiff.kmers import UNKNOWN, reverse_complement
 from dnadiff.likelihood.held_out import fit_markov
-from dnadiff.markov.counts import segments
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.markov.model import BackoffMarkov, segments
 from dnadiff.sampler.grouped import Grouped
 
 ORDER = 12

@@ -31,7 +31,7 @@ from dnadiff.config import build
 from dnadiff.draws import Draws, hash64
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.reader import Record
-from dnadiff.likelihood import code_length
+from dnadiff.likelihood import curve
 from dnadiff.likelihood.held_out import Windows
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded, build_objective
@@ -213,8 +213,8 @@ class Chain:
 
 
 def step_weights(length: int, alpha: np.ndarray) -> np.ndarray:
-    """(L,) weights of h(n) in T steps: `code_length.discrete_time` is linear in h."""
-    return np.array([code_length.discrete_time(unit, alpha) for unit in np.eye(length)]) / length
+    """(L,) weights of h(n) in T steps: `curve.discrete_time` is linear in h."""
+    return np.array([curve.discrete_time(unit, alpha) for unit in np.eye(length)]) / length
 
 
 def own_bound(loaded: Loaded, ids: torch.Tensor, draws: int, batch: int) -> np.ndarray:

@@ -1332,7 +1332,7 @@ def _of_metrics(folder: Path, name: str) -> object:
 
 
 def _curve(folder: Path) -> object:
-    from dnadiff.likelihood.stored_curve import StoredCurve
+    from dnadiff.likelihood.curve import StoredCurve
 
     return tuple(
         sorted(

@@ -37,7 +37,7 @@ import study
 from dnadiff import likelihood
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import KmerSet
-from dnadiff.likelihood.monte_carlo import WindowBatch
+from dnadiff.likelihood.estimators import WindowBatch
 from dnadiff.model import Model
 
 MINUS_35, MINUS_10, SPACERS = "TTGACA", "TATAAT", (16, 17, 18)

@@ -9,7 +9,7 @@ import torch
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.config import build, compose, config_dir
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.design.constraint import Constrained
+from dnadiff.design.conditioning import Constrained
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear

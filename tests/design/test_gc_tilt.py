@@ -9,11 +9,15 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BlockDenoiser
-from dnadiff.design import gc_tilt
-from dnadiff.design.constraint import Constrained
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.request import Templates
-from dnadiff.design.template import dna_pattern
+from dnadiff.design.conditioning import Constrained
+from dnadiff.design.generate import (
+    TOLERANCE,
+    ConditionalSampler,
+    check_gc,
+    find_tilt,
+    fit_tilt,
+)
+from dnadiff.design.request import Templates, dna_pattern
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.block import Blockwise
@@ -32,9 +36,9 @@ def test_calibration_finds_the_target(at_zero, gain, target):
         calls.append(x)
         return 1 / (1 + math.exp(-gain * x) * (1 - at_zero) / at_zero)
 
-    found, reached, count = gc_tilt.find_tilt(mean, target)
+    found, reached, count = find_tilt(mean, target)
     assert (
-        abs(mean(found) - target) <= gc_tilt.TOLERANCE
+        abs(mean(found) - target) <= TOLERANCE
         and reached == pytest.approx(mean(found))
         and count == len(calls) - 2 <= 12
     )
@@ -44,10 +48,10 @@ def test_a_gc_that_a_sampler_cannot_reach_is_an_error():
     with pytest.raises(
         ValueError, match=r"gc 0.8 cannot be reached by this sampler: its pilot batch reaches 0.600"
     ):
-        gc_tilt.find_tilt(lambda x: 0.4 + 0.2 / (1 + math.exp(-x)), 0.8)
-    assert gc_tilt.find_tilt(lambda x: round(20 / (1 + math.exp(-x))) / 20, 0.507)[
-        1
-    ] == pytest.approx(0.5)  # a small pilot moves in steps
+        find_tilt(lambda x: 0.4 + 0.2 / (1 + math.exp(-x)), 0.8)
+    assert find_tilt(lambda x: round(20 / (1 + math.exp(-x))) / 20, 0.507)[1] == pytest.approx(
+        0.5
+    )  # a small pilot moves in steps
 
 
 @pytest.mark.parametrize("gc", [0, 1, -0.1, "half", True, float("nan"), 0.2, 0.8, 0.1])
@@ -59,10 +63,10 @@ def test_a_gc_that_the_template_excludes_is_an_error(gc):
         ValueError,
         match=r"gc .* (must be a number between 0 and 1|cannot be reached: .* between 0.200 and 0.800)",
     ):
-        gc_tilt.check(gc, request, DNA)
-    assert gc_tilt.check(0.5, request, DNA) == 0.5 == gc_tilt.check(np.float32(0.5), request, DNA)
+        check_gc(gc, request, DNA)
+    assert check_gc(0.5, request, DNA) == 0.5 == check_gc(np.float32(0.5), request, DNA)
     with pytest.raises(ValueError, match="for models of DNA"):
-        gc_tilt.check(0.5, request, CharTokenizer("ab"))
+        check_gc(0.5, request, CharTokenizer("ab"))
 
 
 def test_the_pilot_makes_no_importance_weights_and_counts_its_calls(monkeypatch):
@@ -92,7 +96,7 @@ def test_the_pilot_makes_no_importance_weights_and_counts_its_calls(monkeypatch)
             made.append(fill(*args, **kw)) or made[-1]
         ),
     )
-    found = gc_tilt.fit(generator, request, 0.5, 1, 16)
+    found = fit_tilt(generator, request, 0.5, 1, 16)
     assert len(made) >= 2 and (found.nfe, found.rows) == (
         sum(batch.nfe for batch in made),
         sum(batch.rows for batch in made),

@@ -14,11 +14,17 @@ from dnadiff.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
+from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
-from dnadiff.design.guidance import Guided
-from dnadiff.design.infill import window_around
-from dnadiff.design.request import Free, Templates
-from dnadiff.design.template import CODES, dna_pattern, read_motifs, text_pattern
+from dnadiff.design.request import (
+    CODES,
+    Free,
+    Templates,
+    dna_pattern,
+    read_motifs,
+    text_pattern,
+    window_around,
+)
 from dnadiff.draws import hash64
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score

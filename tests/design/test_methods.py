@@ -17,9 +17,8 @@ from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.resample_move import ResampleMove
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
-from dnadiff.design.request import Free, Templates
+from dnadiff.design.request import Free, Templates, dna_pattern
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward, as_reward
-from dnadiff.design.template import dna_pattern
 from dnadiff.draws import Draws, hash64
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -226,7 +225,7 @@ def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
     # All outcomes of two particles over {A, C}^2, of which the rows fill their two positions in
     # opposite orders. The second token of a row has its own number, also after the row was
     # resampled: with the number of the first token, the mean would be 3 % too small.
-    monkeypatch.setattr("dnadiff.design.method.batch.Draws", Enumerated)
+    monkeypatch.setattr("dnadiff.design.method.base.Draws", Enumerated)
     words = ["AA", "AC", "CA", "CC"]
     ids = torch.from_numpy(np.stack([DNA.encode(word) for word in words]).astype(np.int64))
     denoiser = make_oracle(ids, torch.full((4,), 0.25, dtype=torch.float64), DNA.vocab)

@@ -10,11 +10,10 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser
+from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.guidance import Guided
 from dnadiff.design.options import check_settings, check_weights, resolved_sampler
-from dnadiff.design.request import Templates
-from dnadiff.design.template import FREE, Pattern
+from dnadiff.design.request import FREE, Pattern, Templates
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.block import Blockwise

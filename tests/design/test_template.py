@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.design.template import (
+from dnadiff.design.request import (
     CODES,
     LETTER,
     allowed_letters,

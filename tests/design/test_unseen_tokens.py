@@ -9,9 +9,8 @@ from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser
-from dnadiff.design.constraint import Constrained
+from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.guidance import Guided
 from dnadiff.design.request import from_text
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear

@@ -10,7 +10,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser
 from dnadiff.likelihood import WindowBatch, all_masked, estimate, estimate_to
 from dnadiff.likelihood.curve import CurveSums, code_length_table
-from dnadiff.likelihood.measurements import BlockMeasurements
+from dnadiff.likelihood.estimates import BlockMeasurements
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 

@@ -8,7 +8,7 @@ import torch
 from dnadiff import likelihood
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
-from dnadiff.likelihood import code_length, curve
+from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.grouped import Grouped
@@ -67,7 +67,7 @@ def test_expected_cost_of_random_groups_is_the_sum_over_the_curve(toy, oracle, p
     with torch.no_grad():
         h = exact_h(denoiser, toy, process)
         for sizes in ([3], [1, 2], [2, 1], [1, 1, 1]):
-            assert code_length.code_length(h, sizes) == pytest.approx(
+            assert curve.code_length(h, sizes) == pytest.approx(
                 expected_cost(denoiser, toy, sizes), abs=1e-12
             )
 
@@ -116,7 +116,7 @@ def test_too_many_tokens_to_enumerate_are_refused(oracle, process):
 def test_uniform_sizes_are_those_of_the_sampler(process, length, groups):
     masked = torch.ones(3, length, dtype=torch.bool)
     plan = Grouped(groups).plan(masked, process, Draws.for_batch(1, 3))
-    sizes = code_length.uniform_sizes(length, groups)
+    sizes = curve.uniform_sizes(length, groups)
     assert all(
         torch.bincount(row, minlength=groups).tolist() == sizes.tolist() for row in plan.step
     )
@@ -127,47 +127,41 @@ def test_optimal_sizes_are_the_best_of_all(toy):
     h = np.array([2.0, 1.9, 1.2, 1.0, 0.9, 0.2, 0.19])
     for groups in range(1, 8):
         boundaries = itertools.combinations(range(1, 7), groups - 1)
-        best = min(code_length.code_length(h, np.diff([0, *b, 7])) for b in boundaries)
-        sizes = code_length.optimal_sizes(h, groups)
-        assert len(sizes) == groups and code_length.code_length(h, sizes) == pytest.approx(best)
-        assert best <= code_length.code_length(h, code_length.uniform_sizes(7, groups)) + 1e-12
+        best = min(curve.code_length(h, np.diff([0, *b, 7])) for b in boundaries)
+        sizes = curve.optimal_sizes(h, groups)
+        assert len(sizes) == groups and curve.code_length(h, sizes) == pytest.approx(best)
+        assert best <= curve.code_length(h, curve.uniform_sizes(7, groups)) + 1e-12
 
 
 def test_optimal_sizes_of_long_sequences_add_up():
     h = 2 / (1 + np.arange(5000) / 500)
-    sizes = code_length.optimal_sizes(h, 16)
+    sizes = curve.optimal_sizes(h, 16)
     assert sizes.sum() == 5000 and (sizes > 0).all()
-    assert code_length.code_length(h, sizes) < code_length.code_length(
-        h, code_length.uniform_sizes(5000, 16)
-    )
+    assert curve.code_length(h, sizes) < curve.code_length(h, curve.uniform_sizes(5000, 16))
 
 
 def test_lost_structure_is_1_for_one_call_and_0_token_by_token():
     h = np.array([2.0, 1.5, 1.0, 0.5])
-    assert code_length.lost_structure(h, code_length.code_length(h, [4])) == 1
-    assert code_length.lost_structure(h, code_length.code_length(h, [1, 1, 1, 1])) == 0
-    assert math.isnan(code_length.lost_structure(np.ones(4), 4.0))
+    assert curve.lost_structure(h, curve.code_length(h, [4])) == 1
+    assert curve.lost_structure(h, curve.code_length(h, [1, 1, 1, 1])) == 0
+    assert math.isnan(curve.lost_structure(np.ones(4), 4.0))
 
 
 def test_discrete_time_for_copies_of_a_bit():
     # facts 3: L log 2 (1/T) sum_i (i/T)^(L-1)
     h = np.array([math.log(2), 0.0])
-    found = [
-        code_length.discrete_time(h, 1 - np.arange(steps + 1) / steps) for steps in (1, 2, 4, 10)
-    ]
+    found = [curve.discrete_time(h, 1 - np.arange(steps + 1) / steps) for steps in (1, 2, 4, 10)]
     assert found == pytest.approx([1.386294, 1.039721, 0.866434, 0.762462], abs=1e-6)
     many = np.array([math.log(2), *[0.0] * 6])
     expected = 7 * math.log(2) / 5 * sum((i / 5) ** 6 for i in range(1, 6))
-    assert code_length.discrete_time(many, 1 - np.arange(6) / 5) == pytest.approx(expected)
+    assert curve.discrete_time(many, 1 - np.arange(6) / 5) == pytest.approx(expected)
     with pytest.raises(ValueError, match="must not increase"):
-        code_length.discrete_time(h, [1, 0.2, 0.4, 0])
+        curve.discrete_time(h, [1, 0.2, 0.4, 0])
 
 
 def test_discrete_time_tends_to_the_nelbo():
     h = np.array([2.0, 1.5, 1.0, 0.5])
-    assert code_length.discrete_time(h, 1 - np.arange(3001) / 3000) == pytest.approx(
-        h.sum(), rel=1e-3
-    )
+    assert curve.discrete_time(h, 1 - np.arange(3001) / 3000) == pytest.approx(h.sum(), rel=1e-3)
 
 
 @pytest.fixture
@@ -187,7 +181,7 @@ def test_the_table_agrees_with_enumeration_within_its_error(toy, oracle, process
     table = curve.code_length_table(samples)
     assert [row["groups"] for row in table["rows"]] == [1, 2]
     for row, sizes in zip(table["rows"], ([3], [2, 1])):
-        expected = code_length.code_length(h, sizes) / 3 / math.log(2)
+        expected = curve.code_length(h, sizes) / 3 / math.log(2)
         assert row["uniform"]["bits"] == pytest.approx(expected, abs=4 * row["uniform"]["se"])
         assert row["uniform"]["se"] < 0.02
     assert table["rows"][0]["uniform"]["lost_structure"] == 1
@@ -239,9 +233,7 @@ def test_a_curve_that_rises_is_neither_capped_nor_levelled():
     )
     for row in table["rows"]:
         expected = (
-            code_length.code_length(true, code_length.uniform_sizes(64, row["groups"]))
-            / 64
-            / math.log(2)
+            curve.code_length(true, curve.uniform_sizes(64, row["groups"])) / 64 / math.log(2)
         )
         assert row["uniform"]["bits"] == pytest.approx(expected, abs=4 * row["uniform"]["se"])
         assert row["uniform"]["lost_structure"] is None  # there is nothing to lose
@@ -264,15 +256,15 @@ def test_the_claimed_error_holds_where_the_curve_is_steep(steepness):
             samples.bootstrap_replicates(40),
         )
         for groups in (16, 64, 256):
-            sizes = code_length.uniform_sizes(512, groups)
+            sizes = curve.uniform_sizes(512, groups)
             found, bias = (
-                code_length.code_length(h, sizes),
-                (code_length.code_length(h, sizes) - code_length.code_length(rough, sizes)) / 3,
+                curve.code_length(h, sizes),
+                (curve.code_length(h, sizes) - curve.code_length(rough, sizes)) / 3,
             )
             error = samples.standard_error(
-                np.array([code_length.code_length(w, sizes) for w in bootstrap_replicates]), bias
+                np.array([curve.code_length(w, sizes) for w in bootstrap_replicates]), bias
             )
-            deviations.append((found - code_length.code_length(true, sizes)) / error)
+            deviations.append((found - curve.code_length(true, sizes)) / error)
     assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.5 and np.abs(deviations).max() < 4.5
 
 
@@ -293,13 +285,13 @@ def test_best_sizes_do_not_profit_from_the_noise_of_the_curve():
 @pytest.mark.parametrize("groups", [0, 8])
 def test_impossible_numbers_of_groups_are_refused(groups):
     for function in (
-        lambda: code_length.uniform_sizes(7, groups),
-        lambda: code_length.optimal_sizes(np.ones(7), groups),
+        lambda: curve.uniform_sizes(7, groups),
+        lambda: curve.optimal_sizes(np.ones(7), groups),
     ):
         with pytest.raises(ValueError, match=f"num_groups {groups} must be from 1 to 7"):
             function()
     with pytest.raises(ValueError, match="add up to 5; they must be positive and add up to the 7"):
-        code_length.code_length(np.ones(7), [5])
+        curve.code_length(np.ones(7), [5])
 
 
 def pool_adjacent_violators(values, weights):

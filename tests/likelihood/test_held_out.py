@@ -65,7 +65,7 @@ def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monke
     data = GenomeDataModule(tmp_path / "g.fa", length=32, batch_size=2)
     fitted = fit_markov(data, [12, 2])
     assert list(fitted) == [2, 12]
-    monkeypatch.setattr("dnadiff.markov.counts.MAX_BASES", 479)
+    monkeypatch.setattr("dnadiff.markov.model.MAX_BASES", 479)
     with caplog.at_level(logging.INFO):
         bounded = fit_markov(data, [12, 2])
         assert fit_markov(data, [11]) == {}

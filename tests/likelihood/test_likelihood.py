@@ -7,7 +7,7 @@ import torch
 from dnadiff import likelihood
 from dnadiff.backbone.base import BlockBackbone
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.likelihood.estimators import OneDraw
+from dnadiff.likelihood.evaluation import OneDraw
 from dnadiff.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab

@@ -11,7 +11,7 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.denoiser import BlockDenoiser, Denoiser
 from dnadiff.likelihood import ORDERS, WindowBatch, exact_nelbo, ordered
-from dnadiff.likelihood.estimators import Ordered
+from dnadiff.likelihood.evaluation import Ordered
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab

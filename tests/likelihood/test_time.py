@@ -11,8 +11,7 @@ from dnadiff import likelihood
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.request import Templates
-from dnadiff.design.template import dna_pattern
+from dnadiff.design.request import Templates, dna_pattern
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dnadiff.kmers import KmerSet, reverse_complement
-from dnadiff.markov import counts
-from dnadiff.markov import model as model_file
+from dnadiff.markov import model as markov
 from dnadiff.markov.model import BackoffMarkov
 
 sequences = arrays(
@@ -52,7 +51,7 @@ def both_strands_of(x: np.ndarray) -> list[list[int]]:
 def prob_rows(model: BackoffMarkov, x: np.ndarray, order: int | None = None) -> np.ndarray:
     """q_order(. | context) of all four bases at each position, from the counts: (L, 4)."""
     rows = np.full((len(x), 4), 0.25)
-    for here, segment in counts.segments(x, model.order):
+    for here, segment in markov.segments(x, model.order):
         for k, a in enumerate(model.strengths[: None if order is None else order + 1]):
             n = model.counts.following(segment, k)
             rows[here] = (n + a * rows[here]) / (n.sum(1, keepdims=True) + a)
@@ -61,7 +60,7 @@ def prob_rows(model: BackoffMarkov, x: np.ndarray, order: int | None = None) -> 
 
 @pytest.fixture(params=[9, 1], ids=["tables", "sorted windows"])
 def storage(request, monkeypatch):
-    monkeypatch.setattr(counts, "_TABLE_ORDER", request.param)
+    monkeypatch.setattr(markov, "_TABLE_ORDER", request.param)
 
 
 def test_probabilities_of_a_hand_computed_example(storage):
@@ -93,8 +92,8 @@ def test_every_order_equals_the_formula(train, x, order, tables, a):
     train = [*train, bases("ACGTT")]
     strengths = [a + k for k in range(order + 1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "_TABLE_ORDER", tables)
-        patch.setattr(counts, "_BLOCK", 7)
+        patch.setattr(markov, "_TABLE_ORDER", tables)
+        patch.setattr(markov, "_BLOCK", 7)
         model = BackoffMarkov.fit(train, order, strengths)
         slow = slow_counts([strand for s in train for strand in both_strands_of(s)], order)
         for k in range(order + 1):
@@ -298,10 +297,10 @@ def test_strengths_are_chosen_on_evenly_spaced_blocks_of_a_large_part(monkeypatc
         np.empty(0, np.uint8),
         np.arange(13, dtype=np.uint8) % 2,
     ]
-    assert model_file._evenly_spaced(valid, 30, 4) == valid
+    assert markov._evenly_spaced(valid, 30, 4) == valid
     joined, kept = (
         np.concatenate(valid),
-        model_file._evenly_spaced(valid, 15, 4),
+        markov._evenly_spaced(valid, 15, 4),
     )  # blocks 0, 2, 4, 6 of 4 bases
     assert np.array_equal(
         np.concatenate(kept), np.concatenate([joined[4 * block :][:4] for block in (0, 2, 4, 6)])
@@ -309,8 +308,8 @@ def test_strengths_are_chosen_on_evenly_spaced_blocks_of_a_large_part(monkeypatc
     model = BackoffMarkov.fit(
         [np.random.default_rng(0).integers(0, 4, 500).astype(np.uint8)], order=2
     )
-    monkeypatch.setattr(model_file, "_TUNING_BASES", 15)
-    monkeypatch.setattr(model_file, "_TUNING_BLOCK", 4)
+    monkeypatch.setattr(markov, "_TUNING_BASES", 15)
+    monkeypatch.setattr(markov, "_TUNING_BLOCK", 4)
     bounded = model.tuned(valid).strengths
-    monkeypatch.setattr(model_file, "_TUNING_BASES", 30)
+    monkeypatch.setattr(markov, "_TUNING_BASES", 30)
     assert bounded == model.tuned(kept).strengths

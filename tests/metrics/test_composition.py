@@ -7,11 +7,11 @@ from dnadiff.metrics.composition import (
     as_bases,
     compare,
     distance,
+    independent_sets,
     jensen_shannon,
     kmer_counts,
     wasserstein,
 )
-from dnadiff.metrics.independent import independent_sets
 
 
 def random_sequences(number, gc=0.5, seed=0, length=60):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from dnadiff.metrics.discriminator import auroc, discriminator_auroc, train_on_samples_bits
+from dnadiff.metrics.sample_quality import auroc, discriminator_auroc, train_on_samples_bits
 
 
 def random_windows(number, length, seed, probs=(0.3, 0.2, 0.2, 0.3)):

@@ -3,7 +3,12 @@ import pytest
 
 from dnadiff.kmers import reverse_complement
 from dnadiff.metrics.composition import as_bases
-from dnadiff.metrics.structure import longest_orf, mutual_information, pair_counts, period_three
+from dnadiff.metrics.sample_quality import (
+    longest_orf,
+    mutual_information,
+    pair_counts,
+    period_three,
+)
 
 
 def windows_of(*texts):

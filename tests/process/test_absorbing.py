@@ -6,7 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dnadiff.draws import Draws
-from dnadiff.likelihood import monte_carlo
+from dnadiff.likelihood import estimators
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess, absorbing
@@ -123,7 +123,7 @@ class NoFloat64(TorchFunctionMode):
 
 
 def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
-    for module in (absorbing, monte_carlo):
+    for module in (absorbing, estimators):
         monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
     process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)
@@ -138,7 +138,7 @@ def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
         assert process.corrupt_count(
             x0, torch.tensor([1, 2], device="meta"), maskable, draws
         ).is_meta
-        assert monte_carlo.stratified_counts(
+        assert estimators.stratified_counts(
             torch.tensor([3, 4], device="meta"), 0, 2, draws
         ).is_meta
 

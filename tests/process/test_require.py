@@ -7,7 +7,7 @@ from dnadiff import likelihood
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import DenoiserWrapper
-from dnadiff.design.constraint import Constrained
+from dnadiff.design.conditioning import Constrained
 from dnadiff.likelihood.information import Information
 from dnadiff.noise import LogLinear
 from dnadiff.objective.bound import Bound

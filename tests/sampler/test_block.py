@@ -10,11 +10,9 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, Denoiser, InBlock
-from dnadiff.design.constraint import Constrained
+from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.guidance import Guided
-from dnadiff.design.request import Target
-from dnadiff.design.template import FREE, Pattern
+from dnadiff.design.request import FREE, Pattern, Target
 from dnadiff.draws import Draws
 from dnadiff.likelihood import (
     Conjoined,

@@ -8,7 +8,7 @@ import torch
 from dnadiff.backbone.base import CausalBackbone
 from dnadiff.config import build, compose, config_dir
 from dnadiff.denoiser import BaseDenoiser
-from dnadiff.design.guidance import Guided
+from dnadiff.design.conditioning import Guided
 from dnadiff.vocab import Vocab
 
 BIT = Vocab(3, 2, 2, (2,))

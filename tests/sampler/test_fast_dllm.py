@@ -6,7 +6,7 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.denoiser import BlockDenoiser, Denoiser
-from dnadiff.design.constraint import Constrained
+from dnadiff.design.conditioning import Constrained
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.parameterization import Score

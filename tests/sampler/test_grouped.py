@@ -8,7 +8,7 @@ import torch
 
 from dnadiff import likelihood
 from dnadiff.draws import Draws
-from dnadiff.likelihood import code_length, curve
+from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
@@ -30,7 +30,7 @@ def test_sizes_are_those_given():
     assert (
         sizes_of(Grouped(3), whole)
         == [[4, 3, 3]] * 50
-        == [code_length.uniform_sizes(10, 3).tolist()] * 50
+        == [curve.uniform_sizes(10, 3).tolist()] * 50
     )
 
 
@@ -67,7 +67,7 @@ def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
             rows = oracle.log_probs(seen).gather(-1, toy.sequences[..., None])[..., 0]
             total -= float(toy.joint @ rows[:, unmasks].sum(-1))
             seen = torch.where(unmasks, toy.sequences, seen)
-    assert total / len(kinds) == pytest.approx(code_length.code_length(h, sizes), rel=1e-9)
+    assert total / len(kinds) == pytest.approx(curve.code_length(h, sizes), rel=1e-9)
     fraction = torch.tensor(
         [(plans == torch.tensor(kind)).all(-1).double().mean() for kind in kinds]
     )
@@ -77,27 +77,22 @@ def test_the_code_length_is_the_sum_over_the_curve(sampler, toy, oracle):
 def test_the_fewest_groups_within_a_loss():
     h = 1 + np.exp(-np.arange(60) / 10)
     for optimal in (False, True):
-        sizes = code_length.fewest_groups(h, 0.02, optimal)
-        assert (
-            sizes.sum() == 60
-            and code_length.lost_structure(h, code_length.code_length(h, sizes)) <= 0.02
-        )
+        sizes = curve.fewest_groups(h, 0.02, optimal)
+        assert sizes.sum() == 60 and curve.lost_structure(h, curve.code_length(h, sizes)) <= 0.02
         fewer = (
-            code_length.optimal_sizes(h, len(sizes) - 1)
+            curve.optimal_sizes(h, len(sizes) - 1)
             if optimal
-            else code_length.uniform_sizes(60, len(sizes) - 1)
+            else curve.uniform_sizes(60, len(sizes) - 1)
         )
-        assert code_length.lost_structure(h, code_length.code_length(h, fewer)) > 0.02
-    assert len(code_length.fewest_groups(h, 0.02, True)) < len(code_length.fewest_groups(h, 0.02))
-    assert code_length.fewest_groups(np.ones(20)) is None  # nothing to lose
-    assert len(code_length.fewest_groups(h, 0.0)) == 60
+        assert curve.lost_structure(h, curve.code_length(h, fewer)) > 0.02
+    assert len(curve.fewest_groups(h, 0.02, True)) < len(curve.fewest_groups(h, 0.02))
+    assert curve.fewest_groups(np.ones(20)) is None  # nothing to lose
+    assert len(curve.fewest_groups(h, 0.0)) == 60
 
 
 def test_a_stored_curve_is_read_at_fractions():
     stored = {"length": 8, "h": {"visible": [0, 4, 7], "bits": [2.0, 1.0, 0.25]}}
-    assert (code_length.curve_from(stored, 4) / np.log(2)).tolist() == pytest.approx(
-        [2.0, 1.5, 1.0, 0.5]
-    )
+    assert (curve.curve_from(stored, 4) / np.log(2)).tolist() == pytest.approx([2.0, 1.5, 1.0, 0.5])
 
 
 def test_a_stored_curve_promises_no_more_than_the_measured_one():
@@ -105,9 +100,9 @@ def test_a_stored_curve_promises_no_more_than_the_measured_one():
     h = 1.2 + 0.17 * np.exp(-np.arange(512) / 10)
     at = curve.stored_points(512)
     stored = {"length": 512, "h": {"visible": at.tolist(), "bits": (h[at] / np.log(2)).tolist()}}
-    sizes = code_length.fewest_groups(code_length.curve_from(stored, 512))
-    assert len(sizes) == len(code_length.fewest_groups(h)) == 32
-    assert code_length.lost_structure(h, code_length.code_length(h, sizes)) <= 0.02
+    sizes = curve.fewest_groups(curve.curve_from(stored, 512))
+    assert len(sizes) == len(curve.fewest_groups(h)) == 32
+    assert curve.lost_structure(h, curve.code_length(h, sizes)) <= 0.02
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 64, 512, 131_072])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dnadiff.kmers import reverse_complement
-from dnadiff.markov import counts
+from dnadiff.markov import model as markov
 from dnadiff.markov.model import BackoffMarkov
 
 spec = importlib.util.spec_from_file_location(
@@ -34,7 +34,7 @@ def slow_counts(sequences: list[list[int]], order: int) -> Counter:
     counts = Counter()
     for x in sequences:
         for k in range(order + 1):
-            counts.update(
+            markov.update(
                 tuple(x[i - k : i + 1]) for i in range(k, len(x)) if 4 not in x[i - k : i + 1]
             )
     return counts
@@ -78,7 +78,7 @@ def test_adaptive_counts_do_not_depend_on_blocks_or_storage(x, both_strands, blo
     model = BackoffMarkov.fit([bases("ACGTT")], 4, 3)
     expected = adaptive.adaptive_log_probs(model, x, both_strands)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "_BLOCK", block)
+        patch.setattr(markov, "_BLOCK", block)
         patch.setattr(adaptive, "_TABLE_ORDER", tables)
         assert adaptive.adaptive_log_probs(model, x, both_strands) == pytest.approx(
             expected, nan_ok=True, rel=1e-12

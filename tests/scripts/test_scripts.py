@@ -18,7 +18,7 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
-from dnadiff.likelihood import code_length
+from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
@@ -147,7 +147,7 @@ def test_mean_of_exact_h_equals_the_entropy(source, chain):
     alpha = torch.linspace(1, 0, 9).numpy()
     weights = source.step_weights(24, alpha)
     assert weights.sum() == pytest.approx(1) and weights @ h == pytest.approx(
-        code_length.discrete_time(h, alpha) / 24
+        curve.discrete_time(h, alpha) / 24
     )
 
 

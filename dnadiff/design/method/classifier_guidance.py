@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import Goal, texts
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignRun, Goal, texts
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
-from dnadiff.design.template import dna_tokenizer
+from dnadiff.design.request import dna_tokenizer
 
 _BASES = "ACGT"
 

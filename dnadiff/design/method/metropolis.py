@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Goal
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
 from dnadiff.design.request import Target
 from dnadiff.sampler.base import draw_in_chunks, time_of
 

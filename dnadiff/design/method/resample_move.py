@@ -20,8 +20,7 @@ from dnadiff.design.generate import (
     effective_size,
     systematic_resample,
 )
-from dnadiff.design.method.base import DesignMethod, Goal
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
 from dnadiff.design.method.metropolis import Move, check_both_sides
 from dnadiff.design.request import Target
 from dnadiff.sampler.base import Sampler

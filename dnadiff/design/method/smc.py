@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import effective_size, systematic_resample
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignRun
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
 
 _FEW = 8  # particles

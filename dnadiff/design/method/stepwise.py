@@ -31,8 +31,7 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Goal
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
 from dnadiff.design.request import Target
 from dnadiff.sampler.base import PlannedSampler, time_left, time_of
 

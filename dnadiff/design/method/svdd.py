@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.design.method.batch import DesignRun
+from dnadiff.design.method.base import DesignRun
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, weighted
 
 

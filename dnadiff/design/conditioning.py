@@ -1,25 +1,27 @@
-"""Constraints on samples, position by position: a wrapper around any denoiser, and the importance
-weight that corrects for it.
+"""Wrappers of a denoiser that condition samples: constraints position by position with the
+importance weight that corrects for them, and classifier-free guidance by labels.
 
-A token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized. An early draw does
-not take into account how it restricts later ones. The weight corrects this: it is the product over
-all draws of the allowed mass Z, and leads to the model's distribution given the constraint. With a
-tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt) of every token. For
-a model that goes from left to right, a fixed token that a draw could not see is a constraint as
-well: its probability is a factor of the weight.
-"""
+Under a constraint a token is drawn from p(x0 | xt) restricted to the allowed tokens and normalized.
+An early draw does not take into account how it restricts later ones. The weight corrects this: it
+is the product over all draws of the allowed mass Z, and leads to the model's distribution given the
+constraint. With a tilt, Z is the tilted mass, and the distribution is the model's times exp(tilt)
+of every token. For a model that goes from left to right, a fixed token that a draw could not see is
+a constraint as well: its probability is a factor of the weight."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff import checks
 from dnadiff.backbone.base import State
 from dnadiff.blocks import after_first
+from dnadiff.checks import is_number
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 from dnadiff.draws import float64_device
 from dnadiff.process import AbsorbingProcess, require
@@ -282,3 +284,171 @@ class Constrained(DenoiserWrapper):
         )
         changes = self.changes[kind]
         return torch.where(changes[:, None], normalized, log_probs), mass.masked_fill(~changes, 0.0)
+
+
+class Guided(DenoiserWrapper):
+    """Classifier-free guidance of a denoiser trained with labels: p proportional to p(x0 | xt,
+    label)^w p(x0 | xt)^(1 - w).
+
+    Both distributions come from one network call on twice the sequences; an unlabeled one has a row
+    of zeros (arXiv 2207.12598; for discrete diffusion 2412.10193). Guidance changes which tokens
+    are drawn, not how many a step unmasks, and ratios (`log_score`) are not available. With w = 1
+    or 0 only one of the distributions is computed.
+
+    Args:
+        denoiser: the denoiser to guide; not autoregressive.
+        weight: w; 1 is the distribution given the label, more than 1 exaggerates what the label
+            changes.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, weight: float) -> None:
+        super().__init__(denoiser)
+        if denoiser.autoregressive:
+            raise ValueError(
+                "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
+            )
+        if checks.number("guidance", weight) < 0:
+            raise ValueError(
+                f"guidance {weight} must be 0 or more; 1 is the distribution given the label"
+            )
+        self.weight, self.normalized = weight, True
+        self.rows_per_sequence = 1 if weight in (0, 1) else 2
+
+    @override
+    def log_probs(
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        if self._single(cond) is not None:
+            return self.denoiser.log_probs(xt, t, self._single(cond), positions, valid)
+        t, positions, valid = (
+            None if x is None else torch.cat([x, x]) for x in (t, positions, valid)
+        )
+        return self._mixed(
+            self.denoiser.log_probs(torch.cat([xt, xt]), t, _with_unlabeled(cond), positions, valid)
+        )
+
+    @override
+    def step_block(
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        if self._single(cond) is not None:
+            return self.denoiser.step_block(xt, state, self._single(cond), positions, valid)
+        positions, valid = (None if x is None else torch.cat([x, x]) for x in (positions, valid))
+        return self._mixed(
+            self.denoiser.step_block(
+                torch.cat([xt, xt]), _joined(state), _with_unlabeled(cond), positions, valid
+            )
+        )
+
+    @override
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> State:
+        """The state has the tensors of the labeled sequences, then those of the unlabeled ones."""
+        if self._single(cond) is not None:
+            return self.denoiser.advance(x0, state, self._single(cond), valid)
+        valid = None if valid is None else torch.cat([valid, valid])
+        both = self.denoiser.advance(
+            torch.cat([x0, x0]), _joined(state), _with_unlabeled(cond), valid
+        )
+        return State(
+            [half for which in (0, 1) for half in (x.chunk(2)[which] for x in both.tensors)],
+            both.length,
+        )
+
+    def _single(self, cond: OptTensor) -> OptTensor:
+        """The labels if one distribution is enough, None if both are needed."""
+        if cond is None:
+            raise ValueError("guidance needs a label: pass cond (B, C)")
+        if self.weight == 1:
+            return cond
+        return torch.zeros_like(cond) if self.weight == 0 else None
+
+    def _mixed(self, both: Tensor) -> Tensor:
+        labeled, unlabeled = both.chunk(2)
+        mixed = self.weight * labeled + (1 - self.weight) * unlabeled
+        impossible = (
+            labeled.isneginf() | unlabeled.isneginf()
+        )  # both give 0 to ids that are never emitted; inf - inf otherwise
+        return torch.log_softmax(mixed.masked_fill(impossible, -torch.inf), dim=-1)
+
+
+def _with_unlabeled(cond: OptTensor) -> Tensor:
+    assert cond is not None
+    return torch.cat([cond, torch.zeros_like(cond)])
+
+
+def _joined(state: State | None) -> State | None:
+    """The state of 2B sequences, the labeled ones first, from that of `Guided.advance`."""
+    if state is None:
+        return None
+    half = len(state.tensors) // 2
+    return State(
+        [torch.cat(pair) for pair in zip(state.tensors[:half], state.tensors[half:])], state.length
+    )
+
+
+Labels = str | Sequence[str] | None
+
+
+def conditioned(
+    denoiser: BaseDenoiser,
+    known: Sequence[str],
+    label: Labels,
+    guidance: float = 1.0,
+    label_dropout: float | None = None,
+) -> tuple[BaseDenoiser, Tensor | None]:
+    """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None is no
+    label.
+
+    `known` are the names of the model's labels, `guidance` is the weight of the label (1 is the
+    model's distribution given the label), and `label_dropout` the fraction of training windows
+    without labels (None if unknown). An unknown label, or guidance without a label, is a
+    ValueError.
+    """
+    if not is_number(guidance) or guidance < 0:
+        raise ValueError(
+            f"guidance {guidance!r} must be a number of at least 0; 1 is the model's distribution "
+            "given the label"
+        )
+    if label is None and guidance == 1:
+        return denoiser, None
+    if not known:
+        raise ValueError("this model was trained without labels; leave label and guidance out")
+    choices = f"this model knows {', '.join(known)}"
+    if label is None:
+        raise ValueError(f"guidance={guidance} needs a label; {choices}")
+    names = [str(name) for name in (label if isinstance(label, (list, tuple)) else [label])]
+    if not names:
+        raise ValueError(
+            f"label {label!r} is empty; leave it out for sequences without a label; {choices}"
+        )
+    if guidance != 1 and label_dropout == 0:
+        raise ValueError(
+            f"guidance={guidance} needs a model that was also trained without labels, and this one "
+            "has data.label_dropout=0; set guidance=1"
+        )
+    labels = torch.zeros(1, len(known), device=next(denoiser.parameters()).device)
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            raise ValueError(
+                f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; "
+                f"{choices}"
+            )
+        labels[0, known.index(name)] = 1
+    return (denoiser if guidance == 1 else Guided(denoiser, guidance)), labels

@@ -1,11 +1,11 @@
-"""The other strand: the NELBO of the reverse complement RC x compared with that of x, their mean
-and their difference (gap).
+"""Both strands: the NELBO of the reverse complement RC x compared with that of x, their mean and
+their difference (gap), and the distribution of the base at a masked site as both strands predict
+it.
 
-Both are upper bounds on -log p of the same molecule. Their mean is a bound too, with an unbiased
-estimate. The mixture of both strands has -log p = -log mean(exp(-NELBO)), which is lower, but
-concave in the two numbers: computed from noisy estimates it is biased downward (Jensen) and
-therefore no bound. It is not reported.
-"""
+Both NELBOs are upper bounds on -log p of the same molecule. Their mean is a bound too, with an
+unbiased estimate. The mixture of both strands has -log p = -log mean(exp(-NELBO)), which is lower,
+but concave in the two numbers: computed from noisy estimates it is biased downward (Jensen) and
+therefore no bound. It is not reported."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper
-from dnadiff.likelihood.monte_carlo import Batches, WindowBatch
-from dnadiff.likelihood.record import Likelihood
+from dnadiff.likelihood.estimates import Likelihood
+from dnadiff.likelihood.estimators import Batches, WindowBatch
+from dnadiff.process import AbsorbingProcess, require
 from dnadiff.vocab import Vocab
 
 
@@ -127,3 +128,51 @@ def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -
         "gap_low": gap.low,
         "gap_high": gap.high,
     }
+
+
+@torch.no_grad()
+def site_log_probs(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    ids: Tensor,
+    sites: Tensor,
+    stranded: bool = False,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Log-probabilities of the token at each site, with all sites of a window masked in the same
+    network call.
+
+    With a single site per window this is the conditional distribution given everything else; with
+    several, each is conditioned on the tokens outside all of them. The time of a network that is
+    conditioned on time is that of the masked share of the window.
+
+    Args:
+        denoiser: a model that unmasks in any order.
+        ids: (B, L) tokens.
+        sites: (B, L) bool, where predictions are requested; what `ids` has there is not read.
+        stranded: read the given strand alone. Otherwise the reverse complement is read too, in a
+            second call. A network that is equivariant under the reverse complement (Caduceus-PS)
+            predicts the same for both, so the second call can be saved.
+        valid: (B, L) bool, False on padding that must not be read.
+
+    Returns:
+        (K, M, V): for each of the K strands read, the given one first, the M sites in row-major
+        order. Both are distributions of the token on the given strand.
+
+    Raises:
+        ValueError: for a model that goes from left to right, and for a vocabulary without
+            complement unless `stranded`.
+    """
+    denoiser.require_any_order("the distribution at a site given both sides")
+    require("the distribution at a masked site", denoiser, AbsorbingProcess)
+    xt = torch.where(sites, process.vocab.mask_id, ids)
+    t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()
+    forward = denoiser.log_probs(xt, t, positions=sites, valid=valid)
+    if stranded:
+        return forward[None]
+    return torch.stack(
+        [
+            forward,
+            OtherStrand(denoiser, process.vocab).log_probs(xt, t, positions=sites, valid=valid),
+        ]
+    )
