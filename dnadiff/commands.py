@@ -181,7 +181,7 @@ def call(
         )  # seconds, before the first result
     check(plain, trust=None)
     from dnadiff.store.outputs import refuse_remote_shards, uploading
-    from dnadiff.supervised.saved import refuse_classifier
+    from dnadiff.supervised.runs import refuse_classifier
 
     refuse_classifier(plain, name)
     outputs = {key: plain.get(key) for key in OUTPUTS}

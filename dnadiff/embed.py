@@ -15,8 +15,8 @@ from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
     from dnadiff.shards.assignment import Assignment
-    from dnadiff.supervised.embedding.files import Vectors
-    from dnadiff.supervised.embedding.work import EmbeddingWork
+    from dnadiff.supervised.embedding_files import Vectors
+    from dnadiff.supervised.features import EmbeddingWork
 
 VECTORS = "vectors"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
@@ -39,10 +39,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
     from dnadiff.store.disk import check_output
-    from dnadiff.supervised.embedding import files
-    from dnadiff.supervised.embedding.features import Embedder
-    from dnadiff.supervised.embedding.pooling import pool_of
-    from dnadiff.supervised.embedding.work import EmbeddingWork
+    from dnadiff.supervised import embedding_files as files
+    from dnadiff.supervised.features import Embedder, EmbeddingWork, pool_of
     from dnadiff.weights import checkpoint
 
     assignment = assignment_of(config, "embed", overrides)

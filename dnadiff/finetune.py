@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.kmers import KmerSet
     from dnadiff.supervised.items import TaskData
-    from dnadiff.supervised.model import TaskModel
+    from dnadiff.supervised.models import TaskModel
     from dnadiff.supervised.protocol import FixedSplit
     from dnadiff.weights.loaded import Loaded
 
 log = logging.getLogger("dnadiff")
 
-AUTO = "auto"  # of a setting that suits the task: see `dnadiff.supervised.recipe`
+AUTO = "auto"  # of a setting that suits the task: see `dnadiff.supervised.study_models`
 MAX_KMER = 8  # a table of counts has 4^k columns
 Rate = Annotated[float, checks.Range(maximum=1, above=0)]
 KEYS: Keys = {
@@ -73,7 +73,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.store import disk
     from dnadiff.store.address import shown_addresses
     from dnadiff.store.disk import atomic_write, check_output, write_json
-    from dnadiff.supervised import overlap, saved, suite
+    from dnadiff.supervised import overlap, runs
+    from dnadiff.supervised.regions import find_tasks
     from dnadiff.supervised.results import check_results, slug
     from dnadiff.weights import checkpoint
 
@@ -84,7 +85,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     tokenizer = dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several, results = config["task"].get("tasks"), Path(config["results"] or run_dir / "results")
-    tasks = {"": config["task"]} if several is None else suite.find_tasks(several)
+    tasks = {"": config["task"]} if several is None else find_tasks(several)
     file = config["pretraining_overlap"]  # or whether to read that of the configuration
     kmers = (
         overlap.pretraining_kmers(loaded.config, tokenizer, config["trust"], file) if file else None
@@ -100,10 +101,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             if (
                 not is_training
             ):  # only now: a command that trains nothing keeps the classifiers of an earlier run
-                saved.remove_all(run_dir / saved.FOLDER)
+                runs.remove_all(run_dir / runs.FOLDER)
                 is_training = True
             networks = (
-                run_dir / saved.FOLDER / slug(name)
+                run_dir / runs.FOLDER / slug(name)
             )  # of a single task, whose name is empty here: the folder itself
             found[name] = run_task(
                 settings, data, protocol, models, loaded, overrides, results, networks, kmers
@@ -230,7 +231,7 @@ def head_settings(config: Config, protocol: FixedSplit, overrides: Sequence[str]
     """`head` and `inputs` of the configuration; with the published protocol the published ones,
     unless an override names others."""
     from dnadiff.supervised.classifier import MEAN_HEAD
-    from dnadiff.supervised.recipe import resolve
+    from dnadiff.supervised.study_models import resolve
 
     published = protocol.epochs is not None
     named = any(
@@ -272,14 +273,18 @@ def run_task(
     """Compare the models on one task, with the `kmers` of the pretraining data also on the items
     inside and outside it; save networks in `networks`."""
     from dnadiff.store.address import shown_addresses
-    from dnadiff.supervised.code_version import code_version
     from dnadiff.supervised.items import log_task
     from dnadiff.supervised.overlap import tested_subsets
-    from dnadiff.supervised.pretraining_warning import pretraining_warning
-    from dnadiff.supervised.results import ResultsFolder
-    from dnadiff.supervised.save_networks import save_networks
+    from dnadiff.supervised.results import ResultsFolder, code_version
     from dnadiff.supervised.study import distinct_seeds, run_study
-    from dnadiff.supervised.study_models import FINE_TUNED, SCRATCH, combinations, compared_pairs
+    from dnadiff.supervised.study_models import (
+        FINE_TUNED,
+        SCRATCH,
+        combinations,
+        compared_pairs,
+        save_networks,
+    )
+    from dnadiff.supervised.tables import pretraining_warning
 
     rounds = protocol.rounds(data, config["seed"])
     log_task(protocol.example(data, config["seed"]))
@@ -334,7 +339,7 @@ def run_task(
 def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     """The published model with the network and objective of the checkpoint; None if there is none,
     or if only some layers are used."""
-    from dnadiff.supervised.published_results import published_model_of
+    from dnadiff.supervised.tables import published_model_of
 
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     return (
@@ -348,8 +353,8 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and
     their training sizes."""
     from dnadiff.supervised.metrics import title
-    from dnadiff.supervised.published_results import suite_header, suite_rows
     from dnadiff.supervised.study import header, primary_metric, remarks, subset_rows, table_rows
+    from dnadiff.supervised.tables import suite_header, suite_rows
 
     for number, result in enumerate(studies):
         models, differences = table_rows(result)

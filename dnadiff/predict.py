@@ -21,11 +21,9 @@ from dnadiff.progress import Progress, table
 if TYPE_CHECKING:
     from dnadiff.design.output import ResumableOutput
     from dnadiff.shards.assignment import Assignment
-    from dnadiff.supervised.ensemble import ClassifierEnsemble
-    from dnadiff.supervised.prediction_table import PredictionTable
-    from dnadiff.supervised.sequences import SequenceFile
+    from dnadiff.supervised.ensemble import ClassifierEnsemble, SequenceFile
+    from dnadiff.supervised.prediction_table import PredictionTable, PredictionWork
     from dnadiff.supervised.targets.base import TaskTarget
-    from dnadiff.supervised.work import PredictionWork
 
 ROWS = "rows"  # name of the stream of shards
 PARQUET = ".parquet"
@@ -55,8 +53,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.store.disk import check_output
     from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
-    from dnadiff.supervised.prediction_table import PredictionTable
-    from dnadiff.supervised.work import PredictionWork
+    from dnadiff.supervised.prediction_table import PredictionTable, PredictionWork
 
     assignment = assignment_of(config, "predict", overrides)
     output = check_options(config, run_dir)
@@ -167,8 +164,8 @@ def check_class(config: Config, model: ClassifierEnsemble) -> None:
 
 def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
     """What is predicted; ValueError for another number of label columns than the model predicts."""
-    from dnadiff.supervised.sequences import Columns, SequenceFile
-    from dnadiff.supervised.table import as_names
+    from dnadiff.supervised.ensemble import Columns, SequenceFile
+    from dnadiff.supervised.tasks import as_names
 
     labels = None if config["label_column"] is None else as_names(config["label_column"])
     if labels is not None and len(labels) != len(model.target.label_columns):

@@ -59,7 +59,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.shards.assignment import assignment_of
     from dnadiff.shards.manifest import Task
-    from dnadiff.supervised import saved
+    from dnadiff.supervised import runs
     from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import COLUMNS, Scorer
     from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
@@ -72,7 +72,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     options.check(config)
     assignment = assignment_of(config, "variants", overrides)
     output = expand_user(config["output"] or run_dir / "variants.tsv")
-    if saved.is_fine_tuned(config["checkpoint"]):
+    if runs.is_fine_tuned(config["checkpoint"]):
         return compare_predictions(config, output, assignment)
     if config["target"] is not None:
         raise ValueError(

@@ -375,7 +375,7 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
         "kmer=2",
     ]
     flat = (
-        "{_target_: dnadiff.supervised.one_hot.OneHotModel, head: {_target_: "
+        "{_target_: dnadiff.supervised.networks.OneHotModel, head: {_target_: "
         "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
     )
     run_dir = call(
@@ -606,7 +606,7 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
     )
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
     flat = (
-        "{_target_: dnadiff.supervised.one_hot.OneHotModel, head: {_target_: "
+        "{_target_: dnadiff.supervised.networks.OneHotModel, head: {_target_: "
         "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
     )
     for setting, message in (
@@ -664,14 +664,12 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(
     tmp_path, table, capsys, monkeypatch
 ):
     monkeypatch.setattr(
-        "dnadiff.supervised.pretraining_warning._mean",
+        "dnadiff.supervised.tables._mean",
         lambda model, key: float(len(model["found"])),
     )
     assert study_of(tmp_path, table)["warning"] is None
     values = iter([0.5, 0.75])
-    monkeypatch.setattr(
-        "dnadiff.supervised.pretraining_warning._mean", lambda model, key: next(values)
-    )
+    monkeypatch.setattr("dnadiff.supervised.tables._mean", lambda model, key: next(values))
     capsys.readouterr()
     warning = study_of(tmp_path, table, "overwrite=true", "trust=[]", report=True)["warning"]
     assert "worse than the same network from scratch (accuracy 0.500 and 0.750)" in warning

@@ -21,10 +21,10 @@ from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
 from dnadiff.finetune import print_tables
-from dnadiff.supervised import ensemble, prediction_table, work
-from dnadiff.supervised.finetuning import NetworkModel
+from dnadiff.supervised import ensemble, prediction_table
+from dnadiff.supervised.ensemble import Query, chunks, window_bounds
+from dnadiff.supervised.networks import NetworkModel
 from dnadiff.supervised.prediction_table import mean_coverage
-from dnadiff.supervised.sequences import Query, chunks, window_bounds
 from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
@@ -716,7 +716,7 @@ def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_p
     (tmp_path / "x.fa").write_text(
         "".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes))
     )
-    for module in (work, ensemble):
+    for module in (prediction_table, ensemble):
         monkeypatch.setattr(module, "chunks", functools.partial(chunks, size=300))
     args = ("input=x.fa", "window=24", "stride=8", "track_class=rich")
     outputs = {

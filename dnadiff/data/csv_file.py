@@ -1,6 +1,6 @@
 """CSV tables that this package wrote and reads back: a header, and rows with as many fields.
 
-Tables of users are read in `dnadiff.supervised.table` and `dnadiff.data.text.corpus`.
+Tables of users are read in `dnadiff.supervised.tasks` and `dnadiff.data.text.documents`.
 """
 
 from __future__ import annotations

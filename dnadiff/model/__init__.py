@@ -18,9 +18,7 @@ from dnadiff.formats.nucleotides import is_sequence, name_of
 from dnadiff.likelihood.information import Information
 from dnadiff.likelihood.sequences import nll_per_token
 from dnadiff.model.generator import Generator, letters_of
-from dnadiff.supervised.embedding.features import Embedder
-from dnadiff.supervised.embedding.pooling import pool_of
-from dnadiff.supervised.embedding.vectors import Embeddings
+from dnadiff.supervised.features import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
@@ -232,10 +230,10 @@ def load(
         >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
         array([1.29])
     """
-    from dnadiff.supervised import saved
+    from dnadiff.supervised import runs, saved
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if saved.is_fine_tuned(run):
+    if runs.is_fine_tuned(run):
         return saved.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)

@@ -128,7 +128,7 @@ class Command(Generic[P, R]):
             )
         check(values, trust=None)
         from dnadiff.store.outputs import refuse_remote_shards, uploading
-        from dnadiff.supervised.saved import refuse_classifier
+        from dnadiff.supervised.runs import refuse_classifier
 
         refuse_classifier(values, self.name)
         if is_remote(options.run_dir):

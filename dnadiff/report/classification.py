@@ -11,7 +11,7 @@ import numpy as np
 from dnadiff.checks import is_number
 from dnadiff.report.panels import FAINT, MODEL, OTHER, REAL, label_rows, legend_below
 from dnadiff.report.results import Results, metric_of
-from dnadiff.supervised.published_results import PublishedResult, num_training_sequences
+from dnadiff.supervised.tables import PublishedResult, num_training_sequences
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

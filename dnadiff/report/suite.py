@@ -16,14 +16,14 @@ from dnadiff.report.html import facts, pair, picture, section, table, write
 from dnadiff.report.results import ACCURACY, Results, metric_of
 from dnadiff.report.sections import footer
 from dnadiff.supervised.protocol import KFold
-from dnadiff.supervised.published_results import (
+from dnadiff.supervised.study import remarks
+from dnadiff.supervised.tables import (
     num_training_sequences,
     published_accuracies,
     published_model_for,
     suite_header,
     suite_rows,
 )
-from dnadiff.supervised.study import remarks
 
 _PUBLISHED_NOTE = (
     "Each published accuracy is given with its number of training sequences and, after ±, the "

@@ -6,7 +6,7 @@ Those configured in `configs/baselines/` are called with a tokenizer first.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,19 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.backbone.base import Backbone
+from dnadiff.checks import NonNegative
 from dnadiff.config import Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
-from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.model import Report, TaskModel, no_report
+from dnadiff.supervised.classifier import (
+    check_length,
+    is_strand_invariant,
+    pool_features,
+    pooled_width,
+)
+from dnadiff.supervised.items import Items, TaskData, strand_batches
+from dnadiff.supervised.models import Report, TaskModel, no_report
 from dnadiff.supervised.targets.classes import ClassTarget
 from dnadiff.supervised.targets.estimators import Estimators
 
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from sklearn.base import BaseEstimator
 
-    from dnadiff.supervised.targets.estimators import Features
+    from dnadiff.supervised.targets.estimators import Estimators, Features
+
 
 _CLEAR = 0.05  # an accuracy of the length alone that much above chance is reported
 _BLOCK = 1 << 22  # positions whose k-mers are counted at once
@@ -222,3 +231,234 @@ def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bo
         for first in range(0, len(bases), step)
     ]
     return vstack(parts, format="csr") if parts else csr_matrix((0, 4**k))
+
+
+# The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic
+# Acids Res. 15:2343), as given in table 3 of J. Bacteriol. 180:594 (1998).
+MINUS_35, MINUS_10 = ("TTGACA", (78, 82, 68, 58, 51, 55)), ("TATAAT", (82, 90, 52, 59, 49, 89))
+SPACERS, BEST_SPACER = (
+    range(15, 20),
+    17,
+)  # 92 % of these promoters have 17 bases between the hexamers, or one more or less
+HEXAMER = 6
+SHORTEST = 2 * HEXAMER + min(SPACERS)
+
+
+def log_odds(consensus: str, percent: tuple[int, ...]) -> np.ndarray:
+    """Bits of each base against uniform bases, (6, 5): the rest of a position is shared by the
+    other three bases, an unknown base has 0."""
+    found = np.zeros((len(consensus), UNKNOWN + 1))
+    for row, base, frequency in zip(found, consensus, np.array(percent) / 100):
+        row[:UNKNOWN] = np.log2((1 - frequency) / 3 / 0.25)
+        row["ACGT".index(base)] = np.log2(frequency / 0.25)
+    return found
+
+
+def hexamer_scores(bases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """The score of the hexamer that starts at each base: (S, L - 5) for `bases (S, L)`."""
+    count = bases.shape[1] - len(matrix) + 1
+    return sum(
+        (row[bases[:, shift : shift + count]] for shift, row in enumerate(matrix)),
+        np.zeros((len(bases), count)),
+    )
+
+
+def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -> np.ndarray:
+    """The best pair of hexamers on the given strand, in bits, (S,); that of the worst possible pair
+    for a sequence of less than 27 bases.
+
+    Args:
+        bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
+        lengths: (S,); the rest of a row is ignored.
+        spacer_penalty: bits for each base that the spacer differs from 17.
+    """
+    first, second = log_odds(*MINUS_35), log_odds(*MINUS_10)
+    best = np.full(
+        len(bases),
+        first.min(1).sum() + second.min(1).sum() - spacer_penalty * (max(SPACERS) - BEST_SPACER),
+    )
+    if bases.shape[1] < SHORTEST:
+        return best
+    scores_35, scores_10 = hexamer_scores(bases, first), hexamer_scores(bases, second)
+    for spacer in SPACERS:
+        offset = HEXAMER + spacer
+        pairs = (
+            scores_35[:, : max(scores_35.shape[1] - offset, 0)]
+            + scores_10[:, offset:]
+            - spacer_penalty * abs(spacer - BEST_SPACER)
+        )
+        inside = np.arange(pairs.shape[1]) + offset + HEXAMER <= lengths[:, None]
+        best = np.maximum(best, np.where(inside, pairs, -np.inf).max(1, initial=-np.inf))
+    return best
+
+
+class PromoterMotif(SklearnModel):
+    """A linear model on the score of the best -35 and -10 hexamers with 15 to 19 bases between
+    them.
+
+    The position in the sequence is free. Unless the task is stranded, the better strand counts.
+
+    Args:
+        spacer_penalty: bits for each base that the spacer differs from 17; the hexamers have the
+            published frequencies.
+    """
+
+    def __init__(self, tokenizer: DNATokenizer, spacer_penalty: NonNegative = 1.0) -> None:
+        super().__init__(tokenizer)
+        self.spacer_penalty = spacer_penalty
+
+    @override
+    def features(self, items: Items, stranded: bool) -> np.ndarray:
+        lengths = items.lengths.numpy()
+        bases = np.where(
+            np.arange(items.ids.shape[1]) < lengths[:, None], self.bases(items.ids.numpy()), UNKNOWN
+        )
+        scores = best_scores(bases, lengths, self.spacer_penalty)
+        if not stranded:
+            complement = np.where(bases < UNKNOWN, 3 - bases, UNKNOWN)
+            place = lengths[:, None] - 1 - np.arange(bases.shape[1])
+            other = np.where(
+                place >= 0, np.take_along_axis(complement, np.maximum(place, 0), 1), UNKNOWN
+            )
+            scores = np.maximum(scores, best_scores(other, lengths, self.spacer_penalty))
+        return scores[:, None]
+
+    @override
+    def candidates(self, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+        from sklearn.preprocessing import StandardScaler
+
+        return estimators.linear(StandardScaler(), [1.0])
+
+
+@torch.no_grad()
+def embed(
+    backbone: Backbone,
+    items: Items,
+    batch_size: int,
+    both_strands: bool,
+    report: Report = no_report,
+) -> np.ndarray:
+    """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
+
+    The network is put into evaluation mode. One that reads both strands itself processes an item
+    once, and then returns D/2 features.
+    """
+    backbone.eval()
+    device, stranded = next(backbone.parameters()).device, not both_strands
+    result = torch.empty(len(items), pooled_width(backbone, stranded))
+    two_passes = both_strands and not is_strand_invariant(backbone, stranded)
+    for index, strands in strand_batches(items, batch_size, backbone.vocab, two_passes):
+        total = torch.zeros(len(index), result.shape[1])
+        for batch in strands:
+            ids, valid, _ = batch.to(device)
+            total += pool_features(backbone, ids, valid, stranded=stranded).cpu()
+            report(0, ids.numel())
+        result[index] = total / len(strands)
+    return result.numpy()
+
+
+class FrozenModel(TaskModel):
+    """A scikit-learn model on the features of a network that is not trained on the task.
+
+    `backbone` returns the network for a seed, another one for each if `random`; `about` identifies
+    it in `describe`. `fit_info` records the validation score of every setting and the chosen one.
+    """
+
+    def __init__(
+        self,
+        backbone: Callable[[int], Backbone],
+        random: bool = False,
+        batch_size: int = 64,
+        about: Mapping[str, object] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.backbone, self.random, self.batch_size, self.about, self.device = (
+            backbone,
+            random,
+            batch_size,
+            dict(about or {}),
+            device,
+        )
+        self._embeddings: dict[tuple[bool, bytes], np.ndarray] = {}
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | self.about
+
+    @abstractmethod
+    def candidates(self, num_items: int, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+        """Unfitted models by the name of their setting, of which the validation score chooses one.
+
+        Args:
+            num_items: training items that have a label; of several targets, of the one with the
+                fewest.
+        """
+
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
+        backbone = self.backbone(seed).to(self.device)
+        check_length(backbone, data)
+        if self.random:
+            self._embeddings.clear()
+        train, valid, test = (
+            self._features(backbone, items, not data.stranded, report)
+            for items in (data.train, data.valid, data.test)
+        )
+        models = data.target.fit(data.train.labels).estimators
+        candidates = self.candidates(int(data.train.labels.isfinite().sum(0).min()), models)
+        best, self.fit_info = models.select(
+            candidates, train, data.train.labels, valid, data.valid.labels
+        )
+        self.valid_predictions = models.predict(best, valid)
+        return models.predict(best, test)
+
+    def _features(
+        self, backbone: Backbone, items: Items, both_strands: bool, report: Report
+    ) -> np.ndarray:
+        """As `embed`, with sequences of earlier calls (under another division of the data) taken
+        from memory."""
+        keys = [
+            (both_strands, ids[:length].tobytes())
+            for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
+        ]
+        missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
+        if missing:
+            new = embed(
+                backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report
+            )
+            self._embeddings |= {keys[row]: vector for row, vector in zip(missing, new)}
+        return np.stack([self._embeddings[key] for key in keys])
+
+
+class LinearProbe(FrozenModel):
+    """Logistic or ridge regression on standardized features, with the penalty chosen on the
+    validation items."""
+
+    strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
+
+    @override
+    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
+        from sklearn.preprocessing import StandardScaler
+
+        return estimators.linear(StandardScaler(), self.strengths)
+
+
+class NearestNeighbors(FrozenModel):
+    """k nearest neighbors on standardized features of unit length, with k chosen on the validation
+    items."""
+
+    kind = "NearestNeighbours"  # as in the digests of earlier versions
+    numbers: Sequence[int] = (1, 5, 15, 45)
+
+    @override
+    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import Normalizer, StandardScaler
+
+        return {
+            f"{number} neighbors": make_pipeline(
+                StandardScaler(), Normalizer(), estimators.neighbors(number)
+            )
+            for number in self.numbers
+            if number <= num_items
+        }

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dnadiff.config import Json
 from dnadiff.draws import hash64
-from dnadiff.supervised.budget import Budget
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import ItemBatch, ShuffledBatches, TaskData
-from dnadiff.supervised.model import EVALUATION, Report
+from dnadiff.supervised.models import EVALUATION, Report
+from dnadiff.supervised.training import Budget
 from dnadiff.training.optim import parameter_groups
 
 STEPS, MIN_EPOCHS, MAX_EPOCHS, PATIENCE = 1000, 4, 30, 3

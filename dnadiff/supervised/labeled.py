@@ -1,19 +1,18 @@
-"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without
-a given split.
-
-A reader (`table`, `folders`, `intervals`, `fasta`) returns what is in its files; everything else is
-shared and implemented here.
-"""
+"""The target that `task.kind` names: the one place that knows these words."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -23,13 +22,147 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
 from dnadiff.kmers import MAX_K
-from dnadiff.supervised import cache, clusters
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.store.cache import cache_dir
+from dnadiff.store.disk import atomic_write, json_object, read_npz
+from dnadiff.supervised.items import (
+    Items,
+    TaskData,
+    canonical_key,
+    cluster_by_shared_kmers,
+    cluster_copies,
+    connect,
+    sample_clusters,
+)
 from dnadiff.supervised.protocol import PROTOCOLS, FixedSplit
 from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.build import build_target
+from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
+from dnadiff.supervised.targets.regression import RegressionTarget
 
 log = logging.getLogger("dnadiff")
+
+
+KINDS: dict[str, type[TaskTarget]] = {
+    "classification": ClassTarget,
+    "regression": RegressionTarget,
+    "multilabel": MultiLabelTarget,
+}
+
+
+def build_target(
+    kind: str, columns: Sequence[str], loss: str | None = None, transform: str | None = None
+) -> TaskTarget:
+    """The target of a task before its labels are read.
+
+    Args:
+        kind: one of `KINDS`.
+        columns: of the labels.
+        loss, transform: of a regression; None is the default of `RegressionTarget`.
+
+    Raises:
+        ValueError: for an unknown kind, an argument that the kind does not have, or too many
+            columns.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"task.kind {kind!r} is not known; set it to {', '.join(KINDS)}")
+    target = KINDS[kind]
+    given = {
+        key: value for key, value in (("loss", loss), ("transform", transform)) if value is not None
+    }
+    if given and target is not RegressionTarget:
+        key, value = next(iter(given.items()))
+        raise ValueError(
+            f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; leave "
+            "it out"
+        )
+    if len(columns) > 1 and not target.takes_several:
+        raise ValueError(
+            f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name "
+            "one, or set another task.kind"
+        )
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError(
+            f"task.label_column {list(columns)} must name distinct columns, at least one"
+        )
+    return target(columns, **given)
+
+
+FORMAT = 3
+# seconds: a file changed more recently might change again within the resolution of its time stamp
+_MIN_AGE = 2.0
+
+
+class Entry(NamedTuple):
+    """Token ids (L_i,) uint8, class name and part of each sequence of a task, and further plain
+    values."""
+
+    sequences: list[np.ndarray]
+    labels: list[str]
+    parts: list[str]
+    more: dict[str, Json]
+
+
+def compute_key(
+    settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
+) -> str | None:
+    """32 hexadecimal digits for a reader with these settings on these files; None if one of the
+    files has just changed."""
+    about = [
+        (
+            str(file.resolve()),
+            (stat := file.stat()).st_size,
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+            stat.st_ino,
+        )
+        for file in files
+    ]
+    if (
+        time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9
+        < _MIN_AGE
+    ):
+        return None
+    description = json.dumps(
+        [FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str
+    )
+    return hashlib.sha256(description.encode()).hexdigest()[:32]
+
+
+def load_encoded(key: str) -> Entry | None:
+    """The stored entry, or None."""
+    path = cache_dir("tasks") / f"{key}.npz"
+    if not path.is_file():
+        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        stored = read_npz(path)
+        about = json_object(str(stored["about"]), path)
+        sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
+        labels, parts = (
+            [about[f"{name}_names"][number] for number in stored[name]]
+            for name in ("labels", "parts")
+        )
+        if stored["lengths"].sum() == len(stored["ids"]) and len(sequences) == len(labels) == len(
+            parts
+        ):
+            return Entry(sequences, labels, parts, about["more"])
+    log.info(f"{path} is damaged; the task is read again")
+    return None
+
+
+def save_encoded(key: str, entry: Entry) -> None:
+    """Store an entry atomically; if the disk is full, nothing is stored and no error is raised."""
+    names = {"labels": sorted(set(entry.labels)), "parts": sorted(set(entry.parts))}
+    numbers = {kind: {name: number for number, name in enumerate(of)} for kind, of in names.items()}
+    about = json.dumps({"more": entry.more, **{f"{kind}_names": of for kind, of in names.items()}})
+    with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
+        np.savez(
+            file,
+            ids=np.concatenate(entry.sequences),
+            lengths=np.array([len(ids) for ids in entry.sequences], np.int64),
+            labels=np.array([numbers["labels"][name] for name in entry.labels], np.int32),
+            parts=np.array([numbers["parts"][name] for name in entry.parts], np.int32),
+            about=about,
+        )
+
 
 PART_NAMES = {
     "train": "train",
@@ -121,14 +254,12 @@ class Division:
         self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
         self.clusters = (
-            clusters.cluster_copies(bases)
+            cluster_copies(bases)
             if cluster_kmer is None
-            else clusters.cluster_by_shared_kmers(bases, cluster_kmer)
+            else cluster_by_shared_kmers(bases, cluster_kmer)
         )
         if found.groups:
-            self.clusters = clusters.connect(
-                self.clusters, np.unique(found.groups, return_inverse=True)[1]
-            )
+            self.clusters = connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
         self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
@@ -155,7 +286,7 @@ class Division:
                 continue
             try:
                 random = np.random.default_rng(hash64(seed, part, class_name))
-                chosen = clusters.sample_clusters(self.clusters[of_class], fraction, random)
+                chosen = sample_clusters(self.clusters[of_class], fraction, random)
             except ValueError:
                 raise ValueError(
                     f"{self.found.source}: class {class_name!r} has too few different sequences to "
@@ -187,8 +318,8 @@ class Division:
 
     def copies_in_training(self) -> int:
         """Test sequences that are also in the training or validation part, on either strand."""
-        known = {clusters.canonical_key(self.bases[row]) for row in self.rows("train", "valid")}
-        return sum(clusters.canonical_key(self.bases[row]) in known for row in self.rows("test"))
+        known = {canonical_key(self.bases[row]) for row in self.rows("train", "valid")}
+        return sum(canonical_key(self.bases[row]) in known for row in self.rows("test"))
 
     def items(self, part: str, pad_id: int) -> Items:
         """The items of a part."""
@@ -233,7 +364,7 @@ class LabeledTask(ABC):
             together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.supervised.protocol`.
-        kind, loss, transform: see `dnadiff.supervised.targets.build.build_target`.
+        kind, loss, transform: see `dnadiff.supervised.labeled.build_target`.
         columns: of the labels.
     """
 
@@ -291,8 +422,8 @@ class LabeledTask(ABC):
         settings."""
         own = {key: value for key, value in vars(self).items() if key not in self._of_division}
         files = self.sources()
-        key = cache.compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
-        if key is not None and (entry := cache.load(key)) is not None:
+        key = compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
+        if key is not None and (entry := load_encoded(key)) is not None:
             fields = {name: entry.more[key] for key, name in _CACHED.items()}
             return LabeledSequences(
                 sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields
@@ -300,7 +431,7 @@ class LabeledTask(ABC):
         found = self.read(tokenizer)
         if key is not None:
             more = {key: vars(found)[name] for key, name in _CACHED.items()}
-            cache.save(key, cache.Entry(found.sequences, found.labels, found.parts, more))
+            save_encoded(key, Entry(found.sequences, found.labels, found.parts, more))
         return found
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:

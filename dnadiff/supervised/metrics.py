@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -332,3 +332,234 @@ def sign_flip_test(
         )
         extreme += int((np.abs(signs @ difference) >= observed).sum())
     return (extreme + 1) / (num_flips + 1)
+
+
+class ScoredLabels:
+    """Log-odds (S, K) of labels, the labels (S, K), 0 or 1 and NaN where one is missing, and
+    `folds (S,)`."""
+
+    def __init__(
+        self, log_odds: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
+        self.log_odds, self.labels, self.folds = (
+            np.asarray(log_odds, np.float64),
+            np.asarray(labels),
+            folds,
+        )
+
+    @cached_property
+    def each_label(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
+        """For each label the items where it is known, and their predictions as two classes."""
+        known = [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
+        log_probs = np.stack(
+            [-np.logaddexp(0, self.log_odds), -np.logaddexp(0, -self.log_odds)], -1
+        )
+        folds = [None if self.folds is None else self.folds[rows] for rows in known]
+        labels = [self.labels[rows, k].astype(np.int64) for k, rows in enumerate(known)]
+        return [
+            (rows, ScoredPredictions(log_probs[rows, k], labels[k], folds[k]))
+            for k, rows in enumerate(known)
+        ]
+
+
+def _each(
+    scored: ScoredLabels,
+    weights: np.ndarray,
+    metric: Callable[[ScoredPredictions, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    found = [
+        metric(of_label, weights[:, rows]) if len(rows) else np.full(len(weights), np.nan)
+        for rows, of_label in scored.each_label
+    ]
+    return np.stack(found, 1)
+
+
+def label_auroc(scored: ScoredLabels, weights: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve of each label; NaN if all items or none have it."""
+    return _each(scored, weights, auroc)
+
+
+def label_auprc(scored: ScoredLabels, weights: np.ndarray) -> np.ndarray:
+    """Average precision of each label; NaN if no item has it."""
+    return _each(scored, weights, auprc)
+
+
+MULTILABEL_METRICS: dict[str, Metric[ScoredLabels]] = {"auroc": label_auroc, "auprc": label_auprc}
+
+
+class ScoredValues:
+    """Predicted values (S, K) and labels (S, K), NaN where a label is missing, and `folds (S,)`."""
+
+    def __init__(
+        self, values: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
+        self.folds = folds
+        self.values, self.labels = np.asarray(values, np.float64), np.asarray(labels, np.float64)
+
+    @cached_property
+    def parts(self) -> list[tuple[np.ndarray, ScoredValues]]:
+        """The items of each fold, and their predictions alone."""
+        return [
+            (rows, ScoredValues(self.values[rows], self.labels[rows]))
+            for rows in rows_of_folds(self.folds)
+        ]
+
+    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
+        """The weight of the items with a label of each target, (W, K)."""
+        return weights @ np.isfinite(self.labels)
+
+    @cached_property
+    def known(self) -> list[np.ndarray]:
+        """The items that have a label of each target."""
+        return [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
+
+    @cached_property
+    def pairs(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each target its items with a label, and their predictions and labels."""
+        return [
+            (rows, self.values[rows, k], self.labels[rows, k]) for k, rows in enumerate(self.known)
+        ]
+
+    @cached_property
+    def rankings(self) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]]:
+        """For each target its items with a label; for predictions and for labels their order, where
+        ties start, and each item's tie."""
+        return [
+            (rows, [_ties(predicted), _ties(measured)]) for rows, predicted, measured in self.pairs
+        ]
+
+
+def _ties(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    new = np.concatenate([[True], ranked[1:] != ranked[:-1]])[: len(values)]
+    number = np.empty(len(values), np.int64)
+    number[order] = np.cumsum(new) - 1
+    return order, np.flatnonzero(new), number
+
+
+def _ranks(ties: tuple[np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray) -> np.ndarray:
+    """The rank of each item, (W, S): the weight of smaller items and half that of equal ones."""
+    order, starts, number = ties
+    of_tie = np.add.reduceat(weights[:, order], starts, axis=1)
+    return (np.cumsum(of_tie, 1) - of_tie / 2)[:, number]
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted correlation (W,) of x and y, (S,) or (W, S): 0 if x is constant, NaN if y is."""
+    total = weights.sum(1, keepdims=True)
+    x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
+    xx, yy, xy = ((weights * product).sum(1) for product in (x * x, y * y, x * y))
+    scale = np.sqrt(xx * yy)
+    found = np.divide(xy, scale, out=np.zeros_like(xy), where=scale > 0)
+    return np.where(yy > 0, found, np.nan)
+
+
+def _centered(values: np.ndarray) -> np.ndarray:
+    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
+    like a spread."""
+    return values - values[0] if len(values) and np.ptp(values) == 0 else values - values.mean()
+
+
+def _each_target(
+    count: int,
+    targets: Sequence[tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]],
+    weights: np.ndarray,
+) -> np.ndarray:
+    """(W, K) of functions of the weights of each target's items, NaN for a target without any."""
+    found = np.full((len(weights), count), np.nan)
+    for k, (rows, function) in enumerate(targets):
+        if len(rows):
+            with np.errstate(
+                invalid="ignore", divide="ignore"
+            ):  # a replicate without a labeled item
+                found[:, k] = function(weights[:, rows])
+    return found
+
+
+@within_folds
+def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
+    each = [
+        (rows, partial(_correlation, _centered(x), _centered(y))) for rows, x, y in scored.pairs
+    ]
+    return _each_target(len(each), each, weights)
+
+
+@within_folds
+def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
+    constant labels."""
+
+    def of_ranks(
+        ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray
+    ) -> np.ndarray:
+        half = of_items.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
+        predicted, measured = (_ranks(tie, of_items) - half for tie in ties)
+        return _correlation(predicted, measured, of_items)
+
+    each = [(rows, partial(of_ranks, ties)) for rows, ties in scored.rankings]
+    return _each_target(len(each), each, weights)
+
+
+def mse(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    """Mean squared error."""
+    each = [(rows, partial(_mean, (x - y) ** 2)) for rows, x, y in scored.pairs]
+    return _each_target(len(each), each, weights)
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return weights @ values / weights.sum(1)
+
+
+def r2(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    """Coefficient of determination; NaN for constant labels."""
+
+    def of_items(x: np.ndarray, y: np.ndarray, of_rows: np.ndarray) -> np.ndarray:
+        variance = _mean(y * y, of_rows) - _mean(y, of_rows) ** 2
+        return np.where(
+            variance > 1e-12 * (y * y).mean(), 1 - _mean((x - y) ** 2, of_rows) / variance, np.nan
+        )
+
+    each = [(rows, partial(of_items, x - y.mean(), _centered(y))) for rows, x, y in scored.pairs]
+    return _each_target(len(each), each, weights)
+
+
+REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {
+    "spearman": spearman,
+    "pearson": pearson,
+    "r2": r2,
+    "mse": mse,
+}
+
+
+def mean_over_targets(
+    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]
+) -> np.ndarray:
+    """A metric (W, K) averaged over the targets that it is defined for, (W,); see
+    `mean_of_defined`."""
+    return mean_of_defined(metric(scored, weights), weights)
+
+
+def of_target(
+    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored], number: int
+) -> np.ndarray:
+    """A metric (W, K) of one target, (W,)."""
+    return metric(scored, weights)[:, number]
+
+
+def named_metrics(
+    names: Sequence[str], metrics: Mapping[str, Metric[AnyScored]]
+) -> dict[str, Metric[AnyScored]]:
+    """Each metric (W, K) averaged over the targets, and with several targets of each, as
+    `spearman of NAME`; all of them (W,)."""
+    found: dict[str, Metric[AnyScored]] = {
+        name: partial(mean_over_targets, metric=metric) for name, metric in metrics.items()
+    }
+    if len(names) > 1:
+        for metric_name, metric in metrics.items():
+            found |= {
+                f"{metric_name} of {name}": partial(of_target, metric=metric, number=k)
+                for k, name in enumerate(names)
+            }
+    return found

@@ -8,23 +8,28 @@ import gzip
 import io
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from dnadiff.bootstrap import MIN_BLOCKS
 from dnadiff.config import Json
+from dnadiff.data.work import Result, Work
 from dnadiff.store.disk import atomic_write
-from dnadiff.supervised.metric_intervals import summarize_metrics
+from dnadiff.supervised.ensemble import ClassifierEnsemble, Query, SequenceFile, chunks
+from dnadiff.supervised.intervals import summarize_metrics
 from dnadiff.supervised.metrics import ScoredRun, metric_values
-from dnadiff.supervised.sequences import Query
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.predicted import Predicted
+from dnadiff.supervised.targets.base import Predicted, TaskTarget
+
+log = logging.getLogger("dnadiff")
+
 
 NUMBERS = {"start": int, "end": int, "length": int}
-log = logging.getLogger("dnadiff")
 _ROW_GROUP = 1 << 16
 _MAX_SPANS = 1 << 22
 _MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
@@ -175,7 +180,7 @@ def summary(
     groups: np.ndarray | None = None,
     intervals: bool = True,
 ) -> dict[str, Json]:
-    """`dnadiff.supervised.metric_intervals.summarize_metrics`, without intervals for very many
+    """`dnadiff.supervised.intervals.summarize_metrics`, without intervals for very many
     items; `groups` are drawn together."""
     if intervals and len(runs[0].labels) <= _MAX_INTERVALS:
         return summarize_metrics(runs, target.metrics, groups=groups)
@@ -232,3 +237,41 @@ def _lines(rows: Sequence[Sequence[object]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, delimiter="\t", lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
+
+
+@dataclass
+class PredictionWork(Work):
+    """The predictions of all queries of a file. Items are queries.
+
+    Attributes:
+        batch_size: None is that of the task's test items.
+        check_queries: checks the queries `first` to `last` (left out).
+    """
+
+    model: ClassifierEnsemble
+    source: SequenceFile
+    table: PredictionTable
+    batch_size: int | None
+    check_queries: Callable[[int, int], object]
+
+    unit = "chunks of 8 million bases"
+
+    @override
+    def starts(self) -> list[int]:
+        return list(accumulate(map(len, chunks(self.source)), initial=0))
+
+    @override
+    def check(self, first: int, last: int) -> None:
+        self.check_queries(first, last)
+
+    @override
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        for chunk in chunks(self.source, start + skip):
+            seeds = len(self.model.seeds)
+            done = iter([0] * (seeds - 1) + [len(chunk)])  # the last seed completes the chunk
+            found = self.model.classify(
+                chunk,
+                self.batch_size,
+                partial(lambda done, tokens: self.report(next(done), tokens), done),
+            )
+            yield Result(len(chunk), self.table.rows(chunk, found), {"predicted": found.tally()})

@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.draws import hash64
-from dnadiff.supervised import clusters
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.items import Items, TaskData, assign_folds, sample_clusters
 
 _FEWEST_VALID = 10  # validation items
 log = logging.getLogger("dnadiff")
@@ -193,7 +192,7 @@ class KFold(FixedSplit):
                 "task.protocol at fixed"
             )
         groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
-        fold = clusters.assign_folds(
+        fold = assign_folds(
             groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
         )
         return [
@@ -213,7 +212,7 @@ class KFold(FixedSplit):
         rest = torch.where(~tested)[0]
         random = np.random.default_rng(hash64(seed, "validation", number))
         is_valid = torch.from_numpy(
-            clusters.sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
+            sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
         )
         divided = replace(
             data,

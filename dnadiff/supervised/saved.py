@@ -8,34 +8,38 @@ complete. Loading builds only classes of this package (`dnadiff.config.build`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
-import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from dnadiff.backbone.base import Backbone
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json, build
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.renamed import current_name
-from dnadiff.store.disk import read_json, write_json
+from dnadiff.store.disk import atomic_write, read_json, write_json
+from dnadiff.supervised.classifier import (
+    LENGTH_WIDTH,
+    MEAN_HEAD,
+    Classifier,
+    HeadInputs,
+    build_classifier,
+    keep_first_layers,
+)
+from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
+from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
+from dnadiff.supervised.targets.base import TaskTarget
+from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.weights import tensors
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dnadiff.supervised.classifier import Classifier
-    from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
-    from dnadiff.supervised.targets.base import TaskTarget
-    from dnadiff.supervised.weights import WeightsFile
-
-FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
 FORMAT = 1
-_MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
-_CLASSIFYING = ("predict", "variants")  # commands that take classifiers
-_SEED = re.compile(r"seed_(\d+)")
 _SHARED = (
     "name",
     "classes",
@@ -69,84 +73,6 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     write_json(description, content)
 
 
-def remove_all(folder: Path) -> None:
-    """Remove the classifiers that an earlier run left in its folder `models`: they must not be
-    taken for those of the next one."""
-    for path in sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else ():
-        path.unlink()  # first: without it, the folder is not a classifier
-        shutil.rmtree(path.parent, ignore_errors=True)
-
-
-def is_fine_tuned(checkpoint: object) -> bool:
-    """Whether `checkpoint=` names a run of `python -m dnadiff.finetune`, or a folder of saved
-    classifiers in it."""
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        return False
-    path = Path(os.path.expanduser(checkpoint))
-    if not path.is_dir() or (path / "checkpoints").is_dir():
-        return False
-    return (path / RUN).is_file() or bool(_seeds_in(path) or _tasks_in(path))
-
-
-def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
-    """ValueError for a configuration that names a fine-tuned run, if the command needs a language
-    model."""
-    for given in map(config.get, _MODELS) if command not in _CLASSIFYING else ():
-        if is_fine_tuned(given):
-            raise ValueError(
-                f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs "
-                "a pretrained one; name that run, "
-                f"or use predict: python -m dnadiff.predict checkpoint={given} input=x.fa"
-            )
-
-
-def find(
-    checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "runs/finetune"
-) -> list[Path]:
-    """The folders of the saved seeds of a run folder, of a folder `models`, of one seed, or of
-    `latest`, the newest run with classifiers.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if it is a pretrained model, has no saved classifier, or those of several tasks.
-    """
-    path = expand_user(checkpoint)  # type: ignore[arg-type]
-    if str(checkpoint) == "latest":
-        saved = [
-            p
-            for p in Path(runs).glob("*")
-            if (p / RUN).is_file() and (_seeds_in(p) or _tasks_in(p))
-        ]
-        found = sorted(saved, key=lambda p: (p / RUN).stat().st_mtime)
-        if not found:
-            raise FileNotFoundError(
-                f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name "
-                "the run folder"
-            )
-        path = found[-1]
-    if seeds := _seeds_in(path):
-        return seeds
-    if tasks := _tasks_in(path):
-        raise ValueError(
-            f"{path} has classifiers of several tasks; name one of {', '.join(map(str, tasks))}"
-        )
-    if (path / RUN).is_file():
-        raise ValueError(
-            f"{path} is a fine-tuned run without saved networks; run finetune again with "
-            "task.protocol=fixed or paper, fine_tune=true "
-            "and save_models=[fine-tuned]"
-        )
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest"
-        )
-    raise ValueError(
-        f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m "
-        f"dnadiff.finetune checkpoint={path} task=csv "
-        "task.path=table.csv), or use score or embed, which need none"
-    )
-
-
 def load(
     checkpoint: str | os.PathLike[str],
     trust: Sequence[str] = (),
@@ -164,8 +90,6 @@ def load(
         ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
             different runs, or there is no such device.
     """
-    from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.supervised.ensemble import ClassifierEnsemble
 
     _check_device(device)
     folders = find(checkpoint)
@@ -221,7 +145,6 @@ def load(
 
 
 def _check_device(device: torch.device | str) -> None:
-    import torch
 
     try:
         torch.empty(0, device=device)
@@ -231,27 +154,6 @@ def _check_device(device: torch.device | str) -> None:
             f"device {device} cannot be used on this machine, or with this build of torch "
             f"({reason}); use cpu"
         ) from error
-
-
-def _seeds_in(path: Path) -> list[Path]:
-    """The folders of saved seeds at a path, ascending; the path itself if it is one."""
-    for place in (path / FOLDER, path):
-        if (place / DESCRIPTION).is_file():
-            return [place]
-        numbered = [
-            (int(found[1]), p)
-            for p in place.glob("seed_*")
-            if (found := _SEED.fullmatch(p.name)) and (p / DESCRIPTION).is_file()
-        ]
-        if numbered:
-            return [p for _, p in sorted(numbered)]
-    return []
-
-
-def _tasks_in(path: Path) -> list[Path]:
-    """The folders of several tasks or models, each with saved seeds."""
-    places = (p for place in (path / FOLDER, path) if place.name == FOLDER for p in place.glob("*"))
-    return sorted(p for p in places if p.is_dir() and _seeds_in(p))
 
 
 def _read(path: Path) -> dict[str, Json]:
@@ -279,9 +181,6 @@ def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
 def _member(
     folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]
 ) -> SeedClassifier:
-    from dnadiff.supervised.ensemble import SeedClassifier
-    from dnadiff.supervised.weights import WeightsFile
-    from dnadiff.weights import tensors
 
     path = folder / WEIGHTS
     state = WeightsFile(path, str(about["sha256"])).read()
@@ -314,10 +213,6 @@ def _with_earlier_head(
 
 
 def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> Classifier:
-    from dnadiff.backbone.base import Backbone
-    from dnadiff.supervised.classifier import MEAN_HEAD, build_classifier, keep_first_layers
-    from dnadiff.supervised.head_inputs import HeadInputs
-
     backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
     if not isinstance(backbone, Backbone):
         raise ValueError(
@@ -341,8 +236,6 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
 
 
 def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
-    from dnadiff.supervised.targets.base import TaskTarget
-    from dnadiff.supervised.targets.classes import ClassTarget
 
     if "target" not in about:
         return ClassTarget(about["classes"])  # of a version that had only these
@@ -356,7 +249,6 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
 
 
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
-    from dnadiff.supervised.head_inputs import LENGTH_WIDTH
 
     own = classifier.state_dict()
     wrong = sorted({*own} ^ {*state}) or [
@@ -387,3 +279,73 @@ def _describes(path: Path, sha256: str) -> bool:
 
 def _check_of(content: Mapping[str, Json]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+class WeightsFile(NamedTuple):
+    """A file of weights and the SHA-256 of its bytes."""
+
+    path: Path
+    sha256: str
+
+    def is_intact(self) -> bool:
+        """Whether the file exists with these bytes."""
+        return self.path.is_file() and _sha256(self.path) == self.sha256
+
+    def read(self) -> dict[str, Tensor]:
+        """The tensors by name.
+
+        Raises:
+            FileNotFoundError: if the file is missing.
+            ValueError: if its bytes differ.
+        """
+        if not self.path.is_file():
+            raise FileNotFoundError(
+                f"{self.path} is missing; copy the complete folder, or fine-tune again"
+            )
+        if not self.is_intact():
+            raise ValueError(
+                f"{self.path} is damaged (its SHA-256 differs); use another copy of it, or "
+                "fine-tune again"
+            )
+        return tensors.read(self.path)
+
+    def copy_to(self, target: Path) -> WeightsFile:
+        """Copy the file atomically; nothing is written if `target` is the same already.
+
+        Raises:
+            FileNotFoundError: if the file is missing.
+            ValueError: if its bytes differ.
+        """
+        copy = WeightsFile(target, self.sha256)
+        if not copy.is_intact():
+            content = self.path.read_bytes()
+            if (
+                hashlib.sha256(content).hexdigest() != self.sha256
+            ):  # of the bytes that are written, not of those of a second reading
+                raise ValueError(
+                    f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then "
+                    "trained again"
+                )
+            with atomic_write(target, overwrite=True, size=len(content)) as file:
+                file.write(content)
+        return copy
+
+
+def write_weights(path: Path, network: nn.Module) -> WeightsFile:
+    """Write every parameter and buffer of a network atomically; a tied parameter is written under
+    each of its names."""
+    from safetensors.torch import save
+
+    state = {
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in network.state_dict().items()
+    }
+    content = save(state, metadata={"format": "pt"})
+    with atomic_write(path, overwrite=True, size=len(content)) as file:
+        file.write(content)
+    return WeightsFile(path, hashlib.sha256(content).hexdigest())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,38 +1,109 @@
-"""The models that `python -m dnadiff.finetune` compares, from its configuration."""
+"""The training settings of `python -m dnadiff.finetune` from its configuration, where `auto` stands
+for a value that suits the task."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dnadiff.config import PACKAGE, Config, Json, build
+from dnadiff.store.address import shown_addresses
+from dnadiff.supervised.classifier import HeadInputs
+from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.models import EVALUATION
+from dnadiff.supervised.protocol import FixedSplit
+from dnadiff.supervised.results import weights_digest
+from dnadiff.supervised.saved import WeightsFile, save
+from dnadiff.weights.loaded import resolved
+
+if TYPE_CHECKING:
+    import torch
+
+    from dnadiff.supervised.saved import WeightsFile
+    from dnadiff.weights.loaded import Loaded
 
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
 import torch
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.config import Config, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
-from dnadiff.supervised.adapter.lora import LoRA
-from dnadiff.supervised.baselines import KmerLogistic
-from dnadiff.supervised.classifier import check_head, is_strand_invariant, keep_first_layers
-from dnadiff.supervised.combine import Combination, SeedAverage, Stack
-from dnadiff.supervised.finetuning import FineTunedModel, NetworkModel, TrainingSettings
-from dnadiff.supervised.freezing import Frozen
-from dnadiff.supervised.grid import GridSearch
-from dnadiff.supervised.head_inputs import HeadInputs
-from dnadiff.supervised.items import TaskData
-from dnadiff.supervised.model import TaskModel
-from dnadiff.supervised.one_hot import OneHotModel
-from dnadiff.supervised.probe import LinearProbe, NearestNeighbors
-from dnadiff.supervised.protocol import FixedSplit
-from dnadiff.supervised.rate_search import NEW_RATES, PRETRAINED_RATES
-from dnadiff.supervised.recipe import LAYER_DECAY, candidate_rates, resolve, training_settings
-from dnadiff.supervised.results import weights_digest
+from dnadiff.supervised.baselines import KmerLogistic, LinearProbe, NearestNeighbors
+from dnadiff.supervised.classifier import (
+    check_head,
+    is_strand_invariant,
+    keep_first_layers,
+)
+from dnadiff.supervised.layers import Frozen, LoRA
+from dnadiff.supervised.models import TaskModel
+from dnadiff.supervised.networks import (
+    FineTunedModel,
+    GridSearch,
+    NetworkModel,
+    OneHotModel,
+    TrainingSettings,
+)
+from dnadiff.supervised.study import Combination, SeedAverage, Stack
 from dnadiff.supervised.targets.estimators import ClassEstimators
+from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser
+
+log = logging.getLogger("dnadiff")
+
+
+AUTO = "auto"
+PATIENCE, LAYER_DECAY = 5, 0.8
+
+
+def resolve(value: Json, automatic: Json) -> Json:
+    """The value, or what `auto` stands for."""
+    return automatic if value == AUTO else value
+
+
+def training_settings(config: Config, protocol: FixedSplit) -> TrainingSettings:
+    """The settings that the fine-tuned network and its controls share.
+
+    Raises:
+        ValueError: if `minutes` and a number of epochs are both set.
+    """
+    epochs = resolve(config["epochs"], protocol.epochs)
+    if config["minutes"] is not None and epochs is not None:
+        reason = (
+            f"task.protocol={protocol.name} has {epochs} epochs"
+            if config["epochs"] == AUTO
+            else f"epochs is {epochs}"
+        )
+        raise ValueError(
+            f"minutes {config['minutes']:g} sets the number of epochs, and {reason}; set "
+            "minutes=null, or epochs=auto"
+        )
+    return {
+        "epochs": epochs,
+        "minutes": config["minutes"],
+        "weight_decay": config["weight_decay"],
+        "warmup": protocol.warmup if config["warmup"] is None else config["warmup"],
+        "trainer": {"accelerator": config["accelerator"], "devices": 1},
+        "patience": resolve(config["patience"], PATIENCE if epochs is None else None),
+    }
+
+
+def candidate_rates(
+    rates: Sequence[Json], protocol: FixedSplit, automatic: tuple[float, ...]
+) -> list[float | tuple[float, ...]]:
+    """The learning rates of the candidates of a grid; `auto` is the published grid, or one
+    candidate that chooses from `automatic`."""
+    if AUTO not in rates:
+        return list(rates)
+    return list(protocol.rates) or [automatic]
+
 
 Rates: TypeAlias = float | tuple[float, ...]
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
@@ -41,7 +112,6 @@ PROBE, RANDOM_PROBE, NEIGHBORS = (
     "untrained, frozen + logistic regression",
     "frozen, nearest neighbors",
 )
-log = logging.getLogger("dnadiff")
 
 
 def row_name(name: str, data: TaskData) -> str:
@@ -266,7 +336,7 @@ def build_adapter(config: Config) -> LoRA | None:
     if not isinstance(made, LoRA):
         raise ValueError(
             f"adapter {config['adapter']['_target_']} is not an adapter "
-            "(dnadiff.supervised.adapter.lora.LoRA)"
+            "(dnadiff.supervised.layers.LoRA)"
         )
     return made
 
@@ -285,3 +355,74 @@ def heads_of(config: Config, data: TaskData) -> dict[str, Config]:
         else:
             heads[name] = head
     return heads
+
+
+SUBFOLDERS = {"fine-tuned": "", "scratch": "scratch"}  # by the name of the model in the study
+
+
+def save_networks(
+    folder: Path,
+    config: Config,
+    data: TaskData,
+    protocol: FixedSplit,
+    loaded: Loaded,
+    settings: Mapping[str, Json],
+    study: Mapping[str, Json],
+    networks: Mapping[tuple[str, int], WeightsFile],
+) -> None:
+    """Save the network of every seed with its description.
+
+    Args:
+        folder: `models` in the run folder, or a folder of the task in it.
+        config: of the command, with the task.
+        protocol: which items each seed was trained on: the target and the counts that are saved are
+            of these.
+        loaded: the pretrained model.
+        settings: by the name of the model, what `describe` returns.
+        study: what `dnadiff.supervised.study.run_study` returns, with its `seeds`.
+        networks: the weights by the name of the model and the seed.
+    """
+    shared = {
+        "classes": list(data.target.names),
+        "stranded": data.stranded,
+        "layer": config["layer"],
+        "network": resolved(loaded.config, (PACKAGE, *config["trust"]))["backbone"],
+        "tokenizer": loaded.tokenizer.config(),
+        "pretrained": {
+            "checkpoint": str(loaded.path),
+            "step": loaded.step,
+            "weights": weights_digest(loaded.denoiser.backbone),
+        },
+    }
+    inputs = asdict(HeadInputs.of(**config["inputs"]))
+    for name, subfolder in SUBFOLDERS.items():
+        seeds = {seed: weights for (model, seed), weights in networks.items() if model == name}
+        for seed, weights in seeds.items():
+            number, report = study["seeds"].index(seed), study["models"][name]
+            trained = protocol.rounds(data, seed)[
+                -1
+            ].data  # as in `results.Computed`, the network is that of the last round
+            found = report["found"][number][0]
+            own = {
+                "name": name,
+                "target": trained.target.fit(trained.train.labels).settings(),
+                "task": {
+                    "name": data.name,
+                    "longest": data.max_length,
+                    "items": trained.counts(),
+                    "settings": shown_addresses(config["task"]),
+                },
+                "seeds": sorted(seeds),
+                "settings": settings[name],
+                "found": found,
+                "head": found["head"],
+                "inputs": inputs,
+                "batch_size": EVALUATION
+                * found.get("chosen", settings[name])[
+                    "batch_size"
+                ],  # that predicted the test items
+                "metrics": {
+                    metric: each["per_seed"][number] for metric, each in report["metrics"].items()
+                },
+            }
+            save(folder / subfolder, seed, weights, {**shared, **own})

@@ -1,189 +1,455 @@
-"""A task made from a genome and its annotation: windows inside regions against windows outside.
-
-`task=NAME` on the command line builds `RegionWindows` or a `LabeledTask` from
-configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see only the resulting
-`TaskData`.
-"""
+"""Tasks in tables with one sequence and class per row: comma- or tab-separated, plain or
+gzip-compressed, or parquet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
-import numpy as np
+from typing_extensions import Unpack, override
 
 from dnadiff import checks
-from dnadiff.data.genome.genome import Genome
-from dnadiff.data.splits import FractionSplit, Split, split_hash
+from dnadiff.data.text.corpus import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import hash64
-from dnadiff.formats.regions import Region, read_bed
-from dnadiff.kmers import MAX_K, UNKNOWN, KmerSet
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.formats.fasta import read_fasta
+from dnadiff.store.address import is_remote
+from dnadiff.store.files import open_text, resolve
+from dnadiff.supervised.labeled import (
+    PART_NAMES,
+    LabeledSequences,
+    LabeledTask,
+    LabeledTaskSettings,
+)
+from dnadiff.supervised.targets.base import MISSING, SEPARATOR
 
-Starts = list[tuple[int, int]]  # (record, start) of windows
+log = logging.getLogger("dnadiff")
 
 
-class RegionWindows:
-    """Windows completely inside regions against windows completely outside: all bases of a window
-    are in some region, or none is.
+PARQUET = ".parquet"
+ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
+T = TypeVar("T")
 
-    Whether a base is coding does not depend on the strand that is read, so the task is unstranded.
-    Training windows are placed every `stride` bases. Validation and test windows do not overlap,
-    and share no k-mer with the training part on either strand. The windows of a stretch are
-    centered in it, so that their edges carry no information about where regions begin. Classes are
-    balanced by leaving out random windows of the larger one.
+
+class CsvTask(LabeledTask):
+    """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
+    `test.csv`, as GUE publishes.
+
+    Without a split column, the rows of each class are divided at random. With one, its values are
+    train, valid (also dev, val, validation) and test; if there are no validation rows, some
+    training rows are used.
 
     Args:
-        stride: between the starts of training windows in one stretch.
-        split: of the genome; by default 80-90 % test, 90-100 % validation.
-        max_train: maximum number of training windows per class; None: no limit.
-        k: length of the k-mers that held-out windows may not share with the training part.
+        delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
     """
 
     def __init__(
         self,
-        genome: str,
-        regions: str,
-        length: int = 200,
-        stride: int = 50,
-        split: Split | None = None,
-        max_train: int | None = None,
-        k: int = 24,
-        inside: str = "inside",
-        outside: str = "outside",
-        name: str = "regions",
-        protocol: str = "fixed",
-        seed: int = 0,
+        path: str,
+        sequence_column: str = "sequence",
+        label_column: str | list[str] = "label",
+        split_column: str | None = None,
+        delimiter: str | None = None,
+        name: str | None = None,
+        **settings: Unpack[LabeledTaskSettings],
     ) -> None:
-        self.genome, self.regions, self.split, self.protocol = (
-            genome,
-            regions,
-            split or FractionSplit(),
-            protocol,
+        if delimiter is not None and not (
+            isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'
+        ):
+            raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
+        self.path, self.delimiter = str(path), delimiter
+        self.sequence_column = checks.name("task.sequence_column", sequence_column)
+        self.label_columns = [
+            checks.name("task.label_column", name) for name in as_names(label_column)
+        ]
+        self.split_column = (
+            None if split_column is None else checks.name("task.split_column", split_column)
         )
-        self.length, self.stride = (
-            checks.integer("task.length", length),
-            checks.integer("task.stride", stride),
+        bare = Path(self.path).name.removesuffix(".gz")
+        super().__init__(
+            name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
         )
-        self.max_train, self.seed = (
-            checks.optional_integer("task.max_train", max_train),
-            checks.integer("task.seed", seed, 0),
+
+    @override
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(
+            map(repr, self.label_columns)
         )
-        self.k, self.name = checks.integer("task.k", k, 1, MAX_K), checks.name("task.name", name)
-        self.inside, self.outside = (
-            checks.name("task.inside", inside),
-            checks.name("task.outside", outside),
-        )
-        if self.inside == self.outside:
-            raise ValueError(
-                f"both classes are called {inside!r}; set task.inside or task.outside to another "
-                "name"
+        if not checks.expand_user(self.path).is_dir():
+            split_source = f"column {self.split_column!r}" if self.split_column else "the split"
+            found = LabeledSequences(
+                self.path,
+                divided=self.split_column is not None,
+                label_source=label_source,
+                split_source=split_source,
             )
-
-    def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, divide and encode the task; ValueError if a part has no window of a class."""
-        genome = Genome.open(self.genome)
-        lengths = genome.lengths
-        covered = covered_bases(read_bed(self.regions, lengths), lengths)
-        intervals = self.split(genome.names, list(lengths.values()))
-        bases = [tokenizer.bases(ids[:]) for ids in genome.records]
-        train_kmers = KmerSet(
-            [bases[i.record][i.start : i.end] for i in intervals["train"]], self.k
+            self._add_rows(self.path, "train", self.split_column, found, tokenizer)
+            return found
+        found = LabeledSequences(
+            self.path, divided=True, label_source=label_source, split_source="its file names"
         )
-        classes = sorted([self.inside, self.outside])
-        strides = {"train": self.stride, "valid": self.length, "test": self.length}
-        starts: dict[str, list[Starts]] = {part: [[] for _ in classes] for part in strides}
-        left_out = {part: dict.fromkeys(classes, 0) for part in ("valid", "test")}
-        for part, stride in strides.items():
-            for interval in intervals[part]:
-                sequence = bases[interval.record][interval.start : interval.end]
-                is_covered = covered[interval.record][interval.start : interval.end]
-                novel = (
-                    ~kmer_centers(train_kmers, sequence)
-                    if part in left_out
-                    else np.ones(len(sequence), bool)
-                )
-                for label, name in enumerate(classes):
-                    usable = (is_covered == (name == self.inside)) & (sequence < UNKNOWN)
-                    allowed = window_starts(usable & novel, self.length, stride)
-                    starts[part][label] += [
-                        (interval.record, interval.start + int(start)) for start in allowed
-                    ]
-                    if part in left_out:
-                        left_out[part][name] += len(
-                            window_starts(usable, self.length, stride)
-                        ) - len(allowed)
-        limits = {part: self.max_train if part not in left_out else None for part in strides}
-        train, valid, test = (
-            self._items(part, starts[part], limits[part], classes, genome, tokenizer)
-            for part in strides
-        )
-        notes = {
-            "window": self.length,
-            "stride": self.stride,
-            "split": self.split.describe(),
-            "split_hash": split_hash(intervals, genome.names),
-            "shared_kmer": self.k,
-            "left_out_for_a_shared_kmer": left_out,
-            "windows_before_balancing": {
-                part: dict(zip(classes, map(len, starts[part]))) for part in strides
-            },
-        }
-        return TaskData(self.name, classes, train, valid, test, stranded=False, notes=notes)
+        for table, part in find_tables(self.path):
+            self._add_rows(table, part, None, found, tokenizer)
+        return found
 
-    def _items(
+    @override
+    def sources(self) -> list[Path]:
+        if checks.expand_user(self.path).is_dir():
+            return [checks.expand_user(table) for table, _ in find_tables(self.path)]
+        return [resolve(self.path)]
+
+    def _add_rows(
         self,
+        path: str,
         part: str,
-        starts: Sequence[Starts],
-        limit: int | None,
-        classes: Sequence[str],
-        genome: Genome,
+        split_column: str | None,
+        found: LabeledSequences,
         tokenizer: DNATokenizer,
-    ) -> Items:
-        size = min(map(len, starts))
-        if size == 0:
-            empty = classes[int(np.argmin([len(s) for s in starts]))]
-            raise ValueError(
-                f"{self.name}: no window of {self.length} bases of class {empty} in the {part} "
-                "part; set task.length to less, or choose another task.split"
+    ) -> None:
+        columns = {"task.sequence_column": self.sequence_column}
+        columns |= {"task.split_column": split_column} if split_column is not None else {}
+        first, labels = len(columns), label_keys("task.label_column", self.label_columns)
+        columns |= labels
+        number = 0
+        for number, cells in read_rows(path, columns, self.delimiter):
+            where = f"{path}: line {number}"
+            for cell, (key, name) in zip(cells, columns.items()):
+                if not cell and not (key in labels and self.target.can_be_missing):
+                    raise ValueError(
+                        f"{where} has nothing in column {name!r}; complete the row or remove it"
+                    )
+            if split_column is not None and cells[1].lower() not in PART_NAMES:
+                raise ValueError(
+                    f"{where} has {cells[1]!r} in column {split_column!r}; expected train, valid "
+                    "or test"
+                )
+            check_sequence(cells[0], where, self.sequence_column)
+            self.target.check(cells[first:], where)
+            label = SEPARATOR.join(cells[first:])
+            found.add(
+                tokenizer,
+                cells[0],
+                label,
+                PART_NAMES[cells[1].lower()] if split_column else part,
+                where,
             )
-        size = size if limit is None else min(size, limit)
-        sequences, labels = [], []
-        for label, (name, of_class) in enumerate(zip(classes, starts)):
-            random = np.random.default_rng(hash64(self.seed, part, name))
-            for number in np.sort(random.choice(len(of_class), size, replace=False)):
-                record, start = of_class[number]
-                sequences.append(genome.records[record][start : start + self.length])
-                labels.append(label)
-        return Items.from_sequences(sequences, labels, tokenizer.vocab.pad_id)
+        if number == 0:
+            raise ValueError(f"{path} has a header and no rows; add some")
 
 
-def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list[np.ndarray]:
-    """For each record, a mask (length,) bool of the bases in some region on either strand."""
-    change = {name: np.zeros(length + 1, np.int32) for name, length in lengths.items()}
-    for region in regions:
-        change[region.chrom][region.start] += 1
-        change[region.chrom][region.end] -= 1
-    return [np.cumsum(c[:-1]) > 0 for c in change.values()]
+def as_names(columns: str | Sequence[str]) -> list[str]:
+    """One name or several as a list."""
+    return (
+        [columns]
+        if isinstance(columns, str) or not isinstance(columns, Sequence)
+        else list(columns)
+    )
 
 
-def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into
-    each run at `stride`, centered in it."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    runs = edges.reshape(-1, 2)
-    runs = runs[runs[:, 1] - runs[:, 0] >= length]
-    slack = runs[:, 1] - runs[:, 0] - length
-    counts = slack // stride + 1
-    first = runs[:, 0] + (slack - (counts - 1) * stride) // 2
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(first, counts) + number * stride
+def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
+    """The label columns by their keys in the configuration, for messages."""
+    return (
+        {key: columns[0]}
+        if len(columns) == 1
+        else {f"{key}[{number}]": name for number, name in enumerate(columns)}
+    )
 
 
-def kmer_centers(kmers: KmerSet, bases: np.ndarray) -> np.ndarray:
-    """The middle base of each k-mer of `bases (L,)` that is in the set: (L,) bool. A window without
-    one contains no such k-mer."""
-    hits = kmers.hits(bases)
-    centers = np.zeros(len(bases), bool)
-    centers[kmers.k // 2 : kmers.k // 2 + len(hits)] = hits
-    return centers
+def find_tables(folder: str) -> list[tuple[str, str]]:
+    """(path, part) of the tables in a folder that are named after a part, such as `train.csv` or
+    `test-00000-of-00001.parquet`.
+
+    Raises:
+        ValueError: if there is none, a part has tables in several folders, or one name has several
+            endings: one could be a copy of another.
+    """
+    files = sorted(
+        p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name)
+    )
+    named, first = list[tuple[str, str]](), dict[str, Path]()
+    for file in files:
+        if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
+            continue
+        named.append((str(file), part := PART_NAMES[word]))
+        other = first.setdefault(part, file)
+        if other.parent != file.parent:
+            raise ValueError(
+                f"{folder} has {part} tables in two folders, {other} and {file}, and one is "
+                f"expected; set task.path={other.parent} or the other"
+            )
+        other = first.setdefault(f"{part} {word}", file)
+        if _ending(other.name) != _ending(file.name):
+            raise ValueError(
+                f"{folder} has two tables of one name, {other} and {file}, and one is expected; "
+                "remove one, or set task.path=FOLDER with one of them"
+            )
+    if not named:
+        raise ValueError(
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set "
+            "task.path to one table"
+        )
+    return named
+
+
+def read_rows(
+    path: str, columns: Mapping[str, str], delimiter: str | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a table; empty lines are skipped.
+
+    Args:
+        columns: configuration key -> column name.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a missing column, a row with too few or too many fields, or a file that is
+            not a table.
+    """
+    if _name(path).endswith(PARQUET):
+        yield from _parquet_rows(path, columns)
+        return
+    try:
+        with open_text(path) as handle:
+            csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
+            table = csv.reader(handle, delimiter=delimiter or _delimiter(path), strict=True)
+            header = [name.strip() for name in next(table, [])]
+            header[:1] = [header[0].removeprefix("\ufeff")] if header else []
+            indices = [column_index(path, key, name, header) for key, name in columns.items()]
+            for row in table:
+                if any(row):
+                    check_fields(f"{path}: line {table.line_num}", row, header)
+                    yield table.line_num, [row[number].strip() for number in indices]
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} is not a table of text ({error}); give a comma- or tab-separated file"
+        ) from None
+
+
+def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
+    """The index of the column that `key` of the configuration names; ValueError if it is
+    missing."""
+    if name not in header:
+        raise ValueError(
+            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one "
+            "of them"
+        )
+    return header.index(name)
+
+
+def read_header(path: str) -> list[str]:
+    """The column names of a table."""
+    if _name(path).endswith(PARQUET):
+        return _parquet_header(path)
+    with open_text(path) as handle:
+        names = next(csv.reader(handle, delimiter=_delimiter(path)), [])
+    return [name.strip() for name in names]
+
+
+def check_sequence(cell: str, where: str, column: str) -> None:
+    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters
+    are also read as bases."""
+    if cell.lower() in MISSING:
+        raise ValueError(
+            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a "
+            "DNA sequence is expected; complete the row "
+            "or remove it"
+        )
+
+
+def is_table(path: str) -> bool:
+    """Whether a file or an address has the name of a table, in either case."""
+    return _name(path).endswith(ENDINGS)
+
+
+def _name(path: str) -> str:
+    return (path.partition("?")[0] if is_remote(path) else path).lower()
+
+
+def _ending(path: str) -> str:
+    """The one of `ENDINGS` that a table has."""
+    return next(ending for ending in ENDINGS if _name(path).endswith(ending))
+
+
+def _delimiter(path: str) -> str:
+    return "\t" if _name(path).removesuffix(".gz").endswith((".tsv", ".tab")) else ","
+
+
+def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table "
+            "to CSV"
+        ) from None
+    file = str(resolve(path))
+    try:
+        return read(pyarrow.parquet, file)
+    except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
+        raise ValueError(
+            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch "
+            "it again"
+        ) from None
+
+
+def _parquet_header(path: str) -> list[str]:
+    return list(_read_parquet(path, lambda parquet, file: parquet.read_schema(file)).names)
+
+
+def _parquet_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
+    header = _parquet_header(path)
+    for key, name in columns.items():
+        column_index(path, key, name, header)
+
+    def read(parquet: ModuleType, file: str) -> list[list[str]]:
+        # Checksums of pages are compared where the writer stored them, which few writers do.
+        table = parquet.read_table(
+            file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True
+        )
+        return [
+            ["" if value is None else str(value) for value in table.column(name).to_pylist()]
+            for name in columns.values()
+        ]
+
+    cells = _read_parquet(path, read)
+    yield from ((number, list(row)) for number, row in enumerate(zip(*cells), 1))
+
+
+class FastaTask(LabeledTask):
+    """Each record is a sequence of its file's class.
+
+    Args:
+        path: class name -> FASTA file, or part -> (class name -> FASTA file):
+            `'task.path={promoter: p.fa, other: o.fa}'`.
+    """
+
+    def __init__(
+        self,
+        path: Mapping[str, str] | Mapping[str, Mapping[str, str]],
+        name: str = "fasta",
+        **settings: Unpack[LabeledTaskSettings],
+    ) -> None:
+        if not isinstance(path, Mapping):
+            raise ValueError(
+                f"path {path!r} is not a file for each class; write 'task.path={{promoter: p.fa, "
+                f"other: o.fa}}'"
+            )
+        parts = {
+            str(part): dict(files) for part, files in path.items() if isinstance(files, Mapping)
+        }
+        if parts and len(parts) < len(path):
+            raise ValueError(
+                "path mixes parts and files; write 'task.path={train: {promoter: p.fa, ...}, test: "
+                "{promoter: q.fa, ...}}'"
+            )
+        self.divided = bool(parts)
+        if unknown := set(parts) - set(PART_NAMES):
+            raise ValueError(
+                f"path has a part {min(unknown)!r}; the parts are train, valid and test"
+            )
+        self.files: dict[str, dict[str, str]] = parts or {
+            "train": {name: str(file) for name, file in path.items()}
+        }
+        if not any(self.files.values()):
+            raise ValueError("path names no file; write 'task.path={promoter: p.fa, other: o.fa}'")
+        super().__init__(name, **settings)
+
+    @override
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        every = [str(file) for files in self.files.values() for file in files.values()]
+        found = LabeledSequences(
+            ", ".join(every),
+            divided=self.divided,
+            label_source="task.path",
+            split_source="task.path",
+        )
+        for part, files in self.files.items():
+            for name, file in files.items():
+                for record in read_fasta(file):
+                    found.add(
+                        tokenizer,
+                        record.sequence.decode("latin-1"),
+                        str(name),
+                        PART_NAMES[part],
+                        f"{file}: record {record.name}",
+                    )
+        return found
+
+    @override
+    def sources(self) -> list[Path]:
+        return [resolve(file) for files in self.files.values() for file in files.values()]
+
+
+_BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
+
+
+class PromoterGrid(LabeledTask):
+    """A table of designed promoters with a column of names.
+
+    Args:
+        start, end: the bases of a sequence that are the promoter, 0-based and half-open; the rest
+            are adapters.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        sequence_column: str = "sequence",
+        label_column: str = "expression",
+        name_column: str = "name",
+        start: checks.Natural = 24,
+        end: checks.PositiveInt = 174,
+        name: str = "ecoli_sigma70",
+        **settings: Unpack[LabeledTaskSettings],
+    ) -> None:
+        self.path = str(path)
+        self.columns = {
+            "task.sequence_column": checks.name("task.sequence_column", sequence_column),
+            "task.label_column": checks.name("task.label_column", label_column),
+            "task.name_column": checks.name("task.name_column", name_column),
+        }
+        self.start, self.end = (
+            checks.integer("task.start", start, 0),
+            checks.integer("task.end", end),
+        )
+        if self.end <= self.start:
+            raise ValueError(
+                f"task.end {self.end} is not after task.start {self.start}; give the bases of the "
+                "promoter, such as 24 and 174"
+            )
+        super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
+
+    @override
+    def sources(self) -> list[Path]:
+        return [resolve(self.path)]
+
+    @override
+    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        label_source = f"column {self.columns['task.label_column']!r}"
+        found, controls, number = LabeledSequences(self.path, label_source=label_source), 0, 0
+        for number, (sequence, label, name) in read_rows(self.path, self.columns):
+            where = f"{self.path}: line {number}"
+            if name.startswith(_CONTROLS):
+                controls += 1
+                continue
+            background = _BACKGROUND.search(name)
+            if background is None:
+                raise ValueError(
+                    f"{where} has the name {name!r}, which has no background such as "
+                    "_bg977040:977190; complete or remove it"
+                )
+            if len(sequence) < self.end:
+                raise ValueError(
+                    f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set "
+                    "task.end to less"
+                )
+            self.target.check([label], where)
+            found.add(tokenizer, sequence[self.start : self.end], label, "train", where)
+            found.groups.append(background[1])
+        if not found.labels:
+            raise ValueError(f"{self.path} has no promoter of the grid; add some")
+        found.notes = {"controls_left_out": controls, "backgrounds": len(set(found.groups))}
+        return found

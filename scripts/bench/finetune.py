@@ -17,8 +17,8 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.progress import table
-from dnadiff.supervised.finetuning import FineTunedModel
 from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.networks import FineTunedModel
 
 MAX_WAITING = 0.01  # fraction of the training time above which fine-tuning waits for data
 

@@ -136,7 +136,7 @@ def profile(command: str, line: list[str]) -> None:
 
         from dnadiff.data.loader import TrainLoader
         from dnadiff.objective.base import Objective
-        from dnadiff.supervised.fine_tuning_module import FineTuningModule
+        from dnadiff.supervised.training import FineTuningModule
         from dnadiff.training.callbacks import EMA
         from dnadiff.training.module import DiffusionModule
 

@@ -36,10 +36,9 @@ from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
 from dnadiff.supervised import baselines, overlap
-from dnadiff.supervised.cnn import PublishedCNN
-from dnadiff.supervised.finetuning import FineTunedModel
+from dnadiff.supervised.baselines import LinearProbe
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.probe import LinearProbe
+from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded, build_denoiser
 

@@ -8,7 +8,7 @@ from multiple_testing import Difference, sentence
 
 from dnadiff.config import Json
 from dnadiff.supervised.items import TaskData
-from dnadiff.supervised.published_results import published_accuracies, published_counterpart
+from dnadiff.supervised.tables import published_accuracies, published_counterpart
 
 COMMAND = (
     "python scripts/experiments/downstream.py --data FOLDER --write genomic_benchmarks/results"

@@ -18,14 +18,12 @@ from torch import Tensor
 from dnadiff.config import Json, build, compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.renamed import VERSION
-from dnadiff.supervised.comparison import compare
 from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import metric_values
-from dnadiff.supervised.model import Report, TaskModel, no_report
-from dnadiff.supervised.prediction import Prediction
+from dnadiff.supervised.models import Prediction, Report, TaskModel, no_report
 from dnadiff.supervised.protocol import FixedSplit, build_protocol
 from dnadiff.supervised.results import load_prediction, save_prediction, slug
-from dnadiff.supervised.study import folds_of, predict_rounds
+from dnadiff.supervised.study import compare, folds_of, predict_rounds
 
 
 def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> tuple[TaskData, FixedSplit]:

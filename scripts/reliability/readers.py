@@ -481,7 +481,7 @@ def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
 
 def _csv(name: str) -> Callable[[Path], object]:
     def task(folder: Path) -> object:
-        from dnadiff.supervised.table import CsvTask
+        from dnadiff.supervised.tasks import CsvTask
 
         return CsvTask(str(folder / name))
 
@@ -517,7 +517,7 @@ def _class_folders(folder: Path) -> None:
 
 
 def _folder_task(folder: Path) -> object:
-    from dnadiff.supervised.folders import FolderTask
+    from dnadiff.supervised.regions import FolderTask
 
     return FolderTask(str(folder / "t"))
 
@@ -555,7 +555,7 @@ def _intervals(folder: Path) -> None:
 
 
 def _interval_task(folder: Path) -> object:
-    from dnadiff.supervised.intervals import IntervalTask
+    from dnadiff.supervised.regions import IntervalTask
 
     return IntervalTask(str(folder / "t"), str(folder / "g.fa"))
 
@@ -1420,20 +1420,20 @@ def _read_tokenized(folder: Path) -> object:
 def _task_cache(folder: Path) -> None:
     import numpy as np
 
-    from dnadiff.supervised import cache
+    from dnadiff.supervised import labeled
 
     with _cache_in(folder):
         sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
-        cache.save(
+        labeled.save_encoded(
             "0" * 32,
-            cache.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}),
+            labeled.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}),
         )
 
 
 def _read_task_cache(folder: Path) -> object:
-    from dnadiff.supervised import cache
+    from dnadiff.supervised import labeled
 
-    found = cache.load("0" * 32)
+    found = labeled.load_encoded("0" * 32)
     return (
         None
         if found is None
@@ -1544,7 +1544,7 @@ def _of_journal(folder: Path, name: str) -> object:
 def _results(folder: Path) -> None:
     import torch
 
-    from dnadiff.supervised.prediction import Prediction
+    from dnadiff.supervised.models import Prediction
     from dnadiff.supervised.results import COLUMNS, append_row, save_prediction
 
     labels = torch.arange(6) % 2
@@ -1647,9 +1647,8 @@ def _classifier(folder: Path) -> None:
     from dnadiff.backbone.dit import DiT
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.supervised import saved
-    from dnadiff.supervised.classifier import MEAN_HEAD, build_classifier
-    from dnadiff.supervised.head_inputs import HeadInputs
-    from dnadiff.supervised.weights import write_weights
+    from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
+    from dnadiff.supervised.saved import write_weights
 
     tokenizer = DNATokenizer()
     network = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": 40}

@@ -8,10 +8,10 @@ import torch
 from dnadiff.report import classification, figures
 from dnadiff.report.html import table
 from dnadiff.report.suite import write_suite
-from dnadiff.supervised.comparison import compare
 from dnadiff.supervised.items import Items
-from dnadiff.supervised.prediction import Prediction
-from dnadiff.supervised.published_results import published_accuracies
+from dnadiff.supervised.models import Prediction
+from dnadiff.supervised.study import compare
+from dnadiff.supervised.tables import published_accuracies
 
 
 def study(name: str, classes: list[str]) -> dict:

@@ -7,7 +7,7 @@ from predictions import Predictions, task_data
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.model import TaskModel
+from dnadiff.supervised.models import TaskModel
 from dnadiff.supervised.protocol import FixedSplit, PaperSplit
 from dnadiff.supervised.targets.regression import RegressionTarget
 

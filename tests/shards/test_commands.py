@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dnadiff.likelihood import information, records
-from dnadiff.supervised.embedding import features
+from dnadiff.supervised import features
 from dnadiff.variant_effect import effects
 
 CPU = "accelerator=cpu"

@@ -1,6 +1,6 @@
 import pytest
 
-from dnadiff.supervised.budget import Budget, Speed, TrainingPlan, automatic_plan, fitted_plan
+from dnadiff.supervised.training import Budget, Speed, TrainingPlan, automatic_plan, fitted_plan
 
 
 @pytest.mark.parametrize(

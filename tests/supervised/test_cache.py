@@ -7,7 +7,7 @@ import pytest
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.cache import cache_dir
-from dnadiff.supervised.table import CsvTask
+from dnadiff.supervised.tasks import CsvTask
 
 DNA = DNATokenizer()
 
@@ -47,7 +47,7 @@ def same(one, other) -> bool:
 def advance_clock(monkeypatch):
     """A new file has just changed: set the clock of the cache one minute ahead."""
     now = time.time
-    monkeypatch.setattr("dnadiff.supervised.cache.time.time", lambda: now() + 60)
+    monkeypatch.setattr("dnadiff.supervised.labeled.time.time", lambda: now() + 60)
 
 
 def test_a_task_is_read_once_and_again_if_a_file_changes(table, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_recently_changed_file_is_not_cached_and_a_damaged_entry_is_read_again
 ):
     with monkeypatch.context() as patched:
         patched.setattr(
-            "dnadiff.supervised.cache.time.time", lambda: table.stat().st_ctime + 1.9
+            "dnadiff.supervised.labeled.time.time", lambda: table.stat().st_ctime + 1.9
         )  # however slow this machine is
         Counted(str(table)).load(DNA)
     assert not list(cache_dir("tasks").iterdir())

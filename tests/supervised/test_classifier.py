@@ -9,13 +9,17 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, build_classifier, keep_first_layers
-from dnadiff.supervised.cnn import PublishedCNN
-from dnadiff.supervised.fine_tuning_module import FineTuningModule
-from dnadiff.supervised.finetuning import FineTunedModel
-from dnadiff.supervised.head_inputs import HeadInputs
+from dnadiff.supervised.classifier import (
+    MEAN_HEAD,
+    Classifier,
+    HeadInputs,
+    build_classifier,
+    keep_first_layers,
+)
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
-from dnadiff.supervised.model import no_report
+from dnadiff.supervised.models import no_report
+from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
+from dnadiff.supervised.training import FineTuningModule
 
 DNA = DNATokenizer()
 
@@ -241,7 +245,7 @@ def test_fit_info_has_validation_accuracy_and_speed(learner):
 
 
 def test_waiting_share_measures_the_time_to_make_batches(monkeypatch):
-    from dnadiff.supervised import fine_tuning_module, items
+    from dnadiff.supervised import items, training
 
     now, start, cut, step = (
         [0.0],
@@ -257,7 +261,7 @@ def test_waiting_share_measures_the_time_to_make_batches(monkeypatch):
 
         return slow
 
-    for module in (items, fine_tuning_module):
+    for module in (items, training):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(FineTuningModule, "training_step", after(1, step))
     model = FineTunedModel(

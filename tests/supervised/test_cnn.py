@@ -2,8 +2,8 @@ import numpy as np
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.cnn import CNN, MIN_LENGTH, PublishedCNN, pooled_length
 from dnadiff.supervised.items import Items, TaskData, make_batch
+from dnadiff.supervised.networks import CNN, MIN_LENGTH, PublishedCNN, pooled_length
 
 DNA = DNATokenizer()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import dnadiff
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.supervised import code_version as module
-from dnadiff.supervised.code_version import SOURCES, code_version
+from dnadiff.supervised import results as module
+from dnadiff.supervised.results import SOURCES, code_version
 
 PACKAGE = Path(dnadiff.__file__).parent
 # Modules that compute predictions from items, and what they import without its results depending on
@@ -17,17 +17,13 @@ PACKAGE = Path(dnadiff.__file__).parent
 COMPUTING = [
     "baselines",
     "classifier",
-    "clusters",
-    "cnn",
-    "finetuning",
-    "grid",
     "items",
-    "model",
-    "probe",
+    "layers",
+    "networks",
     "protocol",
-    "study",
+    "training",
 ]
-WITHOUT_INFLUENCE = {"dnadiff.bootstrap", "dnadiff.config", "dnadiff.checks"}
+WITHOUT_INFLUENCE = {"dnadiff.bootstrap", "dnadiff.config", "dnadiff.checks", "dnadiff.fields"}
 
 
 def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, monkeypatch):
@@ -48,7 +44,7 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
     assert code_version() == before
     digests = {before["code"]}
     for name in (
-        "supervised/probe.py",
+        "supervised/baselines.py",
         "backbone/mixer.py",
         "kernels/selective_scan.cpp",
         "draws.py",
@@ -87,7 +83,7 @@ def test_your_own_parts_in_the_configuration_count(tmp_path, monkeypatch):
     config, digests = (
         {
             "head": {"_target_": "mine.Head"},
-            "baselines": {"x": {"_target_": "dnadiff.supervised.cnn.PublishedCNN"}},
+            "baselines": {"x": {"_target_": "dnadiff.supervised.networks.PublishedCNN"}},
         },
         set(),
     )

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.supervised.combine import SeedAverage, Stack, best_weight
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.model import TaskModel
-from dnadiff.supervised.prediction import Prediction
+from dnadiff.supervised.models import Prediction, TaskModel
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.results import ResultsFolder
-from dnadiff.supervised.study import run_study
+from dnadiff.supervised.study import SeedAverage, Stack, best_weight, run_study
 from dnadiff.supervised.targets.classes import ClassTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
 

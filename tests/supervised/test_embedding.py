@@ -17,9 +17,7 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised.classifier import keep_first_layers
-from dnadiff.supervised.embedding.features import Embedder
-from dnadiff.supervised.embedding.pooling import Max, Mean, PerPosition, pool_of
-from dnadiff.supervised.embedding.vectors import Embeddings
+from dnadiff.supervised.features import Embedder, Embeddings, Max, Mean, PerPosition, pool_of
 
 TOKENIZER = DNATokenizer()
 TEXTS = ["ACGTTGACCA", "GATTACAGGATCCATGCAAGTCAG", "NNACG", "ACGTTGACCA", "T"]
@@ -131,7 +129,7 @@ def model(trained):
 
 
 def test_npz_holds_what_the_model_computes(cli, trained, model, inputs, tmp_path, monkeypatch):
-    from dnadiff.supervised.embedding import features as module
+    from dnadiff.supervised import features as module
 
     monkeypatch.setattr(module, "_BATCHES", 1)
     status, out, err = cli(

@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
-from dnadiff.supervised.grid import GridSearch
 from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.networks import GridSearch
 from dnadiff.supervised.targets.base import ValidScore
 from dnadiff.supervised.targets.classes import ClassTarget
 

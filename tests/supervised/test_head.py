@@ -12,12 +12,10 @@ from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.classifier import build_classifier, check_head, pool_features
-from dnadiff.supervised.finetuning import FineTunedModel
+from dnadiff.supervised.classifier import HeadInputs, build_classifier, check_head, pool_features
 from dnadiff.supervised.head.base import position_features
-from dnadiff.supervised.head_inputs import HeadInputs
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
-from dnadiff.supervised.one_hot import OneHotModel
+from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 
 DNA = DNATokenizer()
 NAMES = sorted(p.stem for p in (config_dir() / "head").glob("*.yaml") if p.stem != "auto")

@@ -11,11 +11,8 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised import head_training
-from dnadiff.supervised.budget import Budget
-from dnadiff.supervised.classifier import Classifier, build_classifier
-from dnadiff.supervised.finetuning import FineTunedModel
+from dnadiff.supervised.classifier import Classifier, HeadInputs, build_classifier
 from dnadiff.supervised.head.conv import ConvHead
-from dnadiff.supervised.head_inputs import HeadInputs
 from dnadiff.supervised.head_training import Clock, read_features, train_head
 from dnadiff.supervised.items import (
     Items,
@@ -24,10 +21,11 @@ from dnadiff.supervised.items import (
     make_batch,
     reverse_complement_rows,
 )
-from dnadiff.supervised.model import no_report
-from dnadiff.supervised.one_hot import OneHotModel
-from dnadiff.supervised.targets.multilabel import MultiLabelTarget
+from dnadiff.supervised.models import no_report
+from dnadiff.supervised.networks import FineTunedModel, OneHotModel
+from dnadiff.supervised.targets.classes import MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.training import Budget
 
 DNA = DNATokenizer()
 CONV = {

@@ -7,13 +7,12 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.classifier import MEAN_HEAD, build_classifier
-from dnadiff.supervised.cnn import CNN
-from dnadiff.supervised.fine_tuning_module import FineTuningModule
-from dnadiff.supervised.head_inputs import HeadInputs
+from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.layer_decay import decayed_groups
-from dnadiff.supervised.model import no_report
+from dnadiff.supervised.layers import decayed_groups
+from dnadiff.supervised.models import no_report
+from dnadiff.supervised.networks import CNN
+from dnadiff.supervised.training import FineTuningModule
 
 VOCAB = DNATokenizer().vocab
 

@@ -8,19 +8,18 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.supervised import metrics
-from dnadiff.supervised.metric_intervals import accuracy_interval, summarize_metrics
+from dnadiff.supervised.intervals import accuracy_interval, bootstrap_weights, summarize_metrics
 from dnadiff.supervised.metrics import (
     METRICS,
+    MULTILABEL_METRICS,
     RANGES,
+    REGRESSION_METRICS,
     ScoredPredictions,
     auroc,
     metric_values,
     roc_curves,
     sign_flip_test,
 )
-from dnadiff.supervised.multilabel_metrics import MULTILABEL_METRICS
-from dnadiff.supervised.regression_metrics import REGRESSION_METRICS
-from dnadiff.supervised.replicates import bootstrap_weights
 from dnadiff.supervised.targets.classes import ClassTarget
 
 

@@ -3,16 +3,20 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.classifier import Classifier
-from dnadiff.supervised.cnn import PublishedCNN
-from dnadiff.supervised.fine_tuning_module import FineTuningModule
+from dnadiff.supervised.classifier import (
+    Classifier,
+    HeadInputs,
+    Mixture,
+    draw_mixture,
+    mixed_logits,
+)
 from dnadiff.supervised.head.mean import MeanHead
-from dnadiff.supervised.head_inputs import HeadInputs
 from dnadiff.supervised.items import Items, TaskData, make_batch
-from dnadiff.supervised.mixup import Mixture, draw_mixture, mixed_logits
-from dnadiff.supervised.model import no_report
+from dnadiff.supervised.models import no_report
+from dnadiff.supervised.networks import PublishedCNN
 from dnadiff.supervised.targets.classes import balanced_weights
 from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.training import FineTuningModule
 
 DNA = DNATokenizer()
 IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from dnadiff.supervised.metric_intervals import summarize_metrics
+from dnadiff.supervised.ensemble import Query
+from dnadiff.supervised.intervals import summarize_metrics
 from dnadiff.supervised.prediction_table import PredictionTable
-from dnadiff.supervised.sequences import Query
 from dnadiff.supervised.targets.classes import ClassTarget
 
 

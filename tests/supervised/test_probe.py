@@ -8,8 +8,8 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.supervised.baselines import LinearProbe, NearestNeighbors, embed
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows
-from dnadiff.supervised.probe import LinearProbe, NearestNeighbors, embed
 from dnadiff.supervised.targets.regression import RegressionTarget
 
 DNA = DNATokenizer()

@@ -9,9 +9,9 @@ import pytest
 from dnadiff.config import build, compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.supervised.baselines import PromoterMotif, best_scores, log_odds
 from dnadiff.supervised.items import Items
-from dnadiff.supervised.promoter_grid import PromoterGrid
-from dnadiff.supervised.promoter_motif import PromoterMotif, best_scores, log_odds
+from dnadiff.supervised.tasks import PromoterGrid
 
 DNA = DNATokenizer()
 PERFECT = sum(np.log2(p / 25) for p in (78, 82, 68, 58, 51, 55, 82, 90, 52, 59, 49, 89))

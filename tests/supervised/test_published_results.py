@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from dnadiff.config import compose
-from dnadiff.supervised.published_results import (
+from dnadiff.supervised.tables import (
     num_training_sequences,
     published_accuracies,
     published_counterpart,

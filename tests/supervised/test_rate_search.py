@@ -6,17 +6,19 @@ import torch
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.budget import Budget, Speed, TrainingPlan
-from dnadiff.supervised.finetuning import FineTunedModel
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.rate_search import (
+from dnadiff.supervised.networks import FineTunedModel
+from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.training import (
+    Budget,
     ShortRun,
+    Speed,
+    TrainingPlan,
     affordable,
     find_rate_and_plan,
     search_steps,
     successive_halving,
 )
-from dnadiff.supervised.targets.regression import RegressionTarget
 
 RATES = (1e-4, 3e-4, 8e-4, 2e-3)
 DNA = DNATokenizer()

@@ -14,12 +14,9 @@ import pytest
 from dnadiff.config import build, compose, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.supervised.benchmark import GenomicBenchmark
-from dnadiff.supervised.fasta import FastaTask
-from dnadiff.supervised.folders import FolderTask
-from dnadiff.supervised.intervals import IntervalTask
-from dnadiff.supervised.sequences import Columns, table_rows
-from dnadiff.supervised.table import CsvTask, find_tables, read_rows
+from dnadiff.supervised.ensemble import Columns, table_rows
+from dnadiff.supervised.regions import FolderTask, GenomicBenchmark, IntervalTask
+from dnadiff.supervised.tasks import CsvTask, FastaTask, find_tables, read_rows
 
 DNA = DNATokenizer()
 

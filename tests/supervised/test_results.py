@@ -10,12 +10,10 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.cache import locked
-from dnadiff.supervised.baselines import KmerLogistic
-from dnadiff.supervised.finetuning import FineTunedModel
-from dnadiff.supervised.grid import GridSearch
+from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.model import TaskModel
-from dnadiff.supervised.probe import NearestNeighbors
+from dnadiff.supervised.models import TaskModel
+from dnadiff.supervised.networks import FineTunedModel, GridSearch
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold, PaperSplit
 from dnadiff.supervised.results import ResultsFolder, append_row, compute_digest, slug
 from dnadiff.supervised.study import run_study

@@ -10,12 +10,11 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised import saved
-from dnadiff.supervised.classifier import MEAN_HEAD, build_classifier, keep_first_layers
-from dnadiff.supervised.head_inputs import HeadInputs
-from dnadiff.supervised.sequences import LengthLimits
+from dnadiff.supervised import runs, saved
+from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier, keep_first_layers
+from dnadiff.supervised.ensemble import LengthLimits
+from dnadiff.supervised.saved import WeightsFile, write_weights
 from dnadiff.supervised.targets.regression import RegressionTarget
-from dnadiff.supervised.weights import WeightsFile, write_weights
 
 DNA = DNATokenizer()
 NETWORKS = {
@@ -215,17 +214,17 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
 def test_damage_is_found(tmp_path):
     put(tmp_path, classifier())
     folder = tmp_path / "models" / "seed_1"
-    weights, text = (folder / saved.WEIGHTS).read_bytes(), (folder / saved.DESCRIPTION).read_text()
-    (folder / saved.WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    weights, text = (folder / runs.WEIGHTS).read_bytes(), (folder / runs.DESCRIPTION).read_text()
+    (folder / runs.WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"model.safetensors is damaged \(its SHA-256 differs\)"):
         saved.load(tmp_path)
-    (folder / saved.WEIGHTS).unlink()
+    (folder / runs.WEIGHTS).unlink()
     with pytest.raises(
         FileNotFoundError, match=r"model.safetensors is missing; copy the complete folder"
     ):
         saved.load(tmp_path)
-    (folder / saved.WEIGHTS).write_bytes(weights)
-    (folder / saved.DESCRIPTION).write_text(text.replace('"a"', '"A"'))
+    (folder / runs.WEIGHTS).write_bytes(weights)
+    (folder / runs.DESCRIPTION).write_text(text.replace('"a"', '"A"'))
     with pytest.raises(ValueError, match=r"model.json is damaged \(its checksum differs\)"):
         saved.load(tmp_path)
 
@@ -274,7 +273,7 @@ def test_a_killed_process_leaves_no_folder_that_looks_complete(tmp_path, monkeyp
     monkeypatch.setattr(WeightsFile, "copy_to", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         put(tmp_path, classifier(seed=2))
-    assert not saved.is_fine_tuned(tmp_path)
+    assert not runs.is_fine_tuned(tmp_path)
     monkeypatch.undo()
     put(tmp_path, classifier(seed=2))
     assert not np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
@@ -285,10 +284,10 @@ def test_the_classifiers_of_an_earlier_run_are_removed(tmp_path):
         put(tmp_path, classifier(seed=seed), seed)
     shutil.copytree(tmp_path / "models" / "seed_1", tmp_path / "models" / "one_task" / "seed_1")
     (tmp_path / "models" / "seed_x").mkdir()
-    saved.remove_all(tmp_path / "models")
+    runs.remove_all(tmp_path / "models")
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["one_task", "seed_x"]
-    assert not saved.is_fine_tuned(tmp_path)
-    saved.remove_all(tmp_path / "none")
+    assert not runs.is_fine_tuned(tmp_path)
+    runs.remove_all(tmp_path / "none")
 
 
 def test_an_interrupted_run_is_not_averaged(tmp_path):
@@ -310,14 +309,14 @@ def test_the_newest_run_is_the_one_that_ended_last(tmp_path):
         (tmp_path / name / "finetune.yaml").touch()
     os.utime(tmp_path / "old" / "finetune.yaml", (1, 1))
     os.utime(tmp_path / "old" / "models")
-    assert saved.find("latest", tmp_path) == [tmp_path / "new" / "models" / "seed_1"]
+    assert runs.find("latest", tmp_path) == [tmp_path / "new" / "models" / "seed_1"]
 
 
 def test_folders_are_found(tmp_path, monkeypatch):
     put(tmp_path / "run", classifier())
     models = tmp_path / "run" / "models"
     for name in ("run", "run/models", "run/models/seed_1"):
-        assert saved.find(tmp_path / name) == [models / "seed_1"] and saved.is_fine_tuned(
+        assert runs.find(tmp_path / name) == [models / "seed_1"] and runs.is_fine_tuned(
             tmp_path / name
         )
     shutil.copytree(models, tmp_path / "suite" / "models" / "one")
@@ -326,26 +325,26 @@ def test_folders_are_found(tmp_path, monkeypatch):
         ValueError,
         match=r"has classifiers of several tasks; name one of .*models/one, .*models/two",
     ):
-        saved.find(tmp_path / "suite")
-    assert saved.is_fine_tuned(tmp_path / "suite") and saved.load(
+        runs.find(tmp_path / "suite")
+    assert runs.is_fine_tuned(tmp_path / "suite") and saved.load(
         tmp_path / "suite" / "models" / "one"
     ).seeds == (1,)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "finetune.yaml").touch()
     with pytest.raises(ValueError, match="without saved networks; run finetune again"):
-        saved.find(tmp_path / "none")
+        runs.find(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        saved.find(tmp_path / "absent")
+        runs.find(tmp_path / "absent")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="found no classifier under runs/finetune"):
-        saved.find("latest")
+        runs.find("latest")
     (tmp_path / "run" / "finetune.yaml").touch()
     shutil.copytree(tmp_path / "run", tmp_path / "runs" / "finetune" / "first")
     assert saved.load("latest").path.parent.name == "first"
     (
         tmp_path / "run" / "checkpoints"
     ).mkdir()  # a training run that also holds classifiers stays one
-    assert not saved.is_fine_tuned(tmp_path / "run") and saved.find(tmp_path / "run")
+    assert not runs.is_fine_tuned(tmp_path / "run") and runs.find(tmp_path / "run")
 
 
 def test_the_description_is_plain_json(tmp_path):

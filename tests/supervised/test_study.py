@@ -7,13 +7,11 @@ import torch
 from scipy.stats import spearmanr
 
 from dnadiff.supervised.baselines import length_alone
-from dnadiff.supervised.comparison import compare
+from dnadiff.supervised.intervals import accuracy_interval
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.metric_intervals import accuracy_interval
-from dnadiff.supervised.model import TaskModel
-from dnadiff.supervised.prediction import Prediction
+from dnadiff.supervised.models import Prediction, TaskModel
 from dnadiff.supervised.protocol import KFold
-from dnadiff.supervised.study import remarks, run_study, table_rows
+from dnadiff.supervised.study import compare, remarks, run_study, table_rows
 from dnadiff.supervised.targets.regression import RegressionTarget
 
 

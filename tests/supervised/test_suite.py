@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dnadiff.config import compose
-from dnadiff.supervised.suite import find_sources, find_tasks
+from dnadiff.supervised.regions import find_sources, find_tasks
 
 
 def table(path: Path, parts: str = "", rows: int = 2) -> Path:

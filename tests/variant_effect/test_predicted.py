@@ -9,9 +9,8 @@ import torch
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised import saved
-from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, build_classifier
-from dnadiff.supervised.head_inputs import HeadInputs
-from dnadiff.supervised.weights import write_weights
+from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, HeadInputs, build_classifier
+from dnadiff.supervised.saved import write_weights
 from dnadiff.variant_effect.effects import Scored
 from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, PredictedEffect
 from dnadiff.variant_effect.variant import Row

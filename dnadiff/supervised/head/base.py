@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from dnadiff import checks
 
@@ -116,3 +117,35 @@ def _waves(distance: Tensor, count: int) -> Tensor:
     )
     angle = distance[..., None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+class HeadWithBases(Head):
+    """The sum of a head on the features and a head on the bases.
+
+    Without the head on the features it is the control of a study (`dnadiff.supervised.networks`),
+    trained in the same two stages. On validation it is about as accurate as one head on all
+    channels (docs/results/fine_tuning.md, What was tried).
+
+    Args:
+        features: reads the first channels.
+        bases: reads the last `bases.width` channels.
+    """
+
+    def __init__(self, features: Head, bases: Head) -> None:
+        super().__init__(features.width + bases.width, features.num_outputs, features.max_length)
+        self.features, self.bases = features, bases
+
+    @property
+    @override
+    def fixed_length(self) -> int | None:
+        return self.features.fixed_length
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.features.name
+
+    @override
+    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+        first, last = features.split([self.features.width, self.bases.width], -1)
+        return self.features(first, valid) + self.bases(last, valid)

@@ -1,27 +1,101 @@
-"""Regression: one or more measured values."""
+"""Losses of regression: functions of outputs and labels, masked where a label is missing."""
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from dnadiff.config import Json
-from dnadiff.supervised.metrics import Metric
-from dnadiff.supervised.regression_metrics import REGRESSION_METRICS, ScoredValues, named_metrics
-from dnadiff.supervised.targets.base import Label
-from dnadiff.supervised.targets.columns import ColumnTarget
+from dnadiff.supervised.metrics import REGRESSION_METRICS, Metric, ScoredValues, named_metrics
+from dnadiff.supervised.targets.base import TRANSFORMS, ColumnTarget, Label, PredictedValues
 from dnadiff.supervised.targets.estimators import RegressionEstimators
-from dnadiff.supervised.targets.losses import LOSSES, masked_mean
-from dnadiff.supervised.targets.predicted import PredictedValues
-from dnadiff.supervised.targets.transforms import TRANSFORMS
+
+log = logging.getLogger("dnadiff")
+
+
+def masked_mean(values: Tensor, known: Tensor) -> Tensor:
+    """The mean of `values` where `known`; 0 if nothing is."""
+    return torch.where(known, values, 0.0).sum() / known.sum().clamp(min=1)
+
+
+class RegressionLoss(ABC):
+    """A loss of each output.
+
+    Attributes:
+        standardizes: whether the network predicts labels with mean 0 and standard deviation 1.
+        boosting_loss: the nearest one of scikit-learn's gradient boosting.
+        lowest: the smallest label that it is defined for.
+    """
+
+    standardizes: ClassVar[bool] = True
+    boosting_loss: ClassVar[str] = "squared_error"
+    lowest: ClassVar[float] = -float("inf")
+
+    @abstractmethod
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each output (B, K)."""
+
+    def link(self, outputs: Tensor) -> Tensor:
+        """Predictions from outputs; the identity by default."""
+        return outputs
+
+    def unlink(self, predictions: Tensor) -> Tensor:
+        """Outputs from predictions."""
+        return predictions
+
+
+class MSELoss(RegressionLoss):
+    """Squared error."""
+
+    @override
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs, labels, reduction="none")
+
+
+class HuberLoss(RegressionLoss):
+    """Huber's loss: squared up to one standard deviation, then linear."""
+
+    @override
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.huber_loss(outputs, labels, reduction="none")
+
+
+class PoissonLoss(RegressionLoss):
+    """Negative log-likelihood of counts, without the term that depends on the labels alone; the
+    outputs are logarithms of rates."""
+
+    standardizes = False
+    boosting_loss = "poisson"
+    lowest = 0.0
+
+    @override
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.poisson_nll_loss(outputs, labels, log_input=True, reduction="none")
+
+    @override
+    def link(self, outputs: Tensor) -> Tensor:
+        return outputs.exp()
+
+    @override
+    def unlink(self, predictions: Tensor) -> Tensor:
+        return predictions.clamp(min=1e-12).log()
+
+
+LOSSES: dict[str, RegressionLoss] = {
+    "mse": MSELoss(),
+    "poisson": PoissonLoss(),
+    "huber": HuberLoss(),
+}
+
 
 MAX_POINTS = 2000  # of the picture of a model
 _RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the values
@@ -29,7 +103,6 @@ FEW = 2  # different values look like classes
 LARGEST = float(
     np.finfo(np.float32).max
 )  # labels are float32, where larger ones would become infinite and count as missing
-log = logging.getLogger("dnadiff")
 
 
 class RegressionTarget(ColumnTarget[ScoredValues]):

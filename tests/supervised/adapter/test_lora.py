@@ -6,10 +6,9 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.adapter.lora import LoRA
-from dnadiff.supervised.finetuning import FineTunedModel
-from dnadiff.supervised.freezing import Frozen
 from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.layers import Frozen, LoRA
+from dnadiff.supervised.networks import FineTunedModel
 
 VOCAB = DNATokenizer().vocab
 

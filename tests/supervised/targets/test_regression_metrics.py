@@ -7,14 +7,19 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from dnadiff.supervised.metric_intervals import (
+from dnadiff.supervised.intervals import (
     bootstrap_p_value,
     metric_interval,
     summarize_metrics,
 )
-from dnadiff.supervised.metrics import metric_values
-from dnadiff.supervised.multilabel_metrics import MULTILABEL_METRICS, ScoredLabels
-from dnadiff.supervised.regression_metrics import REGRESSION_METRICS, ScoredValues, named_metrics
+from dnadiff.supervised.metrics import (
+    MULTILABEL_METRICS,
+    REGRESSION_METRICS,
+    ScoredLabels,
+    ScoredValues,
+    metric_values,
+    named_metrics,
+)
 
 
 def values(count: int = 60, targets: int = 1) -> tuple[np.ndarray, np.ndarray]:

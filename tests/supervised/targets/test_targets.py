@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from dnadiff.config import build
+from dnadiff.supervised.labeled import KINDS, build_target
 from dnadiff.supervised.targets.base import SEPARATOR, ValidScore
-from dnadiff.supervised.targets.build import KINDS, build_target
-from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.supervised.targets.multilabel import MultiLabelTarget
+from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
 
 NAN = math.nan

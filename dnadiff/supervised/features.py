@@ -1,26 +1,144 @@
-"""The features of sequences as a network computes them, with both strands, in batches of any
-lengths."""
+"""How the features of the positions of a sequence become its embedding."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.data.work import Result, Work
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
-from dnadiff.supervised.embedding.pooling import Mean, Pool
+from dnadiff.supervised.embedding_files import Vectors
 from dnadiff.supervised.items import reverse_complement_rows
 from dnadiff.vocab import Vocab
+
+if TYPE_CHECKING:
+    import anndata
+    import pandas
+
+
+class Pool(ABC):
+    """Maps the features (L, D) of one sequence to its embedding; `per_position` if that has a row
+    for each position."""
+
+    per_position = False
+
+    @abstractmethod
+    def __call__(self, features: Tensor) -> Tensor:
+        """(L, D) -> (D,), or (L, D) if `per_position`."""
+
+
+class Mean(Pool):
+    """The mean over positions."""
+
+    @override
+    def __call__(self, features: Tensor) -> Tensor:
+        return features.mean(0)
+
+
+class Max(Pool):
+    """The maximum of each feature over positions."""
+
+    @override
+    def __call__(self, features: Tensor) -> Tensor:
+        return features.amax(0)
+
+
+class PerPosition(Pool):
+    """All positions."""
+
+    per_position = True
+
+    @override
+    def __call__(self, features: Tensor) -> Tensor:
+        return features
+
+
+POOLS: dict[str, type[Pool]] = {"mean": Mean, "max": Max, "none": PerPosition}
+
+
+def pool_of(name: str) -> Pool:
+    """The pool of that name; a ValueError if there is none."""
+    if name not in POOLS:
+        raise ValueError(f"pool {name!r} is not known; choose {', '.join(POOLS)}")
+    return POOLS[name]()
+
+
+class Embeddings(np.ndarray):
+    """Vectors of S sequences (S, D). An array in every other respect; what is computed from it has
+    no names.
+
+    Attributes:
+        names: of the sequences; None for an array made from another one.
+    """
+
+    names: list[str] | None = None
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
+        """The vectors with the names of their sequences; those that occur twice get numbers, so
+        that all names differ."""
+        found = np.asarray(vectors).view(cls)
+        found.names = _different(names)
+        return found
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each sequence, a column for each feature."""
+        import pandas
+
+        return pandas.DataFrame(
+            np.asarray(self),
+            index=self.names,
+            columns=[f"feature_{i}" for i in range(self.shape[1])],
+        )
+
+    def to_anndata(self) -> anndata.AnnData:
+        """`X` (S, D), with the names in `obs_names`: what `embed output=e.h5ad` writes, without
+        coordinates.
+
+        Raises:
+            ValueError: without the package anndata.
+        """
+        try:
+            package = importlib.import_module("anndata")
+        except ImportError as error:
+            raise ValueError(
+                "to_anndata needs the package anndata: pip install -e '.[anndata]' in the checkout"
+            ) from error
+        table = self.to_frame()
+        return package.AnnData(np.asarray(self), obs=table[[]].rename(str), var=table.T[[]])
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """The names; to one that occurs twice its position in the list is appended, or the next number
+    that gives an unused name."""
+    number, used, found = Counter(names), set(names), []
+    for i, name in enumerate(names):
+        if number[name] > 1:
+            name = next(
+                new for new in (f"{name}_{j}" for j in itertools.count(i)) if new not in used
+            )
+        used.add(name)
+        found.append(name)
+    return found
+
 
 _BATCHES, _BASES = 16, 1 << 22  # sequences in memory together: so many batches, and so many bases
 DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16}
@@ -147,3 +265,37 @@ def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
     finally:
         if backbone.trunk is not None:
             backbone.trunk.extend(layers[len(backbone.trunk) :])
+
+
+@dataclass
+class EmbeddingWork(Work):
+    """The embeddings of all sequences of an input. Items are sequences."""
+
+    embedder: Embedder
+    source: SequenceInput
+    batch_size: int
+
+    unit = "lists of 16 batches and at most 4 million bases"
+
+    @override
+    def starts(self) -> list[int]:
+        return list(
+            accumulate(map(len, self.embedder.groups(self.source, self.batch_size)), initial=0)
+        )
+
+    @override
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        lengths, done = self.source.lengths, start + skip
+        for group in self.embedder.stream(self.source, self.batch_size, done):
+            self.report(len(group), sum(lengths[done : done + len(group)]))
+            done += len(group)
+            yield Result(len(group), b"".join(vectors.tobytes() for vectors in group))
+
+    def vectors(self, result: Result, first: int) -> Vectors:
+        """The embeddings in a result whose first sequence has this number: (D,), or (L_i, D) of a
+        pool for each position."""
+        values = np.frombuffer(result.content, self.embedder.dtype).reshape(-1, self.embedder.width)
+        if not self.embedder.pool.per_position:
+            return list(values)
+        lengths = self.source.lengths[first : first + result.items]
+        return np.split(values, np.cumsum(lengths)[:-1])

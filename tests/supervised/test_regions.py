@@ -10,8 +10,8 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
 from dnadiff.kmers import KmerSet
 from dnadiff.supervised.protocol import build_protocol
-from dnadiff.supervised.table import CsvTask
-from dnadiff.supervised.tasks import RegionWindows, covered_bases, kmer_centers, window_starts
+from dnadiff.supervised.regions import RegionWindows, covered_bases, kmer_centers, window_starts
+from dnadiff.supervised.tasks import CsvTask
 
 DNA = DNATokenizer()
 

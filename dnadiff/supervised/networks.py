@@ -4,44 +4,53 @@ the training itself."""
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
+from dnadiff import checks
 from dnadiff.backbone.base import Backbone
-from dnadiff.checks import integer, optional_integer
+from dnadiff.checks import Positive, integer, optional_integer
 from dnadiff.config import Config, Json
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
-from dnadiff.supervised.adapter.lora import LoRA
-from dnadiff.supervised.budget import MAX_EPOCHS, Budget, automatic_plan
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
     Classifier,
+    HeadInputs,
     SequenceClassifier,
     build_classifier,
     check_length,
 )
-from dnadiff.supervised.fine_tuning_module import FineTuningModule, train, validate
-from dnadiff.supervised.freezing import Frozen
-from dnadiff.supervised.head_inputs import HeadInputs
+from dnadiff.supervised.head.base import Head
 from dnadiff.supervised.head_training import train_head
 from dnadiff.supervised.items import TaskData
-from dnadiff.supervised.model import EVALUATION, Report, TaskModel, no_report
-from dnadiff.supervised.rate_search import (
+from dnadiff.supervised.layers import Frozen, LoRA
+from dnadiff.supervised.models import EVALUATION, Report, TaskModel, no_report
+from dnadiff.supervised.targets.base import TaskTarget, ValidScore
+from dnadiff.supervised.training import (
+    MAX_EPOCHS,
     MIN_TRIAL_STEPS,
     TRIAL_SHARE,
+    Budget,
+    FineTuningModule,
     ShortRun,
     Trials,
+    automatic_plan,
     find_rate_and_plan,
     search_steps,
+    train,
+    validate,
 )
-from dnadiff.supervised.targets.base import TaskTarget, ValidScore
+from dnadiff.vocab import Vocab
 
 log = logging.getLogger("dnadiff")
 
@@ -70,7 +79,7 @@ class NetworkModel(TaskModel):
 
     Args:
         lr: peak learning rate. Of several, short trials choose one on the validation items.
-        epochs: at most; None is about 2,000 steps (`dnadiff.supervised.budget`).
+        epochs: at most; None is about 2,000 steps (`dnadiff.supervised.training`).
         trainer: further arguments of `lightning.Trainer`, such as the accelerator.
         minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
 
@@ -354,3 +363,176 @@ class FineTunedModel(NetworkModel):
             self.adapter.attach(backbone, self.frozen.layers)
         self.frozen.apply(backbone)
         return classifier
+
+
+class GridSearch(TaskModel):
+    """Trains every candidate and predicts with the one with the best validation score: accuracy,
+    then loss; for other targets than classes the loss.
+
+    A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its
+    own validation items. `fit_info` records all candidates and the fit of the chosen one.
+    """
+
+    kind = "Grid"
+
+    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
+        self.candidates = candidates
+        self._trained: SequenceClassifier | None = None
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        return super().describe() | {
+            "candidates": [model.describe() for _, model in self.candidates]
+        }
+
+    @override
+    def check(self, data: TaskData) -> None:
+        for _, model in self.candidates:
+            model.check(data)
+
+    @override
+    def num_steps(self, data: TaskData) -> int:
+        return sum(model.num_steps(data) for _, model in self.candidates)
+
+    @override
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
+        tried: list[dict[str, Json]] = []
+        best: (
+            tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier, Tensor | None]
+            | None
+        ) = None
+        for settings, model in self.candidates:
+            classifier, score = model.fit(data, seed, report), model.valid_score
+            settings = {
+                **settings,
+                **model.fit_info.get("chosen", {}),
+            }  # a rate that the model chose
+            tried.append({**settings, **model.record(score, data)})
+            if best is None or score > best[0]:  # only the best classifier stays in memory
+                best = score, settings, model, classifier, model.valid_predictions
+        if best is None:
+            raise ValueError("a grid search needs at least one candidate")
+        _, settings, model, self._trained, valid = best
+        self.fit_info = {**model.fit_info, "tried": tried, "chosen": dict(settings)}
+        self.valid_predictions = valid
+        return model.predict(self._trained, data)
+
+    @override
+    def take_classifier(self) -> SequenceClassifier | None:
+        taken, self._trained = self._trained, None
+        return taken
+
+
+class OneHotModel(NetworkModel):
+    """A head of `configs/head` on one-hot bases, without a network.
+
+    Args:
+        head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a
+            configuration).
+        lr, head_epochs, device, stored_width, **settings: as in `NetworkModel`. The control of a
+            fine-tuned network has the same two stages, with as many sequences (`stored_width` of
+            the network) and the same learning rates.
+        length: the head also reads the length, as the heads of the networks do with
+            `inputs.length=true`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: DNATokenizer,
+        head: Callable[..., Head],
+        lr: Positive | Sequence[float] = 2e-3,
+        head_epochs: int | None = 0,
+        device: str = "cpu",
+        stored_width: int | None = None,
+        length: bool = False,
+        **settings: Unpack[TrainingSettings],
+    ) -> None:
+        super().__init__(lr, **settings)
+        self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
+        self.stored_width = optional_integer("stored_width", stored_width)
+        self.vocab, self.head, self.inputs = (
+            tokenizer.vocab,
+            head,
+            HeadInputs(one_hot=True, length=checks.boolean("length", length)),
+        )
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        described = super().describe() | {"head": repr(self.head)}
+        return described | {"inputs": asdict(self.inputs)} if self.inputs.length else described
+
+    @override
+    def build_classifier(self, data: TaskData, seed: int) -> Classifier:
+        torch.manual_seed(hash64(seed, "one-hot") % 2**63)
+        if (
+            isinstance(self.head, partial)
+            and isinstance(self.head.func, type)
+            and issubclass(self.head.func, Head)
+        ):
+            self.head.func.check_lengths(data.min_length, data.max_length)
+        width = self.inputs.width(None, self.vocab, data.stranded)
+        head = self.head(
+            width=width, num_outputs=data.target.num_outputs, max_length=data.max_length
+        )
+        return Classifier(None, head, data.stranded, self.inputs, self.vocab)
+
+
+_KERNEL, _CHANNELS, _EMBEDDING, _HIDDEN = 8, (16, 8, 4), 100, 512
+
+
+def pooled_length(length: int) -> int:
+    """The number of positions that remain of `length` after the three convolution and pooling
+    layers."""
+    for _ in _CHANNELS:
+        length = (length - _KERNEL + 1) // 2
+    return length
+
+
+MIN_LENGTH = next(length for length in range(_KERNEL, 200) if pooled_length(length) >= 1)
+
+
+class CNN(SequenceClassifier):
+    """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers.
+    Sequences are padded to one length.
+
+    Args:
+        length: of the longest sequence; shorter ones are padded to it with the pad token, whose
+            embedding is 0.
+    """
+
+    def __init__(self, vocab: Vocab, num_classes: int, length: int) -> None:
+        super().__init__()
+        self.vocab, self.num_classes, self.length = vocab, num_classes, max(length, MIN_LENGTH)
+        self.embedding = nn.Embedding(vocab.size, _EMBEDDING, padding_idx=vocab.pad_id)
+        widths = (_EMBEDDING, *_CHANNELS)
+        blocks = [
+            nn.Sequential(nn.Conv1d(a, b, _KERNEL), nn.BatchNorm1d(b), nn.ReLU(), nn.MaxPool1d(2))
+            for a, b in itertools.pairwise(widths)
+        ]
+        self.body = nn.Sequential(*blocks, nn.Flatten())
+        self.head = nn.Sequential(
+            nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN),
+            nn.Linear(_HIDDEN, num_classes),
+        )
+
+    @override
+    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
+        if valid is not None:
+            ids = torch.where(valid, ids, self.vocab.pad_id)
+        ids = nn.functional.pad(ids, (0, self.length - ids.shape[1]), value=self.vocab.pad_id)
+        return self.head(self.body(self.embedding(ids).transpose(1, 2)))
+
+
+class PublishedCNN(NetworkModel):
+    """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
+
+    def __init__(
+        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[TrainingSettings]
+    ) -> None:
+        super().__init__(lr, **settings)
+        self.vocab = tokenizer.vocab
+
+    @override
+    def build_classifier(self, data: TaskData, seed: int) -> CNN:
+        torch.manual_seed(hash64(seed, "cnn") % 2**63)
+        return CNN(self.vocab, data.target.num_outputs, data.max_length)
