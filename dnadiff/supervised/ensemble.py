@@ -13,8 +13,8 @@ import torch
 
 from dnadiff.checks import optional_integer
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.formats.fasta import iter_fasta
 from dnadiff.formats.nucleotides import DNASequence, is_sequence
+from dnadiff.formats.sequences import iter_sequences
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.targets.base import ClassProbabilities as ClassProbabilities
@@ -128,7 +128,7 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
                 f"{name}_column={given} is the column of a table, and input {path} is FASTA; give "
                 "a table, or leave it out"
             )
-    for record in iter_fasta(path):
+    for record in iter_sequences(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 
 

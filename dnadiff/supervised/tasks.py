@@ -16,7 +16,7 @@ from typing_extensions import Unpack, override
 from dnadiff import checks
 from dnadiff.data.text.corpus import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.formats.fasta import read_fasta
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.store.address import is_remote
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.labeled import (
@@ -368,7 +368,7 @@ class FastaTask(LabeledTask):
         )
         for part, files in self.files.items():
             for name, file in files.items():
-                for record in read_fasta(file):
+                for record in read_sequences(file):
                     found.add(
                         tokenizer,
                         record.sequence.decode("latin-1"),
