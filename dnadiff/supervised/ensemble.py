@@ -17,8 +17,8 @@ from dnadiff.formats.nucleotides import DNASequence, is_sequence
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import Items
-from dnadiff.supervised.targets.base import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget
+from dnadiff.supervised.targets.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.tasks import check_sequence, is_table, label_keys, read_rows
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together

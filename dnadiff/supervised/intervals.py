@@ -1,4 +1,9 @@
-"""Bootstrap replicates over test items, or over groups of them."""
+"""95 % bootstrap intervals of metrics over test items, or over groups of them; of the metric by
+which models are compared, and of differences, also over seeds.
+
+Each replicate draws the test items with replacement, the same for all models, and the seeds of each
+model with replacement.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,13 @@ import numpy as np
 
 from dnadiff.bootstrap import ConfidenceInterval, student_t
 from dnadiff.config import Json
-from dnadiff.supervised.metrics import RANGES, AnyScored, Metric, metric_values, title
+from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, metric_values, title
 
-log = logging.getLogger("dnadiff")
-
-
+NUM_RESAMPLES = 2000
 MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
 _NORMAL = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _BATCH = 50  # replicates at once: limits the memory
+log = logging.getLogger("dnadiff")
 
 
 def bootstrap_weights(
@@ -33,11 +37,10 @@ def bootstrap_weights(
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
     num_groups = int(index.max()) + 1
     for first in range(0, num_resamples, _BATCH):
-        number = min(_BATCH, num_resamples - first)
         # As `random.multinomial`, in a quarter of the time for many items.
         drawn = [
             np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
-            for _ in range(number)
+            for _ in range(min(_BATCH, num_resamples - first))
         ]
         yield np.stack(drawn)[:, index].astype(np.float64)
 
@@ -71,61 +74,33 @@ def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> 
     return value + factor * (replicates - value)
 
 
-NUM_RESAMPLES = 2000
-
-
-def accuracy_interval(
-    correct: np.ndarray,
-    baseline: np.ndarray | None = None,
+def metric_interval(
+    metric: Metric,
+    runs: Sequence[ScoredValues],
+    baseline: Sequence[ScoredValues] = (),
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> ConfidenceInterval:
-    """Mean accuracy, or the difference of two.
+    """The mean of a metric over the runs of a model, or the difference of two.
 
     Args:
-        correct: (R, S) of 0 and 1: whether item s was classified correctly with seed r.
-        baseline: (R', S) of another model on the same items, whose accuracy is subtracted.
+        baseline: runs of another model on the same items, whose metric is subtracted.
         groups: (S,) group numbers; the items of a group are drawn together. None: single items.
     """
-    models = [correct] if baseline is None else [correct, baseline]
-    accuracies: list[list[np.ndarray]] = [[] for _ in models]
-    for weights in bootstrap_weights(correct.shape[1], num_resamples, seed, groups):
-        for of_model, rows in zip(accuracies, models):
-            of_model.append(weights @ rows.T.astype(float) / weights.sum(1, keepdims=True))
-    value = correct.mean() if baseline is None else correct.mean() - baseline.mean()
-    return _interval(
-        float(value),
-        widened(
-            _over_seeds([np.concatenate(each) for each in accuracies], seed), float(value), groups
-        ),
-    )
-
-
-def metric_interval(
-    metric: Metric[AnyScored],
-    runs: Sequence[AnyScored],
-    baseline: Sequence[AnyScored] | None = None,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> ConfidenceInterval:
-    """The mean of a metric over the runs of a model, or the difference of two; arguments as in
-    `accuracy_interval`."""
-    value = _mean_over_runs(metric, runs) - (
-        0.0 if baseline is None else _mean_over_runs(metric, baseline)
-    )
-    return _interval(
-        value,
-        widened(
-            _metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups
-        ),
-    )
+    value, replicates = _replicates(metric, runs, baseline, num_resamples, seed, groups)
+    known = replicates[:0]
+    if np.isfinite(value):
+        known = defined_replicates(replicates, "a metric of a model or a difference")
+    if not len(known):  # a replicate may have no item with a label, or none of a class
+        return ConfidenceInterval(value, np.nan, np.nan, np.nan)
+    low, high = np.quantile(known, [0.025, 0.975])
+    return ConfidenceInterval(value, float(known.std(ddof=1)), float(low), float(high))
 
 
 def summarize_metrics(
-    runs: Sequence[AnyScored],
-    metrics: Mapping[str, Metric[AnyScored]],
+    runs: Sequence[ScoredValues],
+    metrics: Mapping[str, Metric],
     num_resamples: int = 500,
     seed: int = 0,
     groups: np.ndarray | None = None,
@@ -143,17 +118,13 @@ def summarize_metrics(
     metrics_of_runs = [metric_values(run, metrics) for run in runs]
     for name, values in replicates.items():
         per_seed = [of_run[name] for of_run in metrics_of_runs]
-        of_few = widened(np.concatenate(values), float(np.mean(per_seed)), groups)
-        known = (
-            defined_replicates(of_few, title(name)) if np.isfinite(per_seed).all() else np.empty(0)
-        )
-        low, high = (
-            np.quantile(known, [0.025, 0.975]).clip(*RANGES[name.partition(" of ")[0]])
-            if len(known)
-            else (np.nan, np.nan)
-        )
+        value, known, low, high = float(np.mean(per_seed)), np.empty(0), np.nan, np.nan
+        if np.isfinite(per_seed).all():
+            known = defined_replicates(widened(np.concatenate(values), value, groups), title(name))
+        if len(known):
+            low, high = np.quantile(known, [0.025, 0.975]).clip(*RANGES[name.partition(" of ")[0]])
         result[name] = {
-            "value": float(np.mean(per_seed)),
+            "value": value,
             "low": float(low),
             "high": float(high),
             "per_seed": per_seed,
@@ -163,75 +134,85 @@ def summarize_metrics(
 
 
 def bootstrap_p_value(
-    metric: Metric[AnyScored],
-    runs: Sequence[AnyScored],
-    baseline: Sequence[AnyScored],
+    metric: Metric,
+    runs: Sequence[ScoredValues],
+    baseline: Sequence[ScoredValues],
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
     groups: np.ndarray | None = None,
 ) -> float:
     """Two-sided p-value that a difference is 0: twice the fraction of replicates of the interval on
     the side where fewer are; NaN if too few are defined."""
-    value = _mean_over_runs(metric, runs) - _mean_over_runs(metric, baseline)
-    replicates = widened(
-        _metric_replicates(metric, runs, baseline, num_resamples, seed, groups), value, groups
-    )
-    replicates, ones = replicates[np.isfinite(replicates)], np.ones((1, len(runs[0].labels)))
-    is_defined = all(np.isfinite(metric(run, ones)[0]) for run in (*runs, *baseline))
-    if (
-        not is_defined or len(replicates) < MIN_DEFINED * num_resamples
-    ):  # the interval of the difference says so in the log
+    value, replicates = _replicates(metric, runs, baseline, num_resamples, seed, groups)
+    replicates = replicates[np.isfinite(replicates)]
+    # If there are too few, the interval of the difference says so in the log.
+    if not np.isfinite(value) or len(replicates) < MIN_DEFINED * num_resamples:
         return float("nan")
     tail = min((replicates <= 0).sum(), (replicates >= 0).sum())
     return float(min(1.0, 2 * (tail + 1) / (len(replicates) + 1)))
 
 
-def _mean_over_runs(metric: Metric[AnyScored], runs: Sequence[AnyScored]) -> float:
-    return float(np.mean([metric_values(run, {"": metric})[""] for run in runs]))
+def sign_flip_test(
+    first: np.ndarray,
+    second: np.ndarray,
+    num_flips: int = 5000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> float:
+    """Two-sided p-value of the paired permutation test that two models have the same accuracy on
+    the same items.
+
+    Under the null hypothesis the results of the two models can be swapped item by item. With one
+    run each, this is McNemar's test by permutation.
+
+    Args:
+        first: (R, S) whether each item was classified correctly with each seed.
+        second: (R', S) of the other model.
+        groups: (S,) the items of a group get the same sign. None: each item has its own.
+    """
+    difference = first.mean(0) - second.mean(0)
+    if groups is not None:
+        difference = np.bincount(np.unique(groups, return_inverse=True)[1], difference)
+    difference = difference[difference != 0]
+    if not len(difference):
+        return 1.0
+    random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
+    for begin in range(0, num_flips, 500):
+        shape = (min(500, num_flips - begin), len(difference))
+        signs = random.integers(0, 2, size=shape, dtype=np.int8) * 2 - 1
+        extreme += int((np.abs(signs @ difference) >= observed).sum())
+    return (extreme + 1) / (num_flips + 1)
 
 
-def _metric_replicates(
-    metric: Metric[AnyScored],
-    runs: Sequence[AnyScored],
-    baseline: Sequence[AnyScored] | None,
+def _replicates(
+    metric: Metric,
+    runs: Sequence[ScoredValues],
+    baseline: Sequence[ScoredValues],
     num_resamples: int,
     seed: int,
     groups: np.ndarray | None,
-) -> np.ndarray:
-    models = [runs] if baseline is None else [runs, baseline]
-    found: list[list[np.ndarray]] = [[] for _ in models]
+) -> tuple[float, np.ndarray]:
+    """The mean of a metric over the runs, minus that over the runs of a baseline if there are any,
+    and its replicates (W,)."""
+    models = [each for each in (runs, baseline) if each]
+    drawn: list[list[np.ndarray]] = [[] for _ in models]
     for weights in bootstrap_weights(len(runs[0].labels), num_resamples, seed, groups):
-        for of_model, each in zip(found, models):
+        for of_model, each in zip(drawn, models):
             of_model.append(np.stack([metric(run, weights) for run in each], 1))
-    return _over_seeds([np.concatenate(each) for each in found], seed)
-
-
-def _over_seeds(models: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """Replicates (W,) of the mean over seeds of the first model, minus that of the second if there
-    is one; from values (W, R) of each."""
     random = np.random.default_rng([seed, 1])
-
-    def replicate_means(values: np.ndarray) -> np.ndarray:
-        num_resamples, count = values.shape
-        seeds = (
-            random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
-        )  # (W, R)
-        # A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: scale their
-        # deviation from equal weights.
-        seeds = 1 / count + (seeds - 1 / count) * (count / max(count - 1, 1)) ** 0.5
-        return (values * seeds).sum(1)
-
-    first, *others = (replicate_means(each) for each in models)
-    return first - others[0] if others else first
+    means = [float(np.mean([metric_values(run, {"": metric})[""] for run in m])) for m in models]
+    found = [_mean_over_seeds(np.concatenate(each), random) for each in drawn]
+    value = means[0] - sum(means[1:])
+    return value, widened(found[0] - sum(found[1:]), value, groups)
 
 
-def _interval(value: float, replicates: np.ndarray) -> ConfidenceInterval:
-    known = (
-        defined_replicates(replicates, "a metric of a model or a difference")
-        if np.isfinite(value)
-        else replicates[:0]
-    )
-    if not len(known):  # a replicate may have no item with a label, or none of a class
-        return ConfidenceInterval(value, np.nan, np.nan, np.nan)
-    low, high = np.quantile(known, [0.025, 0.975])
-    return ConfidenceInterval(value, float(known.std(ddof=1)), float(low), float(high))
+def _mean_over_seeds(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The mean (W,) of values (W, R) over seeds that are drawn with replacement.
+
+    A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: their deviation
+    from equal weights is scaled.
+    """
+    num_resamples, count = values.shape
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
+    scaled = 1 / count + (drawn - 1 / count) * (count / max(count - 1, 1)) ** 0.5
+    return (values * scaled).sum(1)

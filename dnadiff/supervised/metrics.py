@@ -1,172 +1,200 @@
-"""Classification metrics as functions of item weights: weights of 1 give the value, bootstrap
-weights the replicates.
+"""Metrics of classes, labels and values as functions of item weights: weights of 1 give the value,
+bootstrap weights the replicates.
 
-Shapes: `S` items, `C` classes, `W` weightings. A metric takes weights (W, S) and returns (W,). The
-    values agree with those of `sklearn.metrics`, which computes one weighting per call and sorts
-    the items again each time.
+Shapes: `S` items, `C` classes, `K` outputs, `W` weightings. A metric takes weights (W, S) and
+    returns (W,). The values agree with those of scikit-learn and scipy, which compute one weighting
+    per call and sort the items again each time: 500 times slower for the bootstrap of a study.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
+Metric = Callable[[Any, np.ndarray], np.ndarray]  # of a `Scored` and weights (W, S): (W,)
 
 
-class ScoredRun(Protocol):
-    """Predictions of one run with their labels, prepared for scoring under many weightings."""
+class Ranks:
+    """The items in ascending order of their values (N,), and the ties among them."""
 
-    labels: np.ndarray
+    def __init__(self, values: np.ndarray) -> None:
+        _, self.tie, counts = np.unique(values, return_inverse=True, return_counts=True)
+        self.order, self.starts = np.argsort(self.tie, kind="stable"), np.cumsum(counts) - counts
+
+    def weights(self, weights: np.ndarray) -> np.ndarray:
+        """The weight of each tie, ascending: (W, N) -> (W, T)."""
+        return np.add.reduceat(weights[:, self.order], self.starts, axis=1)
+
+    def of_items(self, weights: np.ndarray) -> np.ndarray:
+        """The rank of each item, (W, N): the weight of smaller items and half that of equal
+        ones."""
+        of_tie = self.weights(weights)
+        return (np.cumsum(of_tie, 1) - of_tie / 2)[:, self.tie]
 
 
-class FoldedRun(ScoredRun, Protocol):
-    """A run whose predictions may be of several models, each of one fold of a cross-validation.
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One output of the items that have a label for it.
 
     Attributes:
-        folds: (S,) the fold of each item; None if all predictions are of one model.
+        rows: (N,) numbers of these items.
+        predicted: (N,) values, or for a class or label its log-odds.
+        truth: (N,) measured values, or whether an item is of the class.
+        folds: (N,) the fold of each item; None if all predictions are of one model.
     """
 
-    folds: np.ndarray | None
-
-    @property
-    def parts(self) -> list[tuple[np.ndarray, Self]]:
-        """The items of each fold, and their predictions alone."""
-
-    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
-        """The weight of the items with a label, (W, 1) or of each column (W, K)."""
-
-
-AnyFolded = TypeVar("AnyFolded", bound=FoldedRun)
-AnyScored = TypeVar("AnyScored", bound=ScoredRun)
-Metric = Callable[
-    [AnyScored, np.ndarray], np.ndarray
-]  # of scored predictions and weights (W, S): (W,)
-
-
-def rows_of_folds(folds: np.ndarray | None) -> list[np.ndarray]:
-    """The items of each fold; none without folds."""
-    return [] if folds is None else [np.flatnonzero(folds == number) for number in np.unique(folds)]
-
-
-def within_folds(metric: Metric[AnyFolded]) -> Metric[AnyFolded]:
-    """A metric (W, K) that ranks predictions, averaged over folds with the weight of their labeled
-    items, without those where it is undefined.
-
-    Under cross-validation each fold has another model. The mean of its predictions follows that of
-    its training labels, which is high where that of the tested labels is low: a ranking of all
-    items together is below chance on labels that are pure noise.
-    """
-
-    @functools.wraps(metric)
-    def averaged(scored: AnyFolded, weights: np.ndarray) -> np.ndarray:
-        if scored.folds is None:
-            return metric(scored, weights)
-        values = np.stack(
-            [metric(part, weights[:, rows]) for rows, part in scored.parts]
-        )  # (F, W, K)
-        sizes = np.stack([part.num_labeled(weights[:, rows]) for rows, part in scored.parts])
-        counted = np.where(np.isfinite(values), sizes, 0.0)
-        total = counted.sum(0)
-        found = (np.where(counted > 0, values, 0.0) * counted).sum(0)
-        return np.divide(found, total, out=np.full_like(found, np.nan), where=total > 0)
-
-    return averaged
-
-
-class ScoredPredictions:
-    """Predictions, prepared for scoring under many weightings: normalized `log_probs (S, C)`, class
-    numbers `labels (S,)`, `folds (S,)`."""
-
-    def __init__(
-        self, log_probs: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> None:
-        self.folds = folds
-        self.log_probs, self.labels = np.asarray(log_probs, np.float64), np.asarray(labels)
-        self.probs, self.predicted = np.exp(self.log_probs), np.asarray(log_probs).argmax(-1)
+    rows: np.ndarray
+    predicted: np.ndarray
+    truth: np.ndarray
+    folds: np.ndarray | None = None
 
     @cached_property
-    def parts(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
-        """The items of each fold, and their predictions alone."""
+    def parts(self) -> list[Column]:
+        """The items of each fold."""
+        chosen = [self.folds == number for number in np.unique(self.folds)]  # type: ignore[arg-type]
+        return [Column(self.rows[i], self.predicted[i], self.truth[i]) for i in chosen]
+
+    @cached_property
+    def predicted_ranks(self) -> Ranks:
+        """The ranks of the predictions."""
+        return Ranks(self.predicted)
+
+    @cached_property
+    def true_ranks(self) -> Ranks:
+        """The ranks of the labels."""
+        return Ranks(self.truth)
+
+    def ranked_weights(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weight of positives and of negatives at each distinct prediction, ascending: two
+        arrays (W, T)."""
+        of_truth = (np.where(chosen, weights, 0.0) for chosen in (self.truth > 0, self.truth <= 0))
+        positive, negative = map(self.predicted_ranks.weights, of_truth)
+        return positive, negative
+
+
+class ScoredValues:
+    """Predictions of one run with their labels, prepared for scoring under many weightings.
+
+    Args:
+        predictions: (S, K) values, or log-odds of labels.
+        labels: (S, K), NaN where one is missing.
+        folds: (S,) of a cross-validation, in which each fold has another model.
+    """
+
+    def __init__(
+        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+    ) -> None:
+        self.predictions, self.labels = np.asarray(predictions, np.float64), np.asarray(labels)
+        self.folds = folds
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The outputs, each with the items that have a label."""
+        known = [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
         return [
-            (rows, ScoredPredictions(self.log_probs[rows], self.labels[rows]))
-            for rows in rows_of_folds(self.folds)
+            self._column(rows, self.predictions[rows, k], self.labels[rows, k].astype(np.float64))
+            for k, rows in enumerate(known)
         ]
 
-    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
-        """The weight of all items, (W, 1): each has a class."""
-        return weights.sum(1, keepdims=True)
+    def _column(self, rows: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> Column:
+        return Column(rows, predicted, truth, None if self.folds is None else self.folds[rows])
+
+
+class ScoredPredictions(ScoredValues):
+    """As `ScoredValues`, with normalized log-probabilities (S, C) and class numbers (S,)."""
+
+    @cached_property
+    def probs(self) -> np.ndarray:
+        """(S, C)."""
+        return np.exp(self.predictions)
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """(S,) numbers of the most probable classes."""
+        return self.predictions.argmax(-1)
 
     @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.probs.shape[1]
+    def correct(self) -> np.ndarray:
+        """(S,) whether the most probable class is the true one."""
+        return self.predicted == self.labels
 
     def confusion(self, weights: np.ndarray) -> np.ndarray:
         """Weight of each (true, predicted) pair: (W, C, C)."""
-        cells, count = self.labels * self.num_classes + self.predicted, self.num_classes**2
-        return np.stack([np.bincount(cells, of_items, count) for of_items in weights]).reshape(
-            -1, self.num_classes, self.num_classes
-        )
+        count = self.predictions.shape[1]
+        cells = self.labels * count + self.predicted
+        tables = [np.bincount(cells, of_items, count**2) for of_items in weights]
+        return np.stack(tables).reshape(-1, count, count)
 
     @cached_property
-    def rankings(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """One-vs-rest rankings (with two classes, only that of the second).
-
-        Each is the order by decreasing log-odds, the index at which each group of ties starts, and
-        whether an item is positive.
-        """
-        result = []
-        for number in range(self.num_classes) if self.num_classes > 2 else [1]:
+    def columns(self) -> list[Column]:
+        """Each class against the rest; of two classes only the second."""
+        count, rows = self.predictions.shape[1], np.arange(len(self.labels))
+        found = []
+        for number in range(count) if count > 2 else [1]:
             # Of very confident predictions, probabilities are rounded to 1, and those of the other
-            # classes are not rounded to 0.
-            log_odds = self.log_probs[:, number] - np.logaddexp.reduce(
-                np.delete(self.log_probs, number, axis=1), axis=1
-            )
-            log_odds = log_odds.round(9)  # equal predictions stay ties in spite of rounding
-            order = np.argsort(-log_odds, kind="stable")
-            ranked = log_odds[order]
-            starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
-            result.append((order, starts, self.labels[order] == number))
-        return result
-
-    def ranked_weights(self, weights: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each ranking, the weight of positives and of negatives at each distinct probability:
-        two arrays (W, T)."""
-        for order, starts, truth in self.rankings:
-            ranked = weights[:, order]
-            positive, negative = (
-                np.add.reduceat(np.where(chosen, ranked, 0.0), starts, axis=1)
-                for chosen in (truth, ~truth)
-            )
-            yield positive, negative
+            # classes are not rounded to 0. Equal predictions stay ties in spite of rounding.
+            others = np.logaddexp.reduce(np.delete(self.predictions, number, axis=1), axis=1)
+            log_odds = (self.predictions[:, number] - others).round(9)
+            found.append(self._column(rows, log_odds, self.labels == number))
+        return found
 
 
-def mean_of_defined(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The mean (W,) of values (W, K) over the columns that are defined under each of the weights
-    (W, S); NaN if none is.
+def _ratio(top: np.ndarray, bottom: np.ndarray, otherwise: float = math.nan) -> np.ndarray:
+    """top / bottom where the latter is positive."""
+    return np.divide(top, bottom, out=np.full_like(top, otherwise, np.float64), where=bottom > 0)
 
-    A column that is undefined although all items have weight is undefined for the data: then so is
-    the mean.
+
+@dataclass(frozen=True)
+class ColumnMetric:
+    """A metric of single outputs as a metric of them all.
+
+    Under cross-validation each fold has another model. The mean of its predictions follows that of
+    its training labels, which is high where that of the tested labels is low: a ranking of all
+    items together is below chance on labels that are pure noise. A metric that ranks is therefore
+    averaged over folds with the weight of their labeled items, without those where it is undefined.
+
+    Attributes:
+        function: of a column and the weights (W, N) of its items.
+        ranks: whether it depends on the order or on differences of predictions.
+        number: of the output that it is of; None is the mean over those that it is defined for.
     """
-    defined = np.isfinite(values)
-    count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
-    return np.divide(
-        np.where(defined, values, 0.0).sum(1),
-        count,
-        out=np.full(len(values), np.nan),
-        where=count > 0,
-    )
+
+    function: Callable[[Column, np.ndarray], np.ndarray]
+    ranks: bool = True
+    number: int | None = None
+
+    def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+        """(W,) under weights (W, S)."""
+        if self.number is not None:
+            return self._of_column(scored.columns[self.number], weights)
+        each = np.stack([self._of_column(column, weights) for column in scored.columns], 1)
+        defined = np.isfinite(each)
+        # Undefined although all items have weight: undefined for the data, and so is the mean.
+        count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
+        return _ratio(np.where(defined, each, 0.0).sum(1), count)
+
+    def _of_column(self, column: Column, weights: np.ndarray) -> np.ndarray:
+        if not len(column.rows):
+            return np.full(len(weights), np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):  # a replicate without a labeled item
+            if column.folds is None or not self.ranks:
+                return self.function(column, weights[:, column.rows])
+            parts = [(part, weights[:, part.rows]) for part in column.parts]
+            values = np.stack([self.function(part, of_part) for part, of_part in parts])  # (F, W)
+            sizes = np.stack([of_part.sum(1) for _, of_part in parts])
+        counted = np.where(np.isfinite(values), sizes, 0.0)
+        return _ratio((np.where(counted > 0, values, 0.0) * counted).sum(0), counted.sum(0))
 
 
 def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Fraction of items whose most probable class is correct."""
-    return weights @ (scored.predicted == scored.labels) / weights.sum(1)
+    return weights @ scored.correct / weights.sum(1)
 
 
 def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -177,50 +205,14 @@ def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     true, predicted = table.sum(2), table.sum(1)
     top = correct * total - (true * predicted).sum(1)
     bottom = np.sqrt((total**2 - (predicted**2).sum(1)) * (total**2 - (true**2).sum(1)))
-    return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+    return _ratio(top, bottom, 0.0)
 
 
 def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Macro-averaged F1; it is 0 for a class that neither occurs nor is predicted."""
     table = scored.confusion(weights)
-    correct, both = np.diagonal(table, axis1=1, axis2=2), table.sum(1) + table.sum(2)
-    return np.divide(2 * correct, both, out=np.zeros_like(correct), where=both > 0).mean(1)
-
-
-def auroc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve, macro-averaged one-vs-rest over the classes that have items, but
-    not all; NaN if the data have others."""
-    return mean_of_defined(_roc_areas(scored, weights), weights)
-
-
-@within_folds
-def _roc_areas(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    areas = []
-    for positive, negative in scored.ranked_weights(weights):
-        below = negative.sum(1, keepdims=True) - np.cumsum(negative, 1)
-        product = positive.sum(1) * negative.sum(1)
-        area = (positive * (below + negative / 2)).sum(1)
-        areas.append(np.divide(area, product, out=np.full_like(area, np.nan), where=product > 0))
-    return np.stack(areas, 1)
-
-
-def auprc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    """Average precision (without interpolation), macro-averaged one-vs-rest over the classes that
-    have items; NaN if the data have others."""
-    return mean_of_defined(_average_precisions(scored, weights), weights)
-
-
-@within_folds
-def _average_precisions(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
-    areas = []
-    for positive, negative in scored.ranked_weights(weights):
-        true_positives, selected = np.cumsum(positive, 1), np.cumsum(positive + negative, 1)
-        precision = np.divide(
-            true_positives, selected, out=np.zeros_like(selected), where=selected > 0
-        )
-        area, total = (positive * precision).sum(1), positive.sum(1)
-        areas.append(np.divide(area, total, out=np.full_like(area, np.nan), where=total > 0))
-    return np.stack(areas, 1)
+    both = table.sum(1) + table.sum(2)
+    return _ratio(2 * np.diagonal(table, axis1=1, axis2=2), both, 0.0).mean(1)
 
 
 def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -228,20 +220,87 @@ def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndar
     items."""
     confidence = scored.probs.max(-1)
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
-    excess = (scored.predicted == scored.labels) - confidence
+    excess = scored.correct - confidence
     return np.abs((weights * excess) @ np.eye(NUM_BINS)[bins]).sum(1) / weights.sum(1)
 
 
-METRICS: dict[str, Metric[ScoredPredictions]] = {
+def roc_area(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Area under the ROC curve; NaN if all items or none are positive."""
+    positive, negative = column.ranked_weights(weights)
+    area = (positive * (np.cumsum(negative, 1) - negative / 2)).sum(1)
+    return _ratio(area, positive.sum(1) * negative.sum(1))
+
+
+def average_precision(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Average precision without interpolation; NaN if no item is positive."""
+    positive, negative = (each[:, ::-1] for each in column.ranked_weights(weights))
+    precision = _ratio(np.cumsum(positive, 1), np.cumsum(positive + negative, 1), 0.0)
+    return _ratio((positive * precision).sum(1), positive.sum(1))
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weighted correlation (W,) of x and y, (N,) or (W, N): 0 if x is constant, NaN if y is."""
+    total = weights.sum(1, keepdims=True)
+    x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
+    xx, yy, xy = ((weights * product).sum(1) for product in (x * x, y * y, x * y))
+    return np.where(yy > 0, _ratio(xy, np.sqrt(xx * yy), 0.0), np.nan)
+
+
+def _centered(values: np.ndarray) -> np.ndarray:
+    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
+    like a spread."""
+    return values - values[0] if np.ptp(values) == 0 else values - values.mean()
+
+
+def pearson(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
+    return _correlation(_centered(column.predicted), _centered(column.truth), weights)
+
+
+def spearman(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
+    constant labels."""
+    half = weights.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
+    both = (column.predicted_ranks, column.true_ranks)
+    predicted, measured = (ranks.of_items(weights) - half for ranks in both)
+    return _correlation(predicted, measured, weights)
+
+
+def mse(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Mean squared error."""
+    return _mean((column.predicted - column.truth) ** 2, weights)
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return weights @ values / weights.sum(1)
+
+
+def r2(column: Column, weights: np.ndarray) -> np.ndarray:
+    """Coefficient of determination; NaN for constant labels."""
+    x, y = column.predicted - column.truth.mean(), _centered(column.truth)
+    variance = _mean(y * y, weights) - _mean(y, weights) ** 2
+    found = 1 - _mean((x - y) ** 2, weights) / variance
+    return np.where(variance > 1e-12 * (y * y).mean(), found, np.nan)
+
+
+LABEL_METRICS: dict[str, ColumnMetric] = {
+    "auroc": ColumnMetric(roc_area),
+    "auprc": ColumnMetric(average_precision),
+}
+# Areas are macro-averaged one-vs-rest over the classes that have items; NaN if the data have others.
+METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "mcc": mcc,
     "f1": f1,
-    "auroc": auroc,
-    "auprc": auprc,
+    **LABEL_METRICS,
     "calibration_error": calibration_error,
 }
-
-
+REGRESSION_METRICS: dict[str, ColumnMetric] = {
+    "spearman": ColumnMetric(spearman),
+    "pearson": ColumnMetric(pearson),
+    "r2": ColumnMetric(r2, ranks=False),
+    "mse": ColumnMetric(mse, ranks=False),
+}
 # The least and the largest possible value of each metric.
 RANGES = {
     **dict.fromkeys(("accuracy", "f1", "auroc", "auprc", "calibration_error"), (0.0, 1.0)),
@@ -265,7 +324,18 @@ def title(metric: str) -> str:
     return TITLES.get(metric, metric)
 
 
-def metric_values(scored: AnyScored, metrics: Mapping[str, Metric[AnyScored]]) -> dict[str, float]:
+def named_metrics(names: Sequence[str], metrics: Mapping[str, ColumnMetric]) -> dict[str, Metric]:
+    """Each metric averaged over the outputs, and with several outputs of each, as
+    `spearman of NAME`."""
+    of_each = {
+        f"{metric} of {name}": replace(function, number=number)
+        for metric, function in metrics.items()
+        for number, name in enumerate(names)
+    }
+    return {**metrics, **(of_each if len(names) > 1 else {})}
+
+
+def metric_values(scored: ScoredValues, metrics: Mapping[str, Metric]) -> dict[str, float]:
     """The metrics of one set of predictions."""
     ones = np.ones((1, len(scored.labels)))
     return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
@@ -279,9 +349,12 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
         max_points: of a curve; with more thresholds, those at even steps of the number of selected
             items are kept.
     """
-    curves = []
-    for weights in scored.ranked_weights(np.ones((1, len(scored.labels)))):
-        true, false = (np.concatenate([[0.0], np.cumsum(weight[0])]) for weight in weights)
+    curves, ones = [], np.ones((1, len(scored.labels)))
+    for column in scored.columns:
+        true, false = (
+            np.concatenate([[0.0], np.cumsum(weight[0][::-1])])
+            for weight in column.ranked_weights(ones)
+        )
         steps = np.searchsorted(true + false, np.linspace(0, len(scored.labels), max_points))
         kept = np.arange(len(true)) if len(true) <= max_points else np.unique(steps)
         rates = [
@@ -295,271 +368,3 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
 def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
     """Number of items by true class (row) and predicted class (column), averaged over runs."""
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
-
-
-def sign_flip_test(
-    first: np.ndarray,
-    second: np.ndarray,
-    num_flips: int = 5000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> float:
-    """Two-sided p-value of the paired permutation test that two models have the same accuracy on
-    the same items.
-
-    Under the null hypothesis the results of the two models can be swapped item by item. With one
-    run each, this is McNemar's test by permutation.
-
-    Args:
-        first: (R, S) whether each item was classified correctly with each seed.
-        second: (R', S) of the other model.
-        groups: (S,) the items of a group get the same sign. None: each item has its own.
-    """
-    difference = first.mean(0) - second.mean(0)
-    if groups is not None:
-        difference = np.bincount(np.unique(groups, return_inverse=True)[1], difference)
-    difference = difference[difference != 0]
-    if not len(difference):
-        return 1.0
-    random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
-    for begin in range(0, num_flips, 500):
-        signs = (
-            random.integers(
-                0, 2, size=(min(500, num_flips - begin), len(difference)), dtype=np.int8
-            )
-            * 2
-            - 1
-        )
-        extreme += int((np.abs(signs @ difference) >= observed).sum())
-    return (extreme + 1) / (num_flips + 1)
-
-
-class ScoredLabels:
-    """Log-odds (S, K) of labels, the labels (S, K), 0 or 1 and NaN where one is missing, and
-    `folds (S,)`."""
-
-    def __init__(
-        self, log_odds: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> None:
-        self.log_odds, self.labels, self.folds = (
-            np.asarray(log_odds, np.float64),
-            np.asarray(labels),
-            folds,
-        )
-
-    @cached_property
-    def each_label(self) -> list[tuple[np.ndarray, ScoredPredictions]]:
-        """For each label the items where it is known, and their predictions as two classes."""
-        known = [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
-        log_probs = np.stack(
-            [-np.logaddexp(0, self.log_odds), -np.logaddexp(0, -self.log_odds)], -1
-        )
-        folds = [None if self.folds is None else self.folds[rows] for rows in known]
-        labels = [self.labels[rows, k].astype(np.int64) for k, rows in enumerate(known)]
-        return [
-            (rows, ScoredPredictions(log_probs[rows, k], labels[k], folds[k]))
-            for k, rows in enumerate(known)
-        ]
-
-
-def _each(
-    scored: ScoredLabels,
-    weights: np.ndarray,
-    metric: Callable[[ScoredPredictions, np.ndarray], np.ndarray],
-) -> np.ndarray:
-    found = [
-        metric(of_label, weights[:, rows]) if len(rows) else np.full(len(weights), np.nan)
-        for rows, of_label in scored.each_label
-    ]
-    return np.stack(found, 1)
-
-
-def label_auroc(scored: ScoredLabels, weights: np.ndarray) -> np.ndarray:
-    """Area under the ROC curve of each label; NaN if all items or none have it."""
-    return _each(scored, weights, auroc)
-
-
-def label_auprc(scored: ScoredLabels, weights: np.ndarray) -> np.ndarray:
-    """Average precision of each label; NaN if no item has it."""
-    return _each(scored, weights, auprc)
-
-
-MULTILABEL_METRICS: dict[str, Metric[ScoredLabels]] = {"auroc": label_auroc, "auprc": label_auprc}
-
-
-class ScoredValues:
-    """Predicted values (S, K) and labels (S, K), NaN where a label is missing, and `folds (S,)`."""
-
-    def __init__(
-        self, values: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> None:
-        self.folds = folds
-        self.values, self.labels = np.asarray(values, np.float64), np.asarray(labels, np.float64)
-
-    @cached_property
-    def parts(self) -> list[tuple[np.ndarray, ScoredValues]]:
-        """The items of each fold, and their predictions alone."""
-        return [
-            (rows, ScoredValues(self.values[rows], self.labels[rows]))
-            for rows in rows_of_folds(self.folds)
-        ]
-
-    def num_labeled(self, weights: np.ndarray) -> np.ndarray:
-        """The weight of the items with a label of each target, (W, K)."""
-        return weights @ np.isfinite(self.labels)
-
-    @cached_property
-    def known(self) -> list[np.ndarray]:
-        """The items that have a label of each target."""
-        return [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
-
-    @cached_property
-    def pairs(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each target its items with a label, and their predictions and labels."""
-        return [
-            (rows, self.values[rows, k], self.labels[rows, k]) for k, rows in enumerate(self.known)
-        ]
-
-    @cached_property
-    def rankings(self) -> list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]]:
-        """For each target its items with a label; for predictions and for labels their order, where
-        ties start, and each item's tie."""
-        return [
-            (rows, [_ties(predicted), _ties(measured)]) for rows, predicted, measured in self.pairs
-        ]
-
-
-def _ties(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    new = np.concatenate([[True], ranked[1:] != ranked[:-1]])[: len(values)]
-    number = np.empty(len(values), np.int64)
-    number[order] = np.cumsum(new) - 1
-    return order, np.flatnonzero(new), number
-
-
-def _ranks(ties: tuple[np.ndarray, np.ndarray, np.ndarray], weights: np.ndarray) -> np.ndarray:
-    """The rank of each item, (W, S): the weight of smaller items and half that of equal ones."""
-    order, starts, number = ties
-    of_tie = np.add.reduceat(weights[:, order], starts, axis=1)
-    return (np.cumsum(of_tie, 1) - of_tie / 2)[:, number]
-
-
-def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted correlation (W,) of x and y, (S,) or (W, S): 0 if x is constant, NaN if y is."""
-    total = weights.sum(1, keepdims=True)
-    x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
-    xx, yy, xy = ((weights * product).sum(1) for product in (x * x, y * y, x * y))
-    scale = np.sqrt(xx * yy)
-    found = np.divide(xy, scale, out=np.zeros_like(xy), where=scale > 0)
-    return np.where(yy > 0, found, np.nan)
-
-
-def _centered(values: np.ndarray) -> np.ndarray:
-    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
-    like a spread."""
-    return values - values[0] if len(values) and np.ptp(values) == 0 else values - values.mean()
-
-
-def _each_target(
-    count: int,
-    targets: Sequence[tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]],
-    weights: np.ndarray,
-) -> np.ndarray:
-    """(W, K) of functions of the weights of each target's items, NaN for a target without any."""
-    found = np.full((len(weights), count), np.nan)
-    for k, (rows, function) in enumerate(targets):
-        if len(rows):
-            with np.errstate(
-                invalid="ignore", divide="ignore"
-            ):  # a replicate without a labeled item
-                found[:, k] = function(weights[:, rows])
-    return found
-
-
-@within_folds
-def pearson(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-    """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
-    each = [
-        (rows, partial(_correlation, _centered(x), _centered(y))) for rows, x, y in scored.pairs
-    ]
-    return _each_target(len(each), each, weights)
-
-
-@within_folds
-def spearman(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-    """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
-    constant labels."""
-
-    def of_ranks(
-        ties: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], of_items: np.ndarray
-    ) -> np.ndarray:
-        half = of_items.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
-        predicted, measured = (_ranks(tie, of_items) - half for tie in ties)
-        return _correlation(predicted, measured, of_items)
-
-    each = [(rows, partial(of_ranks, ties)) for rows, ties in scored.rankings]
-    return _each_target(len(each), each, weights)
-
-
-def mse(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-    """Mean squared error."""
-    each = [(rows, partial(_mean, (x - y) ** 2)) for rows, x, y in scored.pairs]
-    return _each_target(len(each), each, weights)
-
-
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return weights @ values / weights.sum(1)
-
-
-def r2(scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-    """Coefficient of determination; NaN for constant labels."""
-
-    def of_items(x: np.ndarray, y: np.ndarray, of_rows: np.ndarray) -> np.ndarray:
-        variance = _mean(y * y, of_rows) - _mean(y, of_rows) ** 2
-        return np.where(
-            variance > 1e-12 * (y * y).mean(), 1 - _mean((x - y) ** 2, of_rows) / variance, np.nan
-        )
-
-    each = [(rows, partial(of_items, x - y.mean(), _centered(y))) for rows, x, y in scored.pairs]
-    return _each_target(len(each), each, weights)
-
-
-REGRESSION_METRICS: dict[str, Metric[ScoredValues]] = {
-    "spearman": spearman,
-    "pearson": pearson,
-    "r2": r2,
-    "mse": mse,
-}
-
-
-def mean_over_targets(
-    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored]
-) -> np.ndarray:
-    """A metric (W, K) averaged over the targets that it is defined for, (W,); see
-    `mean_of_defined`."""
-    return mean_of_defined(metric(scored, weights), weights)
-
-
-def of_target(
-    scored: AnyScored, weights: np.ndarray, metric: Metric[AnyScored], number: int
-) -> np.ndarray:
-    """A metric (W, K) of one target, (W,)."""
-    return metric(scored, weights)[:, number]
-
-
-def named_metrics(
-    names: Sequence[str], metrics: Mapping[str, Metric[AnyScored]]
-) -> dict[str, Metric[AnyScored]]:
-    """Each metric (W, K) averaged over the targets, and with several targets of each, as
-    `spearman of NAME`; all of them (W,)."""
-    found: dict[str, Metric[AnyScored]] = {
-        name: partial(mean_over_targets, metric=metric) for name, metric in metrics.items()
-    }
-    if len(names) > 1:
-        for metric_name, metric in metrics.items():
-            found |= {
-                f"{metric_name} of {name}": partial(of_target, metric=metric, number=k)
-                for k, name in enumerate(names)
-            }
-    return found

@@ -23,7 +23,7 @@ from dnadiff.data.work import Result, Work
 from dnadiff.store.disk import atomic_write
 from dnadiff.supervised.ensemble import ClassifierEnsemble, Query, SequenceFile, chunks
 from dnadiff.supervised.intervals import summarize_metrics
-from dnadiff.supervised.metrics import ScoredRun, metric_values
+from dnadiff.supervised.metrics import ScoredValues, metric_values
 from dnadiff.supervised.targets.base import Predicted, TaskTarget
 
 log = logging.getLogger("dnadiff")
@@ -175,7 +175,7 @@ class PredictionTable:
 
 
 def summary(
-    runs: Sequence[ScoredRun],
+    runs: Sequence[ScoredValues],
     target: TaskTarget,
     groups: np.ndarray | None = None,
     intervals: bool = True,

@@ -19,7 +19,7 @@ from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import summarize_metrics
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.metrics import ScoredRun, metric_values, title
+from dnadiff.supervised.metrics import ScoredValues, metric_values, title
 from dnadiff.supervised.models import Computed, Job, Prediction, Report, TaskModel, no_report
 from dnadiff.supervised.overlap import TRAINING, training_remark
 from dnadiff.supervised.protocol import FixedSplit
@@ -121,7 +121,7 @@ def _are_few(groups: np.ndarray) -> bool:
 
 
 def _primary(
-    target: TaskTarget, runs: Sequence[ScoredRun], groups: np.ndarray | None
+    target: TaskTarget, runs: Sequence[ScoredValues], groups: np.ndarray | None
 ) -> dict[str, Json]:
     """The metric that models are compared by, with its interval and its value for each run."""
     interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
@@ -152,7 +152,7 @@ def _subset(
     if not size:
         return {"items": 0, key: None, "low": None, "high": None}
     first, second = (_scored(target, each or (), labels, mask) for each in (runs, baseline))
-    found = target.interval(first, second or None, groups=chosen)
+    found = target.interval(first, second, groups=chosen)
     few = (
         chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS
     )  # too few to resample; single items would give too narrow an interval
@@ -168,7 +168,7 @@ def _difference(
     target: TaskTarget,
     a: str,
     b: str,
-    scored: Mapping[str, Sequence[ScoredRun]],
+    scored: Mapping[str, Sequence[ScoredValues]],
     groups: np.ndarray | None,
 ) -> dict[str, Json]:
     interval = target.interval(scored[a], scored[b], groups=groups)

@@ -52,7 +52,7 @@ from dnadiff.supervised.networks import (
     TrainingSettings,
 )
 from dnadiff.supervised.study import Combination, SeedAverage, Stack
-from dnadiff.supervised.targets.estimators import ClassEstimators
+from dnadiff.supervised.targets.estimators import LOGISTIC
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser
 
@@ -117,12 +117,12 @@ PROBE, RANDOM_PROBE, NEIGHBORS = (
 def row_name(name: str, data: TaskData) -> str:
     """The name of a model in the study of a task: of logistic regressions, the estimator that the
     target of the task uses."""
-    return name.replace(ClassEstimators.linear_name, data.target.estimators.linear_name)
+    return name.replace(LOGISTIC, data.target.estimators.linear_name)
 
 
 def kmer_row(k: int, data: TaskData) -> str:
     """The name of the linear model on k-mers."""
-    return row_name(f"{k}-mer {ClassEstimators.linear_name}", data)
+    return row_name(f"{k}-mer {LOGISTIC}", data)
 
 
 def build_models(

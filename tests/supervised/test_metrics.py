@@ -8,17 +8,21 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.supervised import metrics
-from dnadiff.supervised.intervals import accuracy_interval, bootstrap_weights, summarize_metrics
+from dnadiff.supervised.intervals import (
+    bootstrap_weights,
+    metric_interval,
+    sign_flip_test,
+    summarize_metrics,
+)
 from dnadiff.supervised.metrics import (
+    LABEL_METRICS,
     METRICS,
-    MULTILABEL_METRICS,
     RANGES,
     REGRESSION_METRICS,
     ScoredPredictions,
-    auroc,
+    accuracy,
     metric_values,
     roc_curves,
-    sign_flip_test,
 )
 from dnadiff.supervised.targets.classes import ClassTarget
 
@@ -30,6 +34,11 @@ def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.nda
         random.normal(size=(number, num_classes)).round(1) + np.eye(num_classes)[labels]
     )  # rounded: ties occur
     return logits - np.log(np.exp(logits).sum(1, keepdims=True)), labels
+
+
+def of_correct(correct: np.ndarray) -> ScoredPredictions:
+    """Two classes, of which the first is always predicted."""
+    return ScoredPredictions(np.log([[0.9, 0.1]] * len(correct)), 1 - correct.astype(int))
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -51,13 +60,13 @@ def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
             metrics.accuracy: published.accuracy_score(labels, scored.predicted, sample_weight=w),
             metrics.mcc: published.matthews_corrcoef(labels, scored.predicted, sample_weight=w),
             metrics.f1: published.f1_score(labels, scored.predicted, sample_weight=w, **average),
-            metrics.auroc: published.roc_auc_score(truth, score, sample_weight=w, **average),
-            metrics.auprc: published.average_precision_score(
+            METRICS["auroc"]: published.roc_auc_score(truth, score, sample_weight=w, **average),
+            METRICS["auprc"]: published.average_precision_score(
                 truth, score, sample_weight=w, **average
             ),
         }
         for metric, value in expected.items():
-            assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9), metric.__name__
+            assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9)
 
 
 def test_calibration_error_of_a_confident_model_is_its_error_rate():
@@ -104,10 +113,8 @@ def test_the_paired_test_agrees_with_mcnemar():
         False,
         False,
     )  # 3 against 14 items: exact two-sided binomial p = 0.0127
-    assert metrics.sign_flip_test(first, second, num_flips=40_000) == pytest.approx(
-        0.0127, abs=0.002
-    )
-    assert metrics.sign_flip_test(first, first) == 1.0
+    assert sign_flip_test(first, second, num_flips=40_000) == pytest.approx(0.0127, abs=0.002)
+    assert sign_flip_test(first, first) == 1.0
 
 
 def test_bootstrap_draws_complete_groups_and_is_reproducible():
@@ -162,8 +169,9 @@ def test_intervals_over_few_groups_cover_the_true_value(number):
         chance = np.clip(0.7 + 0.15 * random.standard_normal(number), 0, 1)[
             groups
         ]  # of a correct prediction: that of the group
-        found = accuracy_interval(
-            (random.random(len(groups)) < chance)[None],
+        found = metric_interval(
+            accuracy,
+            [of_correct(random.random(len(groups)) < chance)],
             num_resamples=400,
             seed=trial,
             groups=groups,
@@ -235,7 +243,7 @@ def test_intervals_stay_in_the_range_of_the_metric():
     )
     assert (
         found["accuracy"]["high"] == 1.0
-        and accuracy_interval((right == labels)[None], groups=groups).high > 1
+        and metric_interval(accuracy, [of_correct(right == labels)], groups=groups).high > 1
     )
     interval = ClassTarget(["a", "b"]).interval(
         [ScoredPredictions(log_probs, labels)], groups=groups
@@ -243,7 +251,7 @@ def test_intervals_stay_in_the_range_of_the_metric():
     assert interval.high == 1.0 and set(RANGES) >= {
         *METRICS,
         *REGRESSION_METRICS,
-        *MULTILABEL_METRICS,
+        *LABEL_METRICS,
     }
 
 
@@ -273,7 +281,7 @@ def test_confident_predictions_are_ranked_where_their_probabilities_are_rounded_
         np.array([0] * 20 + [1] * 20 + [classes - 1]),
     )
     assert len(set(np.exp(log_probs[:40, 1].astype(np.float64)))) == 1
-    assert auroc(ScoredPredictions(log_probs, labels), np.ones((1, 41)))[0] == 1
+    assert METRICS["auroc"](ScoredPredictions(log_probs, labels), np.ones((1, 41)))[0] == 1
 
 
 def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
@@ -281,8 +289,8 @@ def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
     scored, weights = ScoredPredictions(log_probs, labels), np.ones((2, 300))
     weights[1, labels == 2] = 0
     for metric, of_one in (
-        (metrics.auroc, published.roc_auc_score),
-        (metrics.auprc, published.average_precision_score),
+        (METRICS["auroc"], published.roc_auc_score),
+        (METRICS["auprc"], published.average_precision_score),
     ):
         kept = labels != 2
         each = [
@@ -301,7 +309,7 @@ def test_150_classes_need_little_memory():
         np.random.default_rng(0).integers(0, 3, (50, 2000)).astype(float),
     )
     tracemalloc.start()
-    found = scored.confusion(weights), metrics.auroc(scored, weights)
+    found = scored.confusion(weights), METRICS["auroc"](scored, weights)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1e8

@@ -7,12 +7,23 @@ import torch
 from scipy.stats import spearmanr
 
 from dnadiff.supervised.baselines import length_alone
-from dnadiff.supervised.intervals import accuracy_interval
+from dnadiff.supervised.intervals import metric_interval
 from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.metrics import ScoredPredictions, accuracy
 from dnadiff.supervised.models import Prediction, TaskModel
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import compare, remarks, run_study, table_rows
 from dnadiff.supervised.targets.regression import RegressionTarget
+
+
+def accuracy_interval(correct, baseline=()):
+    """The interval of rows (R, S) of correct predictions of two classes."""
+    log_probs = np.log([[0.9, 0.1]] * correct.shape[1])
+    runs = [
+        [ScoredPredictions(log_probs, 1 - row.astype(int)) for row in each]
+        for each in (correct, baseline)
+    ]
+    return metric_interval(accuracy, *runs)
 
 
 def data(number: int = 100) -> TaskData:

@@ -1,14 +1,19 @@
-"""Transforms of labels before a regression: metrics, differences and the loss are on the
-transformed scale."""
+"""The base classes of what a task predicts, and of its predictions for new sequences.
+
+A target reads the columns of a table, and defines the head's outputs, the loss, the predictions,
+the metrics and what reports show. Everything else of a study is the same for all targets.
+
+Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are what
+    `TaskTarget.predictions` returns.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,275 +23,11 @@ from typing_extensions import override
 from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
 from dnadiff.supervised.intervals import bootstrap_p_value, metric_interval
-from dnadiff.supervised.metrics import RANGES, ScoredRun, title
+from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, title
+from dnadiff.supervised.targets.estimators import Estimators
 
 if TYPE_CHECKING:
     import pandas
-
-    from dnadiff.supervised.targets.estimators import Estimators
-
-
-class LabelTransform(NamedTuple):
-    """A monotone function of labels with its inverse.
-
-    Attributes:
-        lower: labels must be larger.
-        form: how a transformed column is called.
-    """
-
-    apply: Callable[[np.ndarray], np.ndarray]
-    invert: Callable[[np.ndarray], np.ndarray]
-    lower: float
-    form: str
-
-    def name(self, column: str) -> str:
-        """The transformed column, for messages and tables."""
-        return self.form.format(column)
-
-
-TRANSFORMS = {
-    "none": LabelTransform(np.asarray, np.asarray, -np.inf, "{}"),
-    "log1p": LabelTransform(np.log1p, np.expm1, -1.0, "log1p({})"),
-    "log2": LabelTransform(np.log2, np.exp2, 0.0, "log2({})"),
-}
-
-
-class Predicted(ABC):
-    """Predictions of S sequences.
-
-    Attributes:
-        tally_header: the columns of the printed summary.
-        averaged_name: what `combined` is called in tables.
-    """
-
-    tally_header: ClassVar[tuple[str, ...]]
-    averaged_name: ClassVar[str] = "averaged probabilities"
-
-    @property
-    @abstractmethod
-    def combined(self) -> np.ndarray:
-        """(S, K) combined over the seeds, as `TaskTarget.scored` takes them."""
-
-    @property
-    @abstractmethod
-    def each_seed(self) -> np.ndarray:
-        """(R, S, K) of each seed, as the network predicts them."""
-
-    @abstractmethod
-    def to_frame(self) -> pandas.DataFrame:
-        """A row for each sequence: what is predicted, and its spread over the seeds."""
-
-    @abstractmethod
-    def rows(self) -> list[list[str]]:
-        """The cells of each sequence under `TaskTarget.columns`."""
-
-    @abstractmethod
-    def tally(self) -> dict[str, float]:
-        """Sums over the sequences, for the summary."""
-
-    @classmethod
-    @abstractmethod
-    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
-        """The printed summary of `count` sequences with these sums, under `tally_header`."""
-
-
-@dataclass(frozen=True)
-class ClassProbabilities(Predicted):
-    """Predictions of S sequences by the classifiers of R seeds.
-
-    Attributes:
-        classes: names of the C classes.
-        log_probs: (R, S, C) float32, of each seed.
-    """
-
-    classes: tuple[str, ...]
-    log_probs: np.ndarray
-    tally_header: ClassVar[tuple[str, ...]] = ("predicted", "number", "of all")
-
-    @property
-    def probs(self) -> np.ndarray:
-        """(S, C) float64 probabilities, averaged over the seeds."""
-        return np.exp(self.log_probs.astype(np.float64)).mean(0)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """(S,) numbers of the most probable classes."""
-        return self.probs.argmax(-1)
-
-    @property
-    def predicted(self) -> list[str]:
-        """Names of the most probable classes."""
-        return [self.classes[number] for number in self.labels]
-
-    @property
-    def spread(self) -> np.ndarray:
-        """(S,) largest minus smallest probability of the predicted class over the seeds; NaN for a
-        single seed."""
-        if len(self.log_probs) < 2:
-            return np.full(self.log_probs.shape[1], np.nan)
-        of_predicted = np.take_along_axis(
-            np.exp(self.log_probs.astype(np.float64)), self.labels[None, :, None], axis=2
-        )[..., 0]
-        return np.ptp(of_predicted, axis=0)
-
-    @override
-    def to_frame(self) -> pandas.DataFrame:
-        import pandas
-
-        probs = {f"p_{name}": column for name, column in zip(self.classes, self.probs.T)}
-        return pandas.DataFrame({"predicted": self.predicted, **probs, "spread": self.spread})
-
-    @property
-    @override
-    def combined(self) -> np.ndarray:
-        return np.log(np.maximum(self.probs, np.finfo(float).tiny))
-
-    @property
-    @override
-    def each_seed(self) -> np.ndarray:
-        return self.log_probs
-
-    @override
-    def rows(self) -> list[list[str]]:
-        columns = zip(self.predicted, self.probs, self.spread)
-        return [
-            [name, *(f"{p:.6g}" for p in probs), f"{spread:.6g}"] for name, probs, spread in columns
-        ]
-
-    @override
-    def tally(self) -> dict[str, float]:
-        return dict(Counter(self.predicted))
-
-    @classmethod
-    @override
-    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
-        return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
-
-
-class _PerTarget(Predicted):
-    """Values of K targets with their spread over the seeds."""
-
-    names: tuple[str, ...]
-
-    @property
-    @abstractmethod
-    def values(self) -> np.ndarray:
-        """(S, K) float64, combined over the seeds."""
-
-    @property
-    @abstractmethod
-    def spread(self) -> np.ndarray:
-        """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
-
-    @override
-    def to_frame(self) -> pandas.DataFrame:
-        import pandas
-
-        pairs = zip(self.names, self.values.T, self.spread.T)
-        return pandas.DataFrame(
-            {
-                key: column
-                for name, *both in pairs
-                for key, column in zip((name, f"spread_{name}"), both)
-            }
-        )
-
-    @override
-    def rows(self) -> list[list[str]]:
-        pairs = np.stack([self.values, self.spread], 2).reshape(len(self.values), -1)
-        return [[f"{value:.6g}" for value in row] for row in pairs]
-
-    @override
-    def tally(self) -> dict[str, float]:
-        return dict(zip(self.names, self.values.sum(0).tolist()))
-
-    @classmethod
-    @override
-    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
-        return [(name, f"{total / count:.6g}") for name, total in tally.items()]
-
-
-def _spread(values: np.ndarray) -> np.ndarray:
-    """Largest minus smallest of values (R, S, K) over the seeds; NaN for a single one."""
-    return np.ptp(values, axis=0) if len(values) > 1 else np.full(values.shape[1:], np.nan)
-
-
-@dataclass(frozen=True)
-class PredictedValues(_PerTarget):
-    """Predictions of S sequences by the regressions of R seeds.
-
-    Attributes:
-        names: of the K targets.
-        outputs: (R, S, K) float32, of each seed, on the scale of the transform.
-        transform: of the labels.
-    """
-
-    names: tuple[str, ...]
-    outputs: np.ndarray
-    transform: LabelTransform
-    tally_header: ClassVar[tuple[str, ...]] = ("target", "mean prediction")
-    averaged_name: ClassVar[str] = "averaged predictions"
-
-    @property
-    @override
-    def values(self) -> np.ndarray:
-        return self.transform.invert(self.combined)
-
-    @property
-    @override
-    def spread(self) -> np.ndarray:
-        return _spread(self.transform.invert(self.outputs.astype(np.float64)))
-
-    @property
-    @override
-    def combined(self) -> np.ndarray:
-        return self.outputs.astype(np.float64).mean(0)
-
-    @property
-    @override
-    def each_seed(self) -> np.ndarray:
-        return self.outputs
-
-
-@dataclass(frozen=True)
-class LabelProbabilities(_PerTarget):
-    """Predictions of S sequences by the multi-label networks of R seeds: `values` are
-    probabilities, averaged over the seeds.
-
-    Attributes:
-        names: of the K labels.
-        log_odds: (R, S, K) float32, of each seed.
-    """
-
-    names: tuple[str, ...]
-    log_odds: np.ndarray
-    tally_header: ClassVar[tuple[str, ...]] = ("label", "mean probability")
-
-    @property
-    @override
-    def values(self) -> np.ndarray:
-        return self._probs.mean(0)
-
-    @property
-    @override
-    def spread(self) -> np.ndarray:
-        return _spread(self._probs)
-
-    @property
-    @override
-    def combined(self) -> np.ndarray:
-        probs = np.clip(self.values, 1e-12, 1 - 1e-12)
-        return np.log(probs) - np.log1p(-probs)
-
-    @property
-    @override
-    def each_seed(self) -> np.ndarray:
-        return self.log_odds
-
-    @property
-    def _probs(self) -> np.ndarray:
-        return 1 / (1 + np.exp(-self.log_odds.astype(np.float64)))
-
 
 SEPARATOR = "\x1f"  # between the cells of several target columns in one label
 MISSING = frozenset(
@@ -295,7 +36,6 @@ MISSING = frozenset(
 Label = (
     int | tuple[float, ...]
 )  # of one item: the number of its class, or its values, NaN for a missing one
-S = TypeVar("S", bound=ScoredRun)
 
 
 class ValidScore(NamedTuple):
@@ -306,7 +46,75 @@ class ValidScore(NamedTuple):
     negative_loss: float
 
 
-class TaskTarget(ABC, Generic[S]):
+@dataclass(frozen=True)
+class Predicted(ABC):
+    """Predictions of S sequences by the networks of R seeds: one number for each output.
+
+    Attributes:
+        names: of the K outputs.
+        each_seed: (R, S, K) float32, as the network of each seed predicts them.
+        tally_header: the columns of the printed summary.
+        averaged_name: what `combined` is called in tables.
+    """
+
+    names: tuple[str, ...]
+    each_seed: np.ndarray
+    tally_header: ClassVar[tuple[str, ...]]
+    averaged_name: ClassVar[str] = "averaged probabilities"
+
+    @property
+    @abstractmethod
+    def combined(self) -> np.ndarray:
+        """(S, K) combined over the seeds, as `TaskTarget.scored` takes them."""
+
+    @property
+    @abstractmethod
+    def values(self) -> np.ndarray:
+        """(S, K) float64, combined over the seeds, on the scale that is reported."""
+
+    @property
+    @abstractmethod
+    def spread(self) -> np.ndarray:
+        """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
+
+    def cells(self) -> dict[str, Sequence[str] | np.ndarray]:
+        """What is predicted for each sequence, and its spread over the seeds, by column."""
+        pairs = zip(self.names, self.values.T, self.spread.T)
+        return {
+            key: column
+            for name, value, spread in pairs
+            for key, column in ((name, value), (f"spread_{name}", spread))
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each sequence: what is predicted, and its spread over the seeds."""
+        import pandas
+
+        return pandas.DataFrame(self.cells())
+
+    def rows(self) -> list[list[str]]:
+        """The cells of each sequence under `TaskTarget.columns`."""
+        return [
+            [cell if isinstance(cell, str) else f"{cell:.6g}" for cell in row]
+            for row in zip(*self.cells().values())
+        ]
+
+    def tally(self) -> dict[str, float]:
+        """Sums over the sequences, for the summary."""
+        return dict(zip(self.names, self.values.sum(0).tolist()))
+
+    @classmethod
+    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
+        """The printed summary of `count` sequences with these sums, under `tally_header`."""
+        return [(name, f"{total / count:.6g}") for name, total in tally.items()]
+
+
+def spread(values: np.ndarray) -> np.ndarray:
+    """Largest minus smallest of values (R, ...) over the seeds; NaN for a single one."""
+    return np.ptp(values, axis=0) if len(values) > 1 else np.full(values.shape[1:], np.nan)
+
+
+class TaskTarget(ABC):
     """What a task predicts.
 
     Attributes:
@@ -360,9 +168,9 @@ class TaskTarget(ABC, Generic[S]):
         """The label in the cells of one row; a ValueError that begins with `where` for cells that
         cannot be read."""
 
+    @abstractmethod
     def check(self, cells: Sequence[str], where: str) -> None:
-        """ValueError that begins with `where` for cells of a row that cannot be read; by default
-        any text is a label."""
+        """ValueError that begins with `where` for cells of a row that cannot be read."""
 
     @abstractmethod
     def read(
@@ -437,10 +245,11 @@ class TaskTarget(ABC, Generic[S]):
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
         """The loss of predictions."""
 
-    @abstractmethod
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         """The score by which epochs and settings are chosen; the worst for predictions that are not
         finite."""
+        loss = self.valid_loss(predictions, labels)
+        return ValidScore(0.0, -loss if math.isfinite(loss) else -math.inf)
 
     def record(self, score: ValidScore) -> dict[str, Json]:
         """The score as it is stored in `fit_info`."""
@@ -453,50 +262,51 @@ class TaskTarget(ABC, Generic[S]):
 
     # Evaluation.
 
-    @abstractmethod
     def scored(
         self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> S:
+    ) -> ScoredValues:
         """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has
         another model."""
+        return ScoredValues(predictions, labels, folds)
 
     @property
     @abstractmethod
-    def metrics(self) -> Mapping[str, Callable[[S, np.ndarray], np.ndarray]]:
+    def metrics(self) -> Mapping[str, Metric]:
         """The metrics by name: functions of scored predictions and of item weights (W, S), (W,)."""
 
     def interval(
         self,
-        runs: Sequence[S],
-        baseline: Sequence[S] | None = None,
+        runs: Sequence[ScoredValues],
+        baseline: Sequence[ScoredValues] = (),
         groups: np.ndarray | None = None,
     ) -> ConfidenceInterval:
         """The primary metric, or the difference of two models, with its 95 % bootstrap interval
         over items and seeds."""
         found = metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
-        return found if baseline is not None else self._in_range(found)
-
-    def _in_range(self, interval: ConfidenceInterval) -> ConfidenceInterval:
-        """Scaled deviations (`widened`, and those over seeds) may put an end of an interval where
-        the metric cannot be."""
-        low, high = np.clip([interval.low, interval.high], *RANGES[self.primary])
-        return interval._replace(low=float(low), high=float(high))
+        if baseline:
+            return found
+        # Scaled deviations may put an end of an interval where the metric cannot be.
+        low, high = np.clip([found.low, found.high], *RANGES[self.primary])
+        return found._replace(low=float(low), high=float(high))
 
     def p_value(
-        self, first: Sequence[S], second: Sequence[S], groups: np.ndarray | None = None
+        self,
+        first: Sequence[ScoredValues],
+        second: Sequence[ScoredValues],
+        groups: np.ndarray | None = None,
     ) -> float:
         """Of the hypothesis that both models have the same primary metric."""
         return bootstrap_p_value(self.metrics[self.primary], first, second, groups=groups)
 
-    def details(self, runs: Sequence[S]) -> dict[str, Json]:
+    @abstractmethod
+    def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
         """What pictures of a model show, ready for JSON."""
-        return {}
 
     # Predictions of new sequences.
 
-    @abstractmethod
     def predicted(self, each_seed: np.ndarray) -> Predicted:
         """The predictions (R, S, K) of all seeds, combined."""
+        return self.predicted_kind(self.names, each_seed)
 
     @property
     @abstractmethod
@@ -540,8 +350,8 @@ class TaskTarget(ABC, Generic[S]):
         return f"{type(self).__name__}({self.summary})"
 
 
-class ColumnTarget(TaskTarget[S], Generic[S]):
-    """A number for each of the columns `names`.
+class ColumnTarget(TaskTarget):
+    """A number for each of the columns `names` of a table, in which values may be missing.
 
     Attributes:
         value_prefix: of the columns of predictions in a table.
@@ -624,17 +434,18 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
         ).sum(0)
 
     @override
-    def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
-        loss = self.valid_loss(predictions, labels)
-        return ValidScore(0.0, -loss if math.isfinite(loss) else -math.inf)
+    def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(outputs)).mean(0)
+
+    @override
+    def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
+        return {}
 
     @property
     @override
     def columns(self) -> list[str]:
         return [
-            column
-            for name in self.names
-            for column in (f"{self.value_prefix}_{name}", f"spread_{name}")
+            column for name in self.names for column in (self.track_column(name), f"spread_{name}")
         ]
 
     @override
@@ -644,3 +455,8 @@ class ColumnTarget(TaskTarget[S], Generic[S]):
     @override
     def contrast(self, predictions: Tensor) -> Tensor:
         return predictions
+
+
+def masked_mean(values: Tensor, known: Tensor) -> Tensor:
+    """The mean of `values` where `known`; 0 if nothing is."""
+    return torch.where(known, values, 0.0).sum() / known.sum().clamp(min=1)

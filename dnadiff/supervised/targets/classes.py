@@ -1,47 +1,111 @@
-"""Classification: one of two or more classes."""
+"""Classification: one of two or more classes, or each of several labels present or absent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
-from dnadiff.supervised.intervals import accuracy_interval
+from dnadiff.supervised.intervals import sign_flip_test
 from dnadiff.supervised.metrics import (
+    LABEL_METRICS,
     METRICS,
-    MULTILABEL_METRICS,
     Metric,
-    ScoredLabels,
     ScoredPredictions,
+    ScoredValues,
     confusion_matrix,
     named_metrics,
     roc_curves,
-    sign_flip_test,
 )
 from dnadiff.supervised.targets.base import (
     MISSING,
-    ClassProbabilities,
     ColumnTarget,
     Label,
-    LabelProbabilities,
+    Predicted,
     TaskTarget,
     ValidScore,
+    masked_mean,
+    spread,
 )
-from dnadiff.supervised.targets.estimators import ClassEstimators, LabelEstimators
-from dnadiff.supervised.targets.regression import masked_mean
+from dnadiff.supervised.targets.estimators import ClassEstimators, ColumnEstimators
 
 MAX_NUMBERS = 50  # classes that may all be numbers, some of them with decimals
 _WORST = ValidScore(-1.0, -math.inf)
+_LABEL_VALUES = {
+    **dict.fromkeys(("0", "0.0", "false", "no"), 0.0),
+    **dict.fromkeys(("1", "1.0", "true", "yes"), 1.0),
+}
 
 
-class ClassTarget(TaskTarget[ScoredPredictions]):
+class ClassProbabilities(Predicted):
+    """Predictions of S sequences by the classifiers of R seeds: `each_seed` are log-probabilities."""
+
+    tally_header: ClassVar[tuple[str, ...]] = ("predicted", "number", "of all")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the C classes."""
+        return self.names
+
+    @property
+    def log_probs(self) -> np.ndarray:
+        """(R, S, C) float32, of each seed."""
+        return self.each_seed
+
+    @property
+    def probs(self) -> np.ndarray:
+        """(S, C) float64 probabilities, averaged over the seeds."""
+        return np.exp(self.each_seed.astype(np.float64)).mean(0)
+
+    values = probs
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(S,) numbers of the most probable classes."""
+        return self.probs.argmax(-1)
+
+    @property
+    def predicted(self) -> list[str]:
+        """Names of the most probable classes."""
+        return [self.names[number] for number in self.labels]
+
+    @property
+    @override
+    def spread(self) -> np.ndarray:
+        """(S,) of the predicted class."""
+        probs = np.exp(self.each_seed.astype(np.float64))
+        return spread(np.take_along_axis(probs, self.labels[None, :, None], axis=2)[..., 0])
+
+    @property
+    @override
+    def combined(self) -> np.ndarray:
+        return np.log(np.maximum(self.probs, np.finfo(float).tiny))
+
+    @override
+    def cells(self) -> dict[str, Sequence[str] | np.ndarray]:
+        probs = {f"p_{name}": column for name, column in zip(self.names, self.probs.T)}
+        return {"predicted": self.predicted, **probs, "spread": self.spread}
+
+    @override
+    def tally(self) -> dict[str, float]:
+        return dict(Counter(self.predicted))
+
+    @classmethod
+    @override
+    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
+        return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
+
+
+class ClassTarget(TaskTarget):
     """One of several classes: cross-entropy, and log-probabilities that are averaged over the
     strands.
 
@@ -54,6 +118,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     predicted_kind = ClassProbabilities
     primary, shown, p_value_test = "accuracy", ("mcc", "auroc"), "sign-flip test"
     takes_several, can_be_missing, published = False, False, True
+    metrics: Mapping[str, Metric] = METRICS
+    text_columns = frozenset({"predicted", "label"})
 
     def __init__(
         self, names: Sequence[str] = (), class_weights: Sequence[float] | None = None
@@ -87,9 +153,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def check(self, cells: Sequence[str], where: str) -> None:
-        if cells[0].lower() in MISSING - {
-            "none"
-        }:  # a usual name for the class of sequences without the feature
+        # "none" is a usual name for the class of sequences without the feature.
+        if cells[0].lower() in MISSING - {"none"}:
             raise ValueError(
                 f"{where} has {cells[0]!r} in column {self.names[0]!r}, which stands for a missing "
                 "value, and a class is expected; complete the "
@@ -106,11 +171,7 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
                 f"{source} has one class, {names[0]!r}, in {label_source}; classification needs "
                 "two or more"
             )
-        if (
-            len(names) > MAX_NUMBERS
-            and all(map(_is_float, names))
-            and any("." in name for name in names)
-        ):
+        if len(names) > MAX_NUMBERS and all(map(_is_float, names)) and "." in "".join(names):
             raise ValueError(
                 f"{source} has {len(names):,} different numbers such as {names[0]} in "
                 f"{label_source}, and classification expects names of "
@@ -139,9 +200,8 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         # Divided by the items, not by their weights: else a batch without the rare class trains on
         # the frequent one at full weight.
-        return nn.functional.cross_entropy(
-            outputs, labels, self._class_weights(outputs), reduction="sum"
-        ) / len(labels)
+        weights = self._class_weights(outputs)
+        return nn.functional.cross_entropy(outputs, labels, weights, reduction="sum") / len(labels)
 
     def _class_weights(self, like: Tensor) -> Tensor | None:
         return None if self.class_weights is None else self.class_weights.to(like)
@@ -157,12 +217,7 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
 
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        terms = [
-            one.double() + math.log(weight)
-            for one, weight in zip(predictions, weights)
-            if weight > 0
-        ]
-        return torch.stack(terms).logsumexp(0)
+        return _log_mean(predictions, weights)
 
     @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
@@ -171,16 +226,12 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     @override
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         correct = (predictions.argmax(-1) == labels).float()
-        weights = (
-            torch.ones_like(correct)
-            if self.class_weights is None
-            else self.class_weights.to(correct)[labels]
-        )
-        score = ValidScore(
-            float((weights * correct).sum() / weights.sum()), -self.valid_loss(predictions, labels)
-        )
+        of_classes = self._class_weights(correct)
+        weights = torch.ones_like(correct) if of_classes is None else of_classes[labels]
+        accuracy = float((weights * correct).sum() / weights.sum())
+        loss = self.valid_loss(predictions, labels)
         # Diverged: NaN predictions may still match many labels by chance.
-        return score if math.isfinite(score.negative_loss) else _WORST
+        return ValidScore(accuracy, -loss) if math.isfinite(loss) else _WORST
 
     @override
     def record(self, score: ValidScore) -> dict[str, Json]:
@@ -198,49 +249,21 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
     ) -> ScoredPredictions:
         return ScoredPredictions(predictions, labels, folds)
 
-    @property
-    @override
-    def metrics(self) -> dict[str, Metric[ScoredPredictions]]:
-        return METRICS
-
-    @override
-    def interval(
-        self,
-        runs: Sequence[ScoredPredictions],
-        baseline: Sequence[ScoredPredictions] | None = None,
-        groups: np.ndarray | None = None,
-    ) -> ConfidenceInterval:
-        found = accuracy_interval(
-            _correct(runs), None if baseline is None else _correct(baseline), groups=groups
-        )
-        return found if baseline is not None else self._in_range(found)
-
     @override
     def p_value(
-        self,
-        first: Sequence[ScoredPredictions],
-        second: Sequence[ScoredPredictions],
-        groups: np.ndarray | None = None,
+        self, first: Sequence[Any], second: Sequence[Any], groups: np.ndarray | None = None
     ) -> float:
-        return sign_flip_test(_correct(first), _correct(second), groups=groups)
+        of_first, of_second = (np.stack([run.correct for run in runs]) for runs in (first, second))
+        return sign_flip_test(of_first, of_second, groups=groups)
 
     @override
-    def details(self, runs: Sequence[ScoredPredictions]) -> dict[str, Json]:
+    def details(self, runs: Sequence[Any]) -> dict[str, Json]:
         return {"confusion": confusion_matrix(runs), "roc": roc_curves(runs[0])}
-
-    @override
-    def predicted(self, each_seed: np.ndarray) -> ClassProbabilities:
-        return ClassProbabilities(self.names, each_seed)
 
     @property
     @override
     def columns(self) -> list[str]:
-        return ["predicted", *(f"p_{name}" for name in self.names), "spread"]
-
-    @property
-    @override
-    def text_columns(self) -> frozenset[str]:
-        return frozenset({"predicted", "label"})
+        return ["predicted", *map(self.track_column, self.names), "spread"]
 
     @property
     @override
@@ -275,39 +298,35 @@ class ClassTarget(TaskTarget[ScoredPredictions]):
         return f"log-odds of class {name}"
 
 
-def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0
-    for a class without items."""
-    counts = torch.bincount(labels, minlength=num_classes).float()
-    return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
+@dataclass(frozen=True)
+class LabelProbabilities(Predicted):
+    """Predictions of S sequences by the multi-label networks of R seeds: `each_seed` are log-odds,
+    `values` probabilities, averaged over the seeds."""
+
+    tally_header: ClassVar[tuple[str, ...]] = ("label", "mean probability")
+
+    @property
+    @override
+    def values(self) -> np.ndarray:
+        return self._probs.mean(0)
+
+    @property
+    @override
+    def spread(self) -> np.ndarray:
+        return spread(self._probs)
+
+    @property
+    @override
+    def combined(self) -> np.ndarray:
+        probs = np.clip(self.values, 1e-12, 1 - 1e-12)
+        return np.log(probs) - np.log1p(-probs)
+
+    @property
+    def _probs(self) -> np.ndarray:
+        return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
 
 
-def _correct(runs: Sequence[ScoredPredictions]) -> np.ndarray:
-    """Whether each item was classified correctly in each run, (R, S)."""
-    return np.stack([run.predicted == run.labels for run in runs])
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-_VALUES = {
-    "0": 0.0,
-    "1": 1.0,
-    "0.0": 0.0,
-    "1.0": 1.0,
-    "false": 0.0,
-    "true": 1.0,
-    "no": 0.0,
-    "yes": 1.0,
-}
-
-
-class MultiLabelTarget(ColumnTarget[ScoredLabels]):
+class MultiLabelTarget(ColumnTarget):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds,
     averaged over the strands."""
 
@@ -321,13 +340,13 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
 
     @override
     def parse_cell(self, cell: str, where: str, column: str) -> float:
-        if cell.lower() not in _VALUES:
+        if cell.lower() not in _LABEL_VALUES:
             raise ValueError(
                 f"{where} has {cell!r} in column {column!r}, and a label is 0 or 1 (or false, "
                 "true, no, yes, or empty if not known); "
                 "correct it, or set label_column to other columns"
             )
-        return _VALUES[cell.lower()]
+        return _LABEL_VALUES[cell.lower()]
 
     @override
     def chance(self, labels: np.ndarray) -> float:
@@ -342,27 +361,19 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
         )
 
     @override
-    def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(outputs)).mean(0)
-
-    @override
     def contrast_name(self, name: str) -> str:
         return f"log-odds of label {name}"
 
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
-        known = [
-            (one.double(), math.log(weight))
-            for one, weight in zip(predictions, weights)
-            if weight > 0
-        ]
-        present = torch.stack(
-            [nn.functional.logsigmoid(one) + log_weight for one, log_weight in known]
-        ).logsumexp(0)
-        return present - torch.stack(
-            [nn.functional.logsigmoid(-one) + log_weight for one, log_weight in known]
-        ).logsumexp(0)
+        present, absent = (
+            _log_mean(
+                [nn.functional.logsigmoid(sign * one.double()) for one in predictions], weights
+            )
+            for sign in (1, -1)
+        )
+        return present - absent
 
     @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
@@ -370,24 +381,42 @@ class MultiLabelTarget(ColumnTarget[ScoredLabels]):
 
     @cached_property
     @override
-    def estimators(self) -> LabelEstimators:
-        return LabelEstimators(self.valid_loss)
+    def estimators(self) -> ColumnEstimators:
+        return ColumnEstimators(self.valid_loss)
 
     @override
     def scored(
         self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> ScoredLabels:
-        return ScoredLabels(predictions, labels, folds)
+    ) -> ScoredValues:
+        # Equal predictions stay ties in spite of rounding.
+        return super().scored(np.asarray(predictions, np.float64).round(9), labels, folds)
 
     @cached_property
     @override
-    def metrics(self) -> dict[str, Metric[ScoredLabels]]:
-        return named_metrics(self.names, MULTILABEL_METRICS)
-
-    @override
-    def predicted(self, each_seed: np.ndarray) -> LabelProbabilities:
-        return LabelProbabilities(self.names, each_seed)
+    def metrics(self) -> dict[str, Metric]:
+        return named_metrics(self.names, LABEL_METRICS)
 
     @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_odds_{name}_seed_{seed}" for name in self.names]
+
+
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0
+    for a class without items."""
+    counts = torch.bincount(labels, minlength=num_classes).float()
+    return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
+
+
+def _log_mean(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The logarithm of the weighted mean of probabilities; a weight of 0 leaves its own out."""
+    pairs = zip(log_probs, weights)
+    return torch.stack([one.double() + math.log(w) for one, w in pairs if w > 0]).logsumexp(0)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

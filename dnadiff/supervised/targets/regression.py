@@ -1,13 +1,13 @@
-"""Losses of regression: functions of outputs and labels, masked where a label is missing."""
+"""Regression: one or more measured values, with their losses and transforms."""
 
 from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cached_property
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,86 +16,8 @@ from typing_extensions import override
 
 from dnadiff.config import Json
 from dnadiff.supervised.metrics import REGRESSION_METRICS, Metric, ScoredValues, named_metrics
-from dnadiff.supervised.targets.base import TRANSFORMS, ColumnTarget, Label, PredictedValues
-from dnadiff.supervised.targets.estimators import RegressionEstimators
-
-log = logging.getLogger("dnadiff")
-
-
-def masked_mean(values: Tensor, known: Tensor) -> Tensor:
-    """The mean of `values` where `known`; 0 if nothing is."""
-    return torch.where(known, values, 0.0).sum() / known.sum().clamp(min=1)
-
-
-class RegressionLoss(ABC):
-    """A loss of each output.
-
-    Attributes:
-        standardizes: whether the network predicts labels with mean 0 and standard deviation 1.
-        boosting_loss: the nearest one of scikit-learn's gradient boosting.
-        lowest: the smallest label that it is defined for.
-    """
-
-    standardizes: ClassVar[bool] = True
-    boosting_loss: ClassVar[str] = "squared_error"
-    lowest: ClassVar[float] = -float("inf")
-
-    @abstractmethod
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each output (B, K)."""
-
-    def link(self, outputs: Tensor) -> Tensor:
-        """Predictions from outputs; the identity by default."""
-        return outputs
-
-    def unlink(self, predictions: Tensor) -> Tensor:
-        """Outputs from predictions."""
-        return predictions
-
-
-class MSELoss(RegressionLoss):
-    """Squared error."""
-
-    @override
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.mse_loss(outputs, labels, reduction="none")
-
-
-class HuberLoss(RegressionLoss):
-    """Huber's loss: squared up to one standard deviation, then linear."""
-
-    @override
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.huber_loss(outputs, labels, reduction="none")
-
-
-class PoissonLoss(RegressionLoss):
-    """Negative log-likelihood of counts, without the term that depends on the labels alone; the
-    outputs are logarithms of rates."""
-
-    standardizes = False
-    boosting_loss = "poisson"
-    lowest = 0.0
-
-    @override
-    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.poisson_nll_loss(outputs, labels, log_input=True, reduction="none")
-
-    @override
-    def link(self, outputs: Tensor) -> Tensor:
-        return outputs.exp()
-
-    @override
-    def unlink(self, predictions: Tensor) -> Tensor:
-        return predictions.clamp(min=1e-12).log()
-
-
-LOSSES: dict[str, RegressionLoss] = {
-    "mse": MSELoss(),
-    "poisson": PoissonLoss(),
-    "huber": HuberLoss(),
-}
-
+from dnadiff.supervised.targets.base import ColumnTarget, Label, Predicted, masked_mean, spread
+from dnadiff.supervised.targets.estimators import ColumnEstimators
 
 MAX_POINTS = 2000  # of the picture of a model
 _RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the values
@@ -103,9 +25,98 @@ FEW = 2  # different values look like classes
 LARGEST = float(
     np.finfo(np.float32).max
 )  # labels are float32, where larger ones would become infinite and count as missing
+log = logging.getLogger("dnadiff")
 
 
-class RegressionTarget(ColumnTarget[ScoredValues]):
+class RegressionLoss(NamedTuple):
+    """A loss of each output.
+
+    Attributes:
+        each: of outputs and labels (B, K).
+        standardizes: whether the network predicts labels with mean 0 and standard deviation 1.
+        boosting_loss: the nearest one of scikit-learn's gradient boosting.
+        lowest: the smallest label that it is defined for.
+        link: predictions from outputs.
+        unlink: outputs from predictions.
+    """
+
+    each: Callable[..., Tensor]
+    standardizes: bool = True
+    boosting_loss: str = "squared_error"
+    lowest: float = -math.inf
+    link: Callable[[Tensor], Tensor] = lambda outputs: outputs
+    unlink: Callable[[Tensor], Tensor] = lambda predictions: predictions
+
+
+# Huber's loss is squared up to one standard deviation, then linear. That of counts is their negative
+# log-likelihood without the term that depends on the labels alone; the outputs are logarithms of
+# rates.
+LOSSES = {
+    "mse": RegressionLoss(nn.functional.mse_loss),
+    "poisson": RegressionLoss(
+        partial(nn.functional.poisson_nll_loss, log_input=True),
+        standardizes=False,
+        boosting_loss="poisson",
+        lowest=0.0,
+        link=torch.exp,
+        unlink=lambda predictions: predictions.clamp(min=1e-12).log(),
+    ),
+    "huber": RegressionLoss(nn.functional.huber_loss),
+}
+
+
+class LabelTransform(NamedTuple):
+    """A monotone function of labels with its inverse: metrics, differences and the loss are on the
+    transformed scale.
+
+    Attributes:
+        lower: labels must be larger.
+        form: how a transformed column is called.
+    """
+
+    apply: Callable[[np.ndarray], np.ndarray]
+    invert: Callable[[np.ndarray], np.ndarray]
+    lower: float
+    form: str
+
+    def name(self, column: str) -> str:
+        """The transformed column, for messages and tables."""
+        return self.form.format(column)
+
+
+TRANSFORMS = {
+    "none": LabelTransform(np.asarray, np.asarray, -np.inf, "{}"),
+    "log1p": LabelTransform(np.log1p, np.expm1, -1.0, "log1p({})"),
+    "log2": LabelTransform(np.log2, np.exp2, 0.0, "log2({})"),
+}
+
+
+@dataclass(frozen=True)
+class PredictedValues(Predicted):
+    """Predictions of S sequences by the regressions of R seeds: `each_seed` is on the scale of the
+    `transform` of the labels."""
+
+    transform: LabelTransform
+    tally_header: ClassVar[tuple[str, ...]] = ("target", "mean prediction")
+    averaged_name: ClassVar[str] = "averaged predictions"
+
+    @property
+    @override
+    def values(self) -> np.ndarray:
+        return self.transform.invert(self.combined)
+
+    @property
+    @override
+    def spread(self) -> np.ndarray:
+        return spread(self.transform.invert(self.each_seed.astype(np.float64)))
+
+    @property
+    @override
+    def combined(self) -> np.ndarray:
+        return self.each_seed.astype(np.float64).mean(0)
+
+
+class RegressionTarget(ColumnTarget):
     """Values of one or more columns, predicted on the scale of `transform`.
 
     Args:
@@ -155,12 +166,12 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
 
     @override
     def settings(self) -> dict[str, Json]:
-        fitted = {"mean": self.mean and list(self.mean), "std": self.std and list(self.std)}
         return {
             **super().settings(),
             "loss": self.loss_name,
             "transform": self.transform_name,
-            **fitted,
+            "mean": self.mean and list(self.mean),
+            "std": self.std and list(self.std),
         }
 
     @override
@@ -224,65 +235,52 @@ class RegressionTarget(ColumnTarget[ScoredValues]):
         if not self.loss_function.standardizes:
             return self
         values = labels.double().numpy()
-        mean, std = np.nanmean(values, 0), np.nanstd(values, 0)
-        return type(self)(
-            self.names, self.loss_name, self.transform_name, mean.tolist(), std.tolist()
-        )
+        of_items = (np.nanmean(values, 0).tolist(), np.nanstd(values, 0).tolist())
+        return type(self)(self.names, self.loss_name, self.transform_name, *of_items)
 
-    def _standardized(self, values: Tensor) -> Tensor:
+    def _scale(self, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """Mean and standard deviation of the labels; 0 and 1 if they are not standardized."""
         if self.mean is None or self.std is None:
-            return values
-        mean, std = (
-            torch.tensor(each, dtype=values.dtype, device=values.device)
-            for each in (self.mean, self.std)
-        )
-        return (values - mean) / std
+            return 0.0, 1.0
+        return like.new_tensor(self.mean), like.new_tensor(self.std)
 
     @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
-        filled = torch.where(known, labels, 1.0).to(
-            outputs.dtype
-        )  # the gradient of a loss of NaN would be NaN, masked or not
-        return masked_mean(self.loss_function.each(outputs, self._standardized(filled)), known)
+        # The gradient of a loss of NaN would be NaN, masked or not.
+        filled = torch.where(known, labels, 1.0).to(outputs.dtype)
+        mean, std = self._scale(filled)
+        each = self.loss_function.each(outputs, (filled - mean) / std, reduction="none")
+        return masked_mean(each, known)
 
     @override
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
-        mean = torch.stack(list(outputs)).mean(0)
-        if self.mean is not None and self.std is not None:
-            shift, scale = (
-                torch.tensor(each, dtype=mean.dtype, device=mean.device)
-                for each in (self.mean, self.std)
-            )
-            mean = mean * scale + shift
-        return self.loss_function.link(mean)
+        found = super().predictions(outputs)
+        mean, std = self._scale(found)
+        return self.loss_function.link(found * std + mean)
 
     @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
-        return float(self.loss(self.loss_function.unlink(self._standardized(predictions)), labels))
+        mean, std = self._scale(predictions)
+        return float(self.loss(self.loss_function.unlink((predictions - mean) / std), labels))
 
     @cached_property
     @override
-    def estimators(self) -> RegressionEstimators:
-        return RegressionEstimators(self.valid_loss, self.loss_function.boosting_loss)
-
-    @override
-    def scored(
-        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> ScoredValues:
-        return ScoredValues(predictions, labels, folds)
+    def estimators(self) -> ColumnEstimators:
+        return ColumnEstimators(self.valid_loss, self.loss_function.boosting_loss)
 
     @cached_property
     @override
-    def metrics(self) -> dict[str, Metric[ScoredValues]]:
+    def metrics(self) -> dict[str, Metric]:
         return named_metrics(self.names, REGRESSION_METRICS)
 
     @override
     def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
         scatter = {}
-        for name, (_, predicted, measured) in zip(self.names, runs[0].pairs):
-            shown = np.linspace(0, len(measured) - 1, min(len(measured), MAX_POINTS)).astype(int)
-            points = {"measured": measured[shown], "predicted": predicted[shown]}
+        for name, column in zip(self.names, runs[0].columns):
+            count = len(column.rows)
+            shown = np.linspace(0, count - 1, min(count, MAX_POINTS)).astype(int)
+            points = {"measured": column.truth[shown], "predicted": column.predicted[shown]}
             scatter[self.transform.name(name)] = {
                 key: [float(f"{x:.5g}") for x in values] for key, values in points.items()
             }

@@ -1,6 +1,7 @@
 """Correlations and R2 as functions of item weights, against scipy and scikit-learn."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,8 @@ from dnadiff.supervised.intervals import (
     summarize_metrics,
 )
 from dnadiff.supervised.metrics import (
-    MULTILABEL_METRICS,
+    LABEL_METRICS,
     REGRESSION_METRICS,
-    ScoredLabels,
     ScoredValues,
     metric_values,
     named_metrics,
@@ -38,9 +38,9 @@ def by_library(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
 
 
 def of_counts(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-    scored = ScoredValues(predicted, measured)
+    scored, weights = ScoredValues(predicted, measured), counts[None].astype(float)
     return {
-        name: metric(scored, counts[None].astype(float))[0]
+        name: [replace(metric, number=k)(scored, weights)[0] for k in range(measured.shape[1])]
         for name, metric in REGRESSION_METRICS.items()
     }
 
@@ -72,7 +72,7 @@ def test_a_constant_prediction_has_no_correlation_and_constant_labels_have_no_me
     predicted, measured = values()
     constant = np.full_like(predicted, 0.1)
     found = of_counts(constant, measured, np.arange(60) % 3)
-    assert (found["spearman"], found["pearson"]) == (0, 0) and found["r2"] < 0
+    assert found["spearman"] == found["pearson"] == [0] and found["r2"][0] < 0
     found = of_counts(predicted, constant, np.arange(60) % 3)
     assert all(np.isnan(found[name]) for name in ("spearman", "pearson", "r2")) and np.isfinite(
         found["mse"]
@@ -139,9 +139,7 @@ def test_labels_are_scored_one_by_one():
     random = np.random.default_rng(0)
     log_odds, labels = random.normal(size=(80, 2)), random.integers(0, 2, (80, 2)).astype(float)
     labels[::5, 1] = np.nan
-    found = metric_values(
-        ScoredLabels(log_odds, labels), named_metrics(["x", "y"], MULTILABEL_METRICS)
-    )
+    found = metric_values(ScoredValues(log_odds, labels), named_metrics(["x", "y"], LABEL_METRICS))
     for k, name in enumerate("xy"):
         known = np.isfinite(labels[:, k])
         truth, score = labels[known, k], log_odds[known, k]
@@ -152,10 +150,10 @@ def test_labels_are_scored_one_by_one():
             sklearn.metrics.average_precision_score(truth, score)
         )
     assert found["auroc"] == pytest.approx((found["auroc of x"] + found["auroc of y"]) / 2)
-    empty = ScoredLabels(log_odds, np.full((80, 2), np.nan))
+    empty = ScoredValues(log_odds, np.full((80, 2), np.nan))
     assert all(
         np.isnan(value)
-        for value in metric_values(empty, named_metrics(["x", "y"], MULTILABEL_METRICS)).values()
+        for value in metric_values(empty, named_metrics(["x", "y"], LABEL_METRICS)).values()
     )
 
 

@@ -114,7 +114,7 @@ def test_labels_are_transformed_and_predictions_transformed_back():
         and target.columns == ["predicted_a", "spread_a"]
         and target.seed_columns(2) == ["log2(a)_seed_2"]
     )
-    assert np.isnan(target.predicted(found.outputs[:1]).spread).all()
+    assert np.isnan(target.predicted(found.each_seed[:1]).spread).all()
 
 
 def test_a_label_is_0_or_1_and_predictions_are_probabilities():
