@@ -12,11 +12,11 @@ VERSION = "0.1.0"
 # earlier versions load.
 MOVED = {
     "dnadiff.callbacks": "dnadiff.training.callbacks",
-    "dnadiff.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
+    "dnadiff.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
     "dnadiff.data.blocks": "dnadiff.data.splits",
     "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
     "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
-    "dnadiff.store.download": "dnadiff.store.download",
+    "dnadiff.data.download": "dnadiff.store.download",
     "dnadiff.data.genome.blocks": "dnadiff.data.splits",
     "dnadiff.data.hub": "dnadiff.data.text.corpus",
     "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
@@ -42,7 +42,8 @@ MOVED = {
     "dnadiff.objective.masking.Steps": "dnadiff.objective.masking.DiscreteTime",
     "dnadiff.objective.masking.WeighedSteps": "dnadiff.objective.masking.ImportanceDiscreteTime",
     "dnadiff.optim": "dnadiff.training.optim",
-    "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.metrics_file.MetricsFile",
+    "dnadiff.training.metrics_file": "dnadiff.training.loggers",
+    "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
     "dnadiff.sampler.ar.AR": "dnadiff.sampler.ar.Autoregressive",
     "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.sampler.low_confidence.LowConfidence",
 }

@@ -17,9 +17,7 @@ from dnadiff import checks, commands
 from dnadiff.config import Config, Json, build
 from dnadiff.progress import duration, table
 from dnadiff.store.address import is_remote
-from dnadiff.training.collector import frozen_objects
-from dnadiff.training.keys import KEYS
-from dnadiff.training.memory import peak_memory
+from dnadiff.training.memory import frozen_objects, peak_memory
 from dnadiff.training.resume import (
     check_new,
     clear,
@@ -30,7 +28,7 @@ from dnadiff.training.resume import (
     saved_files,
     use_initial_network,
 )
-from dnadiff.training.trainer_settings import FIXED, checked, validation_interval
+from dnadiff.training.trainer_settings import FIXED, KEYS, checked, validation_interval
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +46,9 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
 
     Everything that can be refused is refused before the run folder is created or cleared.
     """
-    from dnadiff.training.data_module import TrainingData
-    from dnadiff.training.fitting import fit
+    from dnadiff.training.callbacks import fit
     from dnadiff.training.loggers import begin, build_loggers
+    from dnadiff.training.module import TrainingData
     from dnadiff.training.parallel import check_strategy
     from dnadiff.weights.checkpoint import load_silently
     from dnadiff.weights.loaded import resolved
@@ -169,8 +167,7 @@ def assemble(
     """The Trainer, without loggers, and the LightningModule of a configuration."""
     import torch
 
-    from dnadiff.training.callbacks import Checkpoints
-    from dnadiff.training.checkpoint_io import AtomicCheckpoints
+    from dnadiff.training.callbacks import AtomicCheckpoints, Checkpoints
     from dnadiff.training.module import DiffusionModule
     from dnadiff.training.parallel import check_processes, cluster, strategies
     from dnadiff.weights.loaded import build_denoiser, build_objective

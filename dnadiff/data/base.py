@@ -3,7 +3,7 @@ of windows.
 
 Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequences` for many
 short sequences and `text.datamodule` for text. The contents of a batch are defined in `windows`.
-`dnadiff.training.data_module` hands the batches to Lightning.
+`dnadiff.training.module` hands the batches to Lightning.
 """
 
 from __future__ import annotations

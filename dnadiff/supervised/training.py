@@ -29,7 +29,7 @@ from dnadiff.supervised.items import ItemBatch, Items, ShuffledBatches, TaskData
 from dnadiff.supervised.layers import decayed_groups
 from dnadiff.supervised.models import EVALUATION, Report
 from dnadiff.supervised.targets.base import ValidScore
-from dnadiff.training.collector import frozen_objects
+from dnadiff.training.memory import frozen_objects
 from dnadiff.training.optim import warmup_cosine
 
 log = logging.getLogger("dnadiff")

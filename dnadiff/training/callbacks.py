@@ -1,32 +1,134 @@
-"""Callbacks of a training run: averaged weights, checkpoints and the progress bar."""
+"""The loop of a training run and its callbacks: averaged weights, checkpoints, stopping by a signal
+(Ctrl-C, or the one that a scheduler sends before its time limit) and the progress bar."""
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import os
 import signal
 import sys
-from collections.abc import Sized
+import threading
+from collections.abc import Callable, Sized
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from lightning import LightningModule, Trainer
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from dnadiff.config import Config
+from dnadiff.data.loader import worker_loss
 from dnadiff.progress import Progress
-from dnadiff.training.metrics_file import MetricsFile
-from dnadiff.training.module import Batch, DiffusionModule
-from dnadiff.training.sharded import ShardedStrategy, local_parts, shard
-from dnadiff.training.stopping import Stopped, StopSignals
+from dnadiff.store.disk import atomic_write
+from dnadiff.training.loggers import MetricsFile
+from dnadiff.training.module import Batch, DiffusionModule, TrainingData
+from dnadiff.training.parallel import ShardedStrategy, local_parts, lost_process, shard
+from dnadiff.training.resume import with_current_state
+from dnadiff.weights import shards
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 log = logging.getLogger("dnadiff")
 _OF_A_STEP = ("train/loss", "train/nll", "lr")
+Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+# SLURM sends SIGTERM at the time limit, and with --signal=USR1@120 SIGUSR1 two minutes before.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def fit(
+    trainer: Trainer, module: DiffusionModule, data: TrainingData, start_from: Path | None
+) -> int:
+    """Train, and return the exit status: 0, or 128 + the number of the signal that stopped the run.
+
+    Raises:
+        ValueError: if a process that loads data, or another process of the run, has ended.
+    """
+    try:
+        trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
+    except Stopped as stopped:
+        return stopped.status
+    except SIGTERMException:  # of Lightning, with status 0: SIGTERM arrived before `Checkpoints` handled it, or there is no such callback
+        return 128 + signal.SIGTERM
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        step, remedy = (
+            trainer.global_step,
+            f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last "
+            "checkpoint",
+        )
+        if (reason := worker_loss(error, data.data.num_workers)) is not None:
+            text = (
+                f"a process that loads data ended at step {step}: {reason}; often memory was "
+                f"short: set data.num_workers lower and {remedy}"
+            )
+        elif (reason := lost_process(error, trainer)) is not None:
+            text = (
+                f"another process of this run ended at step {step} ({reason}); its own message "
+                f"says why; {remedy}"
+            )
+        else:
+            raise
+        raise ValueError(text) from error
+    return 0
+
+
+class Stopped(Exception):
+    """Training was stopped by a signal; `last.ckpt` holds its state.
+
+    Attributes:
+        status: exit status of the process, 128 + the number of the signal, as a shell reports it:
+            130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.status = 128 + number
+
+
+class StopSignals:
+    """Remembers the first signal; a second one ends the process at once.
+
+    Attributes:
+        received: the signal, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._handlers: dict[int, Handler] = {}
+
+    def install(self) -> None:
+        """Handle the signals, if this is the main thread (others cannot)."""
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self.on_signal) for number in SIGNALS}
+
+    def restore(self) -> None:
+        """Install the previous handlers again."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler."""
+        if self.received not in (
+            None,
+            signal.SIGUSR1,
+        ):  # SIGUSR1 is an early notice, which SIGTERM may follow
+            self.restore()
+            raise SystemExit(128 + number)
+        if self.received is None:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            print(f"\n{name}: saving after this step; a second signal stops at once", flush=True)
+        self.received = number
 
 
 class EMA(WeightAveraging):
@@ -371,3 +473,42 @@ def _diffusion(module: LightningModule) -> DiffusionModule:
     if not isinstance(module, DiffusionModule):
         raise TypeError(f"these callbacks accompany a DiffusionModule, not {type(module).__name__}")
     return module
+
+
+class AtomicCheckpoints(TorchCheckpointIO):
+    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the
+    new one. Damaged files are refused."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
+        with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
+            torch.save(checkpoint, file)
+        shards.remove(Path(path))  # of a run with another strategy
+
+    @override
+    def load_checkpoint(  # type: ignore[override]  # tensors arrive on the CPU, and no code in the file runs, whatever is asked
+        self,
+        path: str | os.PathLike[str],
+        map_location: object = None,
+        weights_only: bool | None = None,
+    ) -> Config:
+        return with_current_state(shards.read(Path(path)))
+
+
+def _size(checkpoint: Config) -> int:
+    """Bytes of a checkpoint in a file."""
+    counter = _Counter()
+    torch.save(checkpoint, counter)
+    return counter.size
+
+
+class _Counter(io.BytesIO):
+    size = 0
+
+    @override
+    def write(self, data: ReadableBuffer, /) -> int:
+        count = memoryview(data).nbytes
+        self.size += count
+        return count

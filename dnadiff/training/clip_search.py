@@ -24,7 +24,7 @@ from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.clipped import Clipped
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.training.module import Batch, DiffusionModule
-from dnadiff.training.sharded import reshard
+from dnadiff.training.parallel import reshard
 
 LOWEST = 1e-3  # of the rates that are searched, as published: from 0 on the variance is infinite
 WIDTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # as published

@@ -1,7 +1,10 @@
-"""The peak memory of a process."""
+"""Memory of a process: its peak, and Python's garbage collector during training."""
 
+import gc
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
@@ -24,3 +27,22 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (
         0 if sys.platform == "darwin" else 10
     )
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Inside, the garbage collector skips all objects that exist now: PyTorch and its modules are
+    some 500,000, which it would visit often.
+
+    On a CPU that is 2 to 4 % of the step of a small network. Afterwards they are ordinary objects
+    again. If the caller has frozen objects, nothing is done: unfreezing would undo that.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

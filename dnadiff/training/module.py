@@ -1,10 +1,13 @@
-"""The LightningModule of training: steps, logging, optimizer. The mathematics is in
-`dnadiff.objective`."""
+"""What Lightning trains: the module (steps, logging, optimizer) and its data.
+
+The mathematics is in `dnadiff.objective`. Data modules are independent of Lightning, whose import
+takes seconds.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import lightning
 import torch
@@ -16,13 +19,14 @@ from typing_extensions import override
 
 from dnadiff.backbone.peers import Peers
 from dnadiff.config import Config
+from dnadiff.data.base import SequenceDataModule
+from dnadiff.data.loader import LoaderState, ProcessRank
 from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective
-from dnadiff.training.data_module import saved_position
 from dnadiff.training.optim import parameter_groups
-from dnadiff.training.parallel import spread
-from dnadiff.training.sharded import reshard
+from dnadiff.training.parallel import reshard, spread
+from dnadiff.training.resume import saved_position
 
 Batch = dict[
     str, Tensor
@@ -241,3 +245,53 @@ class DiffusionModule(lightning.LightningModule):
             "total": total,
             "is_last_batch": False,
         }
+
+
+class TrainingData(lightning.LightningDataModule):
+    """Batches for training and validation.
+
+    Args:
+        data: where they come from.
+        processes_per_window: processes that hold a piece each of the same windows (context
+            parallelism).
+    """
+
+    def __init__(self, data: SequenceDataModule, processes_per_window: int = 1) -> None:
+        super().__init__()
+        self.data, self.processes_per_window = data, processes_per_window
+
+    @override
+    def setup(self, stage: str | None = None) -> None:
+        self.data.prepare()
+
+    @override
+    def train_dataloader(self) -> Iterable[object]:
+        trainer, pieces = self.trainer, self.processes_per_window
+        assert trainer is not None
+
+        # After Ctrl-C the current batch has left the loader, but the model is not trained on it.
+        def progress() -> tuple[int, float]:
+            current = trainer.fit_loop.epoch_loop.batch_progress.current
+            return current.processed, trainer.num_training_batches  # type: ignore[attr-defined]
+
+        self.data.process = ProcessRank(
+            trainer.global_rank // pieces,
+            trainer.world_size // pieces,
+            progress,
+            trainer.accumulate_grad_batches,
+        )
+        return self.data.train_dataloader()
+
+    @override
+    def val_dataloader(self) -> Iterable[object]:
+        return self.data.val_dataloader()
+
+    @override
+    def state_dict(self) -> dict[str, LoaderState]:
+        # Lightning saves the loader's state too, but does not restore it for a run that was saved
+        # at the end of an epoch.
+        return self.data.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, LoaderState]) -> None:
+        self.data.load_state_dict(state_dict)

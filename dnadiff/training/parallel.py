@@ -1,24 +1,31 @@
-"""The processes of a training run: which strategy connects them, and which of them share a window
-(context parallelism)."""
+"""The processes of a training run: which strategy connects them, which of them share a window
+(context parallelism), and how weights, gradients and optimizer states are cut into shards, one in
+each process (FSDP2, arXiv 2304.11277)."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch.distributed as dist
+from lightning import Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, Strategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim import Optimizer
+from typing_extensions import override
 
+from dnadiff.backbone.base import BlockBackbone
 from dnadiff.backbone.peers import Peers, ProcessGroupPeers
-from dnadiff.config import Json
-
-if TYPE_CHECKING:
-    from lightning import Trainer
-    from lightning.pytorch.plugins.environments import SLURMEnvironment
-    from lightning.pytorch.strategies import Strategy
-
-    from dnadiff.denoiser import BaseDenoiser
+from dnadiff.config import Config, Json
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.weights import shards
 
 # Words of Lightning that are refused, with the reason.
 _REFUSED = {
@@ -59,18 +66,12 @@ def check_strategy(word: Json) -> None:
 def strategies(word: Json) -> dict[str, Strategy]:
     """The argument of the Trainer for a strategy of this package; empty for one that Lightning
     knows by its name."""
-    if word != "fsdp2":
-        return {}
-    from dnadiff.training.sharded import ShardedStrategy
-
-    return {"strategy": ShardedStrategy()}
+    return {"strategy": ShardedStrategy()} if word == "fsdp2" else {}
 
 
 def cluster() -> list[SLURMEnvironment]:
     """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its
     signal, and the job is requeued by its script."""
-    from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-
     started_by_srun = (
         SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
     )  # torchrun also works inside a job
@@ -80,8 +81,6 @@ def cluster() -> list[SLURMEnvironment]:
 def check_processes(trainer: Trainer, per_window: int) -> None:
     """Raise ValueError if the processes of a run cannot be divided into groups of `per_window`, or
     nothing starts those of other machines."""
-    from lightning.pytorch.strategies import ParallelStrategy
-
     strategy = trainer.strategy
     if (
         trainer.num_nodes > 1
@@ -123,3 +122,146 @@ def lost_process(error: Exception, trainer: Trainer) -> str | None:
     ):
         return None
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """`trainer.strategy=fsdp2`: every layer is gathered when it runs, and the optimizer updates one
+    shard of it in each process.
+
+    A network is built as a whole in every process, filled from a checkpoint if a run is resumed,
+    and then cut. Checkpoints have one file for each process (`dnadiff.weights.shards`).
+    """
+
+    mesh: DeviceMesh
+
+    @property
+    @override
+    def restore_checkpoint_after_setup(self) -> bool:
+        return False  # weights are read into the whole network, before `setup` cuts it
+
+    @property
+    @override
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self.mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        assert self.accelerator is not None and self.lightning_module is not None
+        denoiser = self.lightning_module.denoiser
+        assert isinstance(denoiser, BaseDenoiser)
+        self.accelerator.setup(trainer)
+        self.model_to_device()
+        shard(denoiser, self.mesh)
+        self.barrier()
+        self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    @override
+    def lightning_module_state_dict(self) -> Config:
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> Config:
+        return ParallelStrategy.optimizer_state(self, optimizer)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: Config, filepath: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
+        path, token = self.broadcast((filepath, secrets.token_hex(4)))
+        content, parts = shards.split(checkpoint, _local)
+        shards.write(
+            Path(path), content, parts, self.global_rank, self.world_size, token, self.barrier
+        )
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
+    ) -> Config:
+        return ParallelStrategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Json], strict: bool = True) -> None:
+        ParallelStrategy.load_model_state_dict(self, checkpoint, strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Json]) -> None:
+        for optimizer, content in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(with_shards(content, optimizer))
+
+
+def shard(denoiser: BaseDenoiser, mesh: DeviceMesh) -> None:
+    """Cut the parameters of a network into shards, in place.
+
+    Layers are gathered one by one. The layers of a network that reads blocks run in another way
+    than by their `forward`, and are gathered together.
+    """
+    network = denoiser.backbone
+    for layer in network.trunk or () if denoiser.reads is not BlockBackbone else ():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    register_fsdp_forward_method(network, "features")  # nothing calls `forward`
+    if isinstance(network, BlockBackbone):
+        register_fsdp_forward_method(network, "block_features")
+
+
+def reshard(module: nn.Module) -> None:
+    """Drop the weights that were gathered for a pass without a backward pass, which would drop
+    them."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def with_shards(content: Config, optimizer: Optimizer) -> Config:
+    """The state of an optimizer, in which whole tensors of the shape of a parameter are cut as the
+    parameter is."""
+    numbers = [number for group in content["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        number: {
+            name: cut(value, parameter) for name, value in content["state"].get(number, {}).items()
+        }
+        for number, parameter in zip(numbers, parameters, strict=True)
+        if number in content["state"]
+    }
+    return {**content, "state": state}
+
+
+def cut(value: Json, parameter: Tensor) -> Json:
+    """A whole tensor of the shape of `parameter`, cut as it is; any other value as it is."""
+    if (
+        not isinstance(value, Tensor)
+        or not isinstance(parameter, DTensor)
+        or value.shape != parameter.shape
+    ):
+        return value
+    mesh, rank = parameter.device_mesh, parameter.device_mesh.get_local_rank()
+    if parameter.placements != (Shard(0),):
+        raise ValueError(
+            f"a parameter is distributed as {parameter.placements}, expected shards along its "
+            "first axis"
+        )
+    chunks = value.chunk(mesh.size())
+    local = (chunks[rank] if rank < len(chunks) else value[:0]).to(parameter.device, copy=True)
+    return DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def _local(value: Json) -> Tensor | None:
+    """This process's part of a distributed tensor; None for any other value."""
+    if not isinstance(value, DTensor) or value.placements == (Replicate(),):
+        return None
+    return value.to_local()
+
+
+def local_parts(tensors: list[Tensor]) -> list[Tensor]:
+    """The part of each tensor that is in this process: for operations on each element."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

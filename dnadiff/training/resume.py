@@ -20,6 +20,8 @@ from dnadiff.training.trainer_settings import INSTEAD
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.loader import LoaderState
+
 
 # Keys about how a command is started and where it reports; they may differ between a run and its
 # resumption.
@@ -48,6 +50,7 @@ REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 # The process of versions that had no other one.
 ABSORBING = {"_target_": "dnadiff.process.AbsorbingProcess", "_partial_": True}
+DATA_STATE = "TrainingData"  # key of the state of that class in a checkpoint
 LOCK = ".lock"  # in a run folder while a process trains there
 WAIT = 8.0  # seconds for a run folder that another process has locked
 log = logging.getLogger("dnadiff")
@@ -248,8 +251,6 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
 def check_epochs(start_from: Path, content: Config, limit: int | None) -> None:
     """Raise ValueError if a run has more epochs than `trainer.max_epochs`, or is complete with as
     many."""
-    from dnadiff.training.data_module import saved_position
-
     position = saved_position(content)
     if position is None or limit is None or limit < 0:
         return
@@ -389,3 +390,24 @@ def describe_difference(config: Config, other: Config, asked: Sequence[str]) -> 
     compared = ours.keys() & (theirs.keys() | set(asked)) - set(COMPUTED)
     keys = sorted(key for key in compared if ours[key] != theirs.get(key))
     return "; ".join(f"{key} {theirs.get(key)}, but {ours[key]} was requested" for key in keys[:4])
+
+
+def with_current_state(checkpoint: Config) -> Config:
+    """The contents of a checkpoint with the state of `TrainingData`, which older versions saved
+    under the name of the data's class."""
+    found = next(
+        (
+            value
+            for value in checkpoint.values()
+            if isinstance(value, dict) and "train_loader" in value
+        ),
+        None,
+    )
+    return checkpoint if found is None else {DATA_STATE: found, **checkpoint}
+
+
+def saved_position(checkpoint: Config) -> LoaderState | None:
+    """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has
+    no state of `TrainingData`."""
+    state: dict[str, LoaderState] = with_current_state(checkpoint).get(DATA_STATE, {})
+    return state.get("train_loader")

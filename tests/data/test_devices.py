@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.training.callbacks import Checkpoints
-from dnadiff.training.stopping import Stopped
+from dnadiff.training.callbacks import Checkpoints, Stopped
 
 RECORDER = """
 import json

@@ -17,7 +17,7 @@ from dnadiff.data.genome.packed import pack
 from dnadiff.design.output import ResumableOutput
 from dnadiff.store import disk, files
 from dnadiff.store.disk import append, atomic_write, check_output, write_json
-from dnadiff.training.checkpoint_io import AtomicCheckpoints
+from dnadiff.training.callbacks import AtomicCheckpoints
 
 LIMITED = r"limited to 20,000 bytes \(ulimit -f; [\d,]+ bytes are free in "
 

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.training.callbacks import EMA
-from dnadiff.training.checkpoint_io import AtomicCheckpoints
-from dnadiff.training.metrics_file import MetricsFile
+from dnadiff.training.callbacks import EMA, AtomicCheckpoints
+from dnadiff.training.loggers import MetricsFile
 
 
 def test_the_decay_warms_up():

@@ -14,10 +14,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from dnadiff.config import compose
 from dnadiff.train import run
-from dnadiff.training.callbacks import Checkpoints
-from dnadiff.training.data_module import TrainingData
-from dnadiff.training.fitting import fit
-from dnadiff.training.module import DiffusionModule
+from dnadiff.training.callbacks import Checkpoints, fit
+from dnadiff.training.module import DiffusionModule, TrainingData
 from dnadiff.weights import checkpoint
 
 

@@ -7,8 +7,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 
 from dnadiff.config import compose
-from dnadiff.training.loggers import MLflow, TensorBoard, build_loggers
-from dnadiff.training.metrics_file import MetricsFile
+from dnadiff.training.loggers import MetricsFile, MLflow, TensorBoard, build_loggers
 
 
 def names(loggers):

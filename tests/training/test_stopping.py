@@ -10,11 +10,10 @@ import signal
 import pytest
 import torch
 
-from dnadiff.training.callbacks import Checkpoints
+from dnadiff.training.callbacks import SIGNALS, Checkpoints, StopSignals
 from dnadiff.training.clip_search import ClipSearch
-from dnadiff.training.metrics_file import MetricsFile
+from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import DiffusionModule
-from dnadiff.training.stopping import SIGNALS, StopSignals
 from dnadiff.weights import checkpoint
 
 SLOW = pytest.mark.slow  # other places of the same kind

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.training.checkpoint_io import AtomicCheckpoints
+from dnadiff.training.callbacks import AtomicCheckpoints
 from dnadiff.weights import shards
 
 

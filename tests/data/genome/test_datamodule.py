@@ -13,7 +13,7 @@ from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.draws import Draws
-from dnadiff.training.data_module import TrainingData
+from dnadiff.training.module import TrainingData
 from dnadiff.weights.loaded import build_denoiser
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "data"

@@ -13,7 +13,7 @@ from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.packing import StreamLoader
 from dnadiff.data.text.tokenized import Ends
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.training.data_module import TrainingData
+from dnadiff.training.module import TrainingData
 
 LETTERS = CharTokenizer("abcdefghij")
 TEXTS = [
