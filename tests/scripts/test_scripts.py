@@ -16,7 +16,7 @@ import torch
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.config import compose
-from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
@@ -52,33 +52,6 @@ def source():
 @pytest.fixture(scope="module")
 def chain(source):
     return source.Chain()
-
-
-def test_a_judge_of_fast_dllm_has_the_tokenizer_of_the_model(monkeypatch):
-    bench, models = script("bench/fast_dllm"), {}
-    for name, tokenizer, autoregressive in (
-        ("dna", DNATokenizer(), True),
-        ("text", CharTokenizer("ab"), True),
-        ("mdlm", DNATokenizer(), False),
-    ):
-        models[name] = SimpleNamespace(
-            tokenizer=tokenizer, denoiser=SimpleNamespace(autoregressive=autoregressive)
-        )
-    monkeypatch.setattr(bench.checkpoint, "load", lambda path: models[str(path)])
-    monkeypatch.setattr(
-        bench, "validation", lambda *_: pytest.fail("work begins before the judge is checked")
-    )
-    assert bench.load_judge(Path("dna"), models["mdlm"]) is models["dna"].denoiser
-    for judge, message in (
-        (
-            "text",
-            r"--judge text reads .* and --checkpoint .*; name a judge with the same tokenizer",
-        ),
-        ("mdlm", "autoregressive"),
-    ):
-        monkeypatch.setattr("sys.argv", ["fast_dllm.py", "--checkpoint", "mdlm", "--judge", judge])
-        with pytest.raises(SystemExit, match=f"^error: .*{message}"):
-            bench.main()
 
 
 def test_single_sites_of_windows_with_few_counted_bases(monkeypatch, tmp_path):
@@ -259,22 +232,6 @@ def test_steps_at_equal_loss_are_interpolated():
     )
 
 
-def test_flips_are_counted_and_repeated_sampling_has_none(monkeypatch):
-    flips = script("bench/flips")
-    found = flips.flipped(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[1, 2], [3, 5]]))
-    assert (found["flip_rate"], found["sequences_apart"], found["differ_there"]) == (0.25, 1, 0.5)
-    monkeypatch.setattr(flips, "SAMPLERS", {"grouped": lambda: Grouped(4)})
-    monkeypatch.setattr(
-        torch, "set_num_threads", lambda number: None
-    )  # two threads on a busy machine block each other
-    rows = list(flips.compare(None, 3, 16, "cpu"))
-    assert [r["flip_rate"] for r in rows if r["change"] == "same again"] == [0, 0]
-    assert (
-        max(r["flip_rate"] for r in rows) < 0.1
-    )  # two different networks would differ in more than half of their tokens
-    assert len(rows) == 5 + 4 and all(r["tokens"] == 48 for r in rows)  # a DiT has one kernel
-
-
 def test_every_model_of_the_text_study_composes_and_fits():
     study = script("experiments/text_objectives")
     for arguments in (*study.MODELS.values(), *study.ABLATIONS.values()):
@@ -295,32 +252,6 @@ def test_every_model_of_the_text_study_composes_and_fits():
         (False, True),
         (False, False),
     ]
-
-
-def test_memory_benchmark_computes_equal_losses_on_both_sides():
-    bench, losses, calls = script("bench/objective_memory"), [], []
-    vocab = Vocab(1100, 1099, 1099, (1099,))
-    for kind in (bench.Denoiser, bench.EveryLogit):
-        torch.manual_seed(0)
-        denoiser = kind(bench.DiT(vocab, 16, 1, 2, dropout=0.0))
-        denoiser.backbone.head = lambda features, head=denoiser.backbone.head: (
-            calls.append(features.shape[:-1].numel()) or head(features)
-        )
-        x0 = torch.randint(0, 1099, (2, 24), generator=torch.Generator().manual_seed(1))
-        objective = bench.MDLM(bench.AbsorbingProcess(vocab, LogLinear()))
-        losses.append(
-            float(
-                objective(
-                    denoiser,
-                    x0,
-                    torch.ones_like(x0, dtype=torch.float32),
-                    bench.Draws(1, torch.arange(2)),
-                ).nll
-            )
-        )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and calls == [
-        48
-    ]  # all logits on one side, none on the other
 
 
 def test_the_dit_benchmark_compares_gradients():
@@ -464,15 +395,6 @@ def test_studies_run_and_reuse_finished_pieces(name, shows, tmp_path):
         [*run, "--table"], capture_output=True, text=True, check=True, env=environment
     )
     assert shows in again.stdout and "$ python" not in again.stdout
-
-
-@pytest.mark.slow
-def test_fine_tuning_is_timed():
-    run = [sys.executable, str(SCRIPTS / "bench" / "finetune.py"), "--quick"]
-    shown = subprocess.run(
-        run, capture_output=True, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    ).stdout
-    assert "sequences/s" in shown and "wait" in shown.splitlines()[-1]
 
 
 @pytest.mark.slow
