@@ -154,9 +154,22 @@ def _page(
     """The page of `report=`; its import loads Lightning, which sampling does not need."""
     if config["report"] is None:
         return None
+    from dnadiff.design.designer import Designer
     from dnadiff.report.designs import open_page
 
-    return open_page(config, generator, request, model.loaded, resumed)
+    assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without one
+    return open_page(
+        config["report"],
+        generator,
+        request,
+        model.loaded,
+        trust=config["trust"],
+        real=config["real"],
+        num_samples=config["num_samples"],
+        batch_size=config["batch_size"],
+        seed=config["seed"],
+        replace=config["overwrite"] or resumed,
+    )
 
 
 def check_options(config: Config) -> None:

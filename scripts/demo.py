@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from demo_report import Designs, write_page
+from demo_report import Designs, write_demo_page
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.sequences import read_sequences
@@ -358,7 +358,7 @@ def main() -> None:
         "tokens seen in training": training["tokens"],
         "tokens per second": training["tokens_per_second"],
     }
-    write_page(
+    write_demo_page(
         folder / "report.html",
         designs_in(folder),
         folder / "variants_heat_map_1.png",

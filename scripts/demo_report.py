@@ -6,16 +6,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import numpy as np
+from jinja2 import ChoiceLoader, FileSystemLoader
 from matplotlib.figure import Figure
 
 from dnadiff.config import Json
-from dnadiff.report import RunResults, figures, headlines, sections
-from dnadiff.report.html import picture, section, table, write
-from dnadiff.report.logo import logo
+from dnadiff.report import RunResults, figures
+from dnadiff.report.figures import logo
+from dnadiff.report.page import environment, write_page
 
 STORED = Path(__file__).parents[1] / "docs" / "label_efficiency.svg"
 SHOWN_FLANK = 12  # bases on either side of a design
@@ -75,7 +75,7 @@ class Designs:
         return figure
 
 
-def write_page(
+def write_demo_page(
     path: Path,
     designs: Designs,
     heat_map: Path,
@@ -85,87 +85,25 @@ def write_page(
     commands: Sequence[str],
 ) -> Path:
     """Write the page."""
-    title = "dnadiff: a demonstration on E. coli"
-    evaluation = bundled.evaluation or {}
-    body = [
-        f"<header><h1>{escape(title)}</h1><p>Designs, variant effects, likelihoods and a "
-        "classifier of a model of <i>E. coli</i> that ships "
-        f"with the package, and the training of a small one. {sections.NOTICE}</p></header>",
-        design_section(designs),
-        section(
-            "Variants of a held-out gene",
-            image(heat_map, "heat map of the first bases of a gene", heat_map_caption()),
-        ),
-        sections.main_results(bundled),
-        sections.likelihood(evaluation, bundled.unit),
-        sections.context(evaluation, bundled.unit, bundled.uniform_bits)
-        if evaluation.get("curve")
-        else "",
-        sections.downstream(bundled.finetune) if bundled.finetune else "",
-        stored_section(),
-        sections.training(own.metrics, own.unit) if own.metrics else "",
-        own_section(own),
-        sections.about(own.evaluation, details),
-        sections.footer(commands),
-    ]
-    return write(path, title, body)
-
-
-def design_section(designs: Designs) -> str:
-    """The designs in their flanks."""
-    caption = (
-        f"{len(designs.sequences)} designs of {designs.name}, conditioned on its flanks (outside "
-        "the dotted lines). Height: share of designs. "
-        f"{100 * designs.identity():.0f} % of the designed bases are those of the genome; 25 % is "
-        "chance."
+    templates = environment().overlay(
+        loader=ChoiceLoader([environment().loader, FileSystemLoader(Path(__file__).parent)])
     )
-    return section(
-        "Designs in real flanks",
-        picture(
-            designs.figure(), "designs", f"designs of {designs.name} above the genome", caption
-        ),
+    templates.filters["data_address"] = data_address
+    return write_page(
+        path,
+        templates.get_template("demo_report.html.j2"),
+        title="dnadiff: a demonstration on E. coli",
+        designs=designs,
+        heat_map=heat_map,
+        stored=STORED,
+        bundled=bundled,
+        own=own,
+        details=details,
+        commands=commands,
     )
 
 
-def heat_map_caption() -> str:
-    """What the colors mean."""
-    return (
-        "Log-likelihood ratio of each base (rows) to that of the genome (dots): red is less "
-        "likely. Letters: information of the prediction."
-    )
-
-
-def stored_section() -> str:
-    """A picture of results that were measured before."""
-    caption = (
-        "Stored, not measured by this run: test scores of classifiers by the number of "
-        "training items (docs/results/fine_tuning.md)."
-    )
-    return (
-        section(
-            "Stored results", image(STORED, "test scores by the number of training items", caption)
-        )
-        if STORED.is_file()
-        else ""
-    )
-
-
-def own_section(own: RunResults) -> str:
-    """The headline numbers of the model that the demo trained."""
-    rows = headlines(own)
-    head = ("Result", "Value", "95 % interval", "How to read it")
-    return (
-        section("The model trained here", table(head, rows, numbers=(1, 2), kind="cards"))
-        if rows
-        else ""
-    )
-
-
-def image(path: Path, label: str, caption: str) -> str:
-    """A PNG or SVG file inside the page."""
+def data_address(path: Path) -> str:
+    """A PNG or SVG file as an address that contains it."""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
-    kind = "svg+xml" if path.suffix == ".svg" else "png"
-    return (
-        f'<figure><img alt="{escape(label)}" src="data:image/{kind};base64,{data}" '
-        f'style="max-width:100%"><figcaption>{escape(caption)}</figcaption></figure>'
-    )
+    return f"data:image/{'svg+xml' if path.suffix == '.svg' else 'png'};base64,{data}"

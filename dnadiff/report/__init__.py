@@ -1,9 +1,8 @@
 """One-page reports and their pictures.
 
-`page` writes `report.html` from its `sections`; `suite` writes the page of a classification study.
-`panels` and `classification` draw on the `figures`, `headlines` turns intervals into verdicts.
-Nothing is computed here: the numbers come from `dnadiff.metrics` and from the JSON files of the
-commands.
+`page` fills the templates, `figures` makes figures and files of the `panels`, `headlines` turns
+intervals into verdicts. `designs`, `heat_map` and `suite` are the pages of commands. Nothing is
+computed here: the numbers come from `dnadiff.metrics` and from the JSON files of the commands.
 """
 
 from dnadiff.report.headlines import Headline, headlines, sentences

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -13,16 +13,23 @@ from typing import TypeVar
 import numpy as np
 
 from dnadiff.checks import expand_user
-from dnadiff.config import Config
+from dnadiff.config import Json
 from dnadiff.design import provenance
 from dnadiff.design.designer import Designer, start_of
-from dnadiff.design.generate import ConditionalSampler, SampleBatch
+from dnadiff.design.generate import SampleBatch
 from dnadiff.design.request import Request, starting_from
-from dnadiff.metrics.designs import MAX_SEQUENCES, DesignComparison, DesignTable, compare_designs
+from dnadiff.metrics.designs import (
+    MAX_SEQUENCES,
+    DesignComparison,
+    DesignTable,
+    compare_designs,
+    information,
+    pareto_front,
+)
 from dnadiff.metrics.real_windows import cut, evenly_spaced, held_out_windows, read_bases
-from dnadiff.report import design_sections as sections
-from dnadiff.report.html import write
-from dnadiff.report.sections import footer
+from dnadiff.report.figures import logo_figure
+from dnadiff.report.page import write_page
+from dnadiff.report.results import Results, interval, number
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.disk import check_output, read_json
 from dnadiff.weights.loaded import Loaded
@@ -36,6 +43,9 @@ _RESTARTS = (
     "overwrite",
     "report",
 )  # arguments that say how files are written, not what is in them
+MAX_LOGO = 300  # positions
+_MAX_ROWS = 12  # of the front in the table
+_BOUND = "a lower bound for a diffusion model; exact for an autoregressive one"
 T = TypeVar("T")
 log = logging.getLogger("dnadiff")
 
@@ -152,17 +162,40 @@ class DesignPage:
         given = [
             one for one in shown_addresses(overrides) if one.partition("=")[0] not in _RESTARTS
         ]
-        title = f"{len(table):,} designs for {sections.reward_name(content['design'])}"
-        body = [
-            sections.masthead(title, content, table),
-            sections.main_results(content, table, log_prob, real),
-            sections.reward_and_likelihood(table, log_prob, real, scored),
-            sections.composition(self._comparison(table, real), real) if real is not None else "",
-            sections.logo_of(table),
-            sections.configuration(content),
-            footer([f"python -m dnadiff.sample {shlex.join(given)}"]),
-        ]
-        write(self.path, title, body)
+        reward, rewards = table.columns["reward"], None if real is None else real.rewards
+        compared = None if real is None else self._comparison(table, real)
+        # In the order of ascending likelihood, which is that of descending reward.
+        front = pareto_front(log_prob, reward) if np.isfinite(log_prob).any() else None
+        counts = table.counts
+        drawn = None if counts is None or len(counts) > MAX_LOGO else information(counts)
+        about, run = configuration(content)
+        write_page(
+            self.path,
+            "designs",
+            title=f"{len(table):,} designs for {reward_name(content['design'])}",
+            summary=summary(content, table),
+            rows=result_rows(content, table, log_prob, real),
+            designs=table,
+            real=real,
+            bound=_BOUND,
+            max_sequences=MAX_SEQUENCES,
+            max_logo=MAX_LOGO,
+            log_prob=log_prob,
+            reward=reward,
+            real_reward=rewards,
+            points=None if scored is None or rewards is None else (scored, rewards),
+            front=front,
+            front_rows=[
+                (table.names[i], number(reward[i], "{:.5g}"), number(log_prob[i]))
+                for i in (front if front is not None else ())[:_MAX_ROWS]
+            ],
+            compared=compared,
+            distance_rows=compared and distance_rows(compared),
+            logo=None if drawn is None else logo_figure(drawn),
+            about=about,
+            run=run,
+            commands=[f"python -m dnadiff.sample {shlex.join(given)}"],
+        )
         print(f"the page is {self.path}")
         return self.path
 
@@ -201,10 +234,24 @@ class DesignPage:
 
 
 def open_page(
-    config: Config, generator: ConditionalSampler, request: Request, model: Loaded, resumed: bool
+    path: str,
+    designer: Designer,
+    request: Request,
+    model: Loaded,
+    *,
+    trust: Sequence[str],
+    real: str | None,
+    num_samples: int,
+    batch_size: int,
+    seed: int,
+    replace: bool,
 ) -> DesignPage:
-    """The page of `report=`, after all checks that need no designs; one of a run that is `resumed`
-    may be replaced.
+    """The page of `report=`, after all checks that need no designs.
+
+    Args:
+        real: FASTA file of sequences that designs are compared with.
+        num_samples: designs of each template that are written.
+        replace: whether an existing page may be replaced.
 
     Raises:
         ValueError: if the model reads text, or `real=` cannot be used.
@@ -215,28 +262,180 @@ def open_page(
             f"report is about designs of DNA, and {model.path} was trained on text; leave "
             "report out"
         )
-    assert isinstance(
-        generator, Designer
-    )  # `reward_options.check` refuses report= without a reward
-    path = check_output(expand_user(config["report"]), config["overwrite"] or resumed)
+    file = check_output(expand_user(path), replace)
     length = min(end - start for start, end in (target.shown for target in request.evenly_spaced()))
-    written = request.num_groups * config["num_samples"]
-    real = None
-    if config["real"] is not None:
-        real = RealSequences.of_file(
-            config["real"], generator, length, written, config["batch_size"]
-        )
-    return DesignPage(
-        path,
-        generator,
-        request,
-        model,
-        config["trust"],
-        real,
-        length,
-        config["batch_size"],
-        config["seed"],
+    written, found = request.num_groups * num_samples, None
+    if real is not None:
+        found = RealSequences.of_file(real, designer, length, written, batch_size)
+    return DesignPage(file, designer, request, model, trust, found, length, batch_size, seed)
+
+
+def reward_name(design: Results) -> str:
+    """The class of the reward, with the target value if there is one."""
+    target = "" if design["target"] is None else f" near {design['target']:g}"
+    return f"{_class_name(design['reward'])}{target}"
+
+
+def described(settings: Json) -> str:
+    """An object of the configuration in words: its class, and its settings that are neither null
+    nor empty."""
+    if isinstance(settings, Mapping):
+        inner = [
+            f"{key} {described(value)}"
+            for key, value in settings.items()
+            if key != "_target_" and value not in (None, [])
+        ]
+        name = _class_name(settings) if "_target_" in settings else ""
+        return f"{name} ({', '.join(inner)})" if name and inner else name or ", ".join(inner)
+    if isinstance(settings, list):
+        return " ".join(map(described, settings))
+    return {True: "yes", False: "no"}[settings] if isinstance(settings, bool) else str(settings)
+
+
+def _class_name(settings: Mapping[str, Json]) -> str:
+    return settings["_target_"].rpartition(".")[2]
+
+
+def summary(content: Results, designs: DesignTable) -> str:
+    """The run in a sentence."""
+    design = content["design"]
+    low, high = int(designs.lengths.min()), int(designs.lengths.max())
+    bases = f"{low:,} bases" if low == high else f"{low:,} to {high:,} bases"
+    beta = "" if design["beta"] is None else f" with beta {design['beta']:g}"
+    target = design["target"]
+    aim = "as large as possible" if target is None else f"as near to {target:g} as possible"
+    return (
+        f"{len(designs):,} designs of {bases} for a reward that is to be {aim}: "
+        f"{described(design['reward'])}. "
+        f"The method is {_class_name(design['method'])}{beta}, the sampler {content['sampler']}."
     )
+
+
+def result_rows(
+    content: Results, designs: DesignTable, log_prob: np.ndarray, real: RealSequences | None
+) -> list[tuple[str, str, str]]:
+    """The numbers of the run."""
+    design, reward, form = content["design"], designs.columns["reward"], "{:.4g}"
+    rows = [
+        (
+            "Reward, mean",
+            number(reward.mean(), form),
+            f"Best {number(reward.max(), form)}, median {number(np.median(reward), form)}.",
+        )
+    ]
+    weight, weights = designs.columns["log_weight"], content.get("weights", {})
+    if weights.get("proposals") == len(designs) and "resampled" not in weights:
+        share = np.exp(weight - weight.max())
+        rows.append(
+            (
+                "Reward, weighted mean",
+                number((share * reward).sum() / share.sum(), form),
+                "Under p(x) exp(beta reward(x)).",
+            )
+        )
+    if real is not None and real.rewards is not None:
+        reading = (
+            f"Best {number(real.rewards.max(), form)}, of {len(real.rewards):,} real sequences."
+        )
+        rows.append(("Reward of real sequences, mean", number(real.rewards.mean(), form), reading))
+    if np.isfinite(log_prob).any():
+        rows.append(
+            (
+                "Log-probability, mean",
+                number(np.nanmean(log_prob), "{:.3f}"),
+                f"Nats per designed base without the reward: {_BOUND}.",
+            )
+        )
+    if weights:
+        size, drawn = (
+            weights["effective_size"],
+            ", then resampled" if "resampled" in weights else "",
+        )
+        rows.append(
+            (
+                "Effective sample size",
+                number(size["mean"], "{:.1f}"),
+                f"Of {weights['proposals']:,} designs of each template{drawn}.",
+            )
+        )
+        mass = number(weights["log_mass"]["mean"], "{:.2f}")
+        rows.append(
+            (
+                "Log normalizing constant",
+                mass,
+                "Nats; log of the mean weight, which is an unbiased estimate.",
+            )
+        )
+    settings, calls = content["settings"], design["calls"]
+    generated = (
+        len(designs) * (settings["proposals"] or settings["num_samples"]) / settings["num_samples"]
+    )
+    rows.append(
+        (
+            "Reward calls",
+            f"{calls:,}",
+            f"{calls / generated:.1f} for each sequence generated; a gradient counts twice.",
+        )
+    )
+    return rows + _diversity(content, designs)
+
+
+def _diversity(content: Results, designs: DesignTable) -> list[tuple[str, str, str]]:
+    rows = [("Distinct sequences", f"{designs.num_distinct:,}", f"Of {len(designs):,}.")]
+    if designs.hamming is not None:
+        reading = f"Bases; {100 * designs.hamming / designs.lengths[0]:.1f} % of the length."
+        rows.append(("Hamming distance, mean of pairs", number(designs.hamming, "{:.1f}"), reading))
+    if "copies" in content:
+        longest = content["copies"]["longest"]
+        reading = (
+            f"Bases, {longest['record']}; {longest['mean']:.1f} on average. Exact matches, "
+            "either strand."
+        )
+        rows.append(("Longest match with the training data", f"{longest['max']:,}", reading))
+    return rows
+
+
+def distance_rows(found: DesignComparison) -> list[tuple[str, ...]]:
+    """Each distance from real sequences, with its range for sets of real sequences."""
+    named = {f"{k}-mers, Jensen-Shannon divergence, bits": d for k, d in found.divergences.items()}
+    named["GC content, Wasserstein-1 distance, points"] = found.gc
+    form = "{:.3g}"
+    return [
+        (
+            name,
+            number(one.samples, form),
+            number(one.baseline, form),
+            interval(one.low, one.high, form),
+        )
+        for name, one in named.items()
+    ]
+
+
+def configuration(content: Results) -> tuple[Results, Results]:
+    """What the designs depend on: the design, and the model with the sampler."""
+    design, model = content["design"], content["model"]
+    about = {
+        key: described(design[key])
+        for key in ("reward", "method", "start")
+        if design[key] is not None
+    }
+    about |= {key: f"{design[key]:g}" for key in ("target", "beta") if design[key] is not None}
+    sampler = {
+        key: value
+        for key, value in content["sampler_settings"].items()
+        if value is not None and key != "class"
+    }
+    run = {
+        "checkpoint": model["checkpoint"],
+        "trained steps": model["step"],
+        "sampler": content["sampler"],
+        "sampler settings": sampler,
+        "network calls": content["network_calls"],
+        "seed": content["seed"],
+        "num_draws": content["settings"]["num_draws"],
+        **{key: described(value) for key, value in content["inputs"].items() if key != "start"},
+    }
+    return about, run
 
 
 def letters(bases: np.ndarray) -> str:

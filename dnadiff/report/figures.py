@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from markupsafe import Markup, escape
+
 from dnadiff.config import Json
 from dnadiff.report.results import Results, shown_groups
 from dnadiff.store.disk import atomic_write
@@ -31,6 +34,12 @@ _METADATA: dict[str, dict[str, str | None]] = {
 }  # None: left out
 
 
+LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
+LINE = 60  # positions in a line of a picture, at most
+_SMALLEST_LETTER = 0.01  # of the axis; smaller letters are left out
+_LOGO_TOPS = (0.25, 0.5, 1.0, 2.0)  # bits
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
@@ -44,13 +53,13 @@ def style() -> Iterator[None]:
         yield
 
 
-def panel(draw: Callable[[Axes], None], height: float = HEIGHT) -> Figure:
-    """A figure with one panel."""
+def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -> Figure:
+    """A figure with one panel: `draw(axes, **values)`."""
     from matplotlib.figure import Figure
 
     with style():
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        draw(figure.subplots())
+        draw(figure.subplots(), **values)
     return figure
 
 
@@ -71,13 +80,9 @@ def group_panels(
 
 
 def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
-    """A figure with up to three panels in a row; raises ValueError if there is no panel."""
+    """A figure with up to three panels in a row."""
     from matplotlib.figure import Figure
 
-    if not panels:
-        raise ValueError(
-            "nothing to draw: give metrics, evaluation, samples with real windows, or finetune"
-        )
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     with style():
@@ -107,29 +112,72 @@ def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Pa
     return path
 
 
-def rendered(figure: Figure, kind: str, pixels: int = 1200) -> bytes:
-    """The bytes of a picture, `png` (`pixels` wide) or `svg`."""
+def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
+    """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
     buffer = io.BytesIO()
+    dpi = "figure" if pixels is None else pixels / figure.get_figwidth()
     with style():
-        figure.savefig(
-            buffer, format=kind, dpi=pixels / figure.get_figwidth(), metadata=_METADATA[kind]
-        )
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_METADATA[kind])
     return buffer.getvalue()
 
 
-def inline_svg(figure: Figure, name: str) -> str:
-    """The picture as an `<svg>` element for a page: ids start with `name`; there are no metadata
-    and no external references."""
-    buffer = io.StringIO()
-    with style():
-        figure.savefig(buffer, format="svg", metadata=_METADATA["svg"])
-    text = buffer.getvalue()
+def inline_svg(figure: Figure, name: str, label: str) -> Markup:
+    """The picture as an `<svg>` element for a page, `label` for screen readers: ids start with
+    `name`; there are no metadata and no external references."""
+    text = rendered(figure, "svg", None).decode()
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    text = re.sub(
-        r'(<svg[^>]*?) width="[^"]*"',
-        r"\1",
-        re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1),
-        count=1,
+    for size in ("height", "width"):
+        text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+
+
+def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
+    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
+    positions and `top` bits; NaN is nothing."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    shapes = {base: TextPath((0, 0), base, size=1) for base in LOGO_COLORS}
+    for place, of_position in enumerate(np.nan_to_num(heights)):
+        bottom = 0.0
+        for height, base in sorted(zip(of_position, LOGO_COLORS)):
+            if height >= _SMALLEST_LETTER * top:
+                box = shapes[base].get_extents()
+                fit = (
+                    Affine2D()
+                    .translate(-box.x0, -box.y0)
+                    .scale(0.9 / box.width, height / box.height)
+                    .translate(place - 0.45, bottom)
+                )
+                axes.add_patch(
+                    PathPatch(shapes[base].transformed(fit), color=LOGO_COLORS[base], lw=0)
+                )
+                bottom += height
+    axes.set(
+        xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits"
     )
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(False)
+
+
+def logo_figure(heights: np.ndarray) -> Figure:
+    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
+    ends at 0.25, 0.5, 1 or 2 bits."""
+    from matplotlib.figure import Figure
+
+    size = len(heights)
+    lines = -(-size // LINE)
+    width = -(-size // lines)
+    top = next((top for top in _LOGO_TOPS if heights.sum(1).max() <= top), _LOGO_TOPS[-1])
+    with style():
+        figure = Figure(figsize=(10.5, 1.25 * lines + 0.3), layout="constrained")
+        for line, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
+            first = line * width
+            logo(axes, heights[first : first + width], width, top)
+            places = [i for i in range(min(width, size - first)) if (first + i + 1) % 10 == 0]
+            axes.set(xticks=places, xticklabels=[f"{first + i + 1}" for i in places])
+        axes.set_xlabel("position, 1-based")
+    return figure

@@ -7,12 +7,10 @@ if a 95 % interval excludes 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.checks import is_number
-from dnadiff.config import Json
 from dnadiff.metrics.composition import Composition, Distance
 from dnadiff.report.results import (
     BIT,
@@ -21,8 +19,11 @@ from dnadiff.report.results import (
     Results,
     RunResults,
     chance_level,
+    interval,
+    listed,
     markov_models,
     metric_of,
+    number,
     shown_groups,
 )
 
@@ -99,28 +100,6 @@ def sentences(results: RunResults) -> list[str]:
             f"{'; '.join(parts)}."
         )
     return said
-
-
-def number(value: Json, form: str = "{:.4f}") -> str:
-    """A number in a table, with a true minus sign; a dash if there is none."""
-    return form.format(value).replace("-", "−") if is_number(value) else "—"
-
-
-def interval(low: Json, high: Json, form: str = "{:.4f}") -> str:
-    """An interval in a table."""
-    return (
-        f"{number(low, form)} to {number(high, form)}"
-        if is_number(low) and is_number(high)
-        else "—"
-    )
-
-
-def listed(items: Sequence[Json]) -> str:
-    """1, 2 and 3."""
-    words = [str(item) for item in items]
-    return (
-        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-    )
 
 
 def _bits(evaluation: Results, group: str, unit: str, uniform_bits: float | None) -> Headline:

@@ -14,8 +14,7 @@ import numpy as np
 
 from dnadiff.formats.regions import Region
 from dnadiff.report import figures
-from dnadiff.report.html import facts, picture, section, write
-from dnadiff.report.logo import logo
+from dnadiff.report.page import write_page
 from dnadiff.variant_effect.extra_outputs import picture_of
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dnadiff")
 ROWS = ("A", "C", "G", "T", "-")
-LINE = 60  # positions in a line of a picture
 LARGEST = 1200  # positions in a picture
 MAX_PICTURES = 50
 
@@ -112,7 +110,7 @@ def heat_map(saturated: Saturated) -> Figure:
     from matplotlib.figure import Figure
 
     size = len(saturated.bases)
-    lines = -(-size // LINE)
+    lines = -(-size // figures.LINE)
     finite = np.abs(saturated.llr[np.isfinite(saturated.llr)])
     limit = max(float(np.percentile(finite, 99)), 1e-3) if len(finite) else 1.0
     with figures.style():
@@ -121,7 +119,7 @@ def heat_map(saturated: Saturated) -> Figure:
             2 * lines, 1, squeeze=False, gridspec_kw={"height_ratios": [1, 1.4] * lines}
         )[:, 0]
         for line in range(lines):
-            part = slice(line * LINE, min((line + 1) * LINE, size))
+            part = slice(line * figures.LINE, min((line + 1) * figures.LINE, size))
             _letters(grid[2 * line], saturated, part)
             image = _effects(grid[2 * line + 1], saturated, part, limit)
         figure.suptitle(saturated.name, fontsize=9.5, fontweight="bold")
@@ -131,7 +129,7 @@ def heat_map(saturated: Saturated) -> Figure:
 
 def _letters(axes: Axes, saturated: Saturated, part: slice) -> None:
     bits = np.maximum(saturated.information[part], 0)[:, None]
-    logo(axes, saturated.probabilities()[part] * bits, LINE)
+    figures.logo(axes, saturated.probabilities()[part] * bits, figures.LINE)
 
 
 def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
@@ -143,7 +141,7 @@ def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
     first = saturated.region.start + part.start + 1
     places = [i for i in range(values.shape[1]) if (first + i) % 10 == 0]
     axes.set(
-        xlim=(-0.5, LINE - 0.5),
+        xlim=(-0.5, figures.LINE - 0.5),
         yticks=range(rows),
         yticklabels=ROWS[:rows],
         xticks=places,
@@ -160,24 +158,12 @@ def write_heat_maps(
 ) -> list[Path]:
     """A PNG for each region next to the page, named after it, and the page with all of them;
     returns the files written."""
-    written, sections = (
-        [],
-        [f"<header><h1>Saturation mutagenesis</h1></header>{facts('Model and method', about)}"],
-    )
-    for number, each in enumerate(found, start=1):
-        figure = heat_map(each)
-        written.append(figures.save(figure, picture_of(page, number), pixels=1600))
-        caption = (
-            f"{each.name}. Log-likelihood ratio of each allele (rows; - is the deletion of the "
-            "base) to that of the genome (dots): red is less "
-            f"likely. Letters: information content of the prediction, at most 2 bits. {_mean(each)}"
-        )
-        sections.append(
-            section(
-                each.name, picture(figure, f"region{number}", f"heat map of {each.name}", caption)
-            )
-        )
-    write(page, "Saturation mutagenesis", sections)
+    drawn = [(each.name, heat_map(each), _mean(each)) for each in found]
+    written = [
+        figures.save(figure, picture_of(page, number), pixels=1600)
+        for number, (_, figure, _) in enumerate(drawn, start=1)
+    ]
+    write_page(page, "saturation", title="Saturation mutagenesis", about=about, regions=drawn)
     return [*written, page]
 
 

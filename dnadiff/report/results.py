@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dnadiff.bootstrap import verdict
 from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.data.csv_file import number_in, read_csv
@@ -175,3 +176,93 @@ def short_count(value: float) -> str:
         ((s, x) for s, x in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if abs(value) >= s), (1, "")
     )
     return f"{value / size:.3g}{letter}"
+
+
+def number(value: Json, form: str = "{:.4f}") -> str:
+    """A number in a table, with a true minus sign; a dash if there is none."""
+    return form.format(value).replace("-", "−") if is_number(value) else "—"
+
+
+def interval(low: Json, high: Json, form: str = "{:.4f}") -> str:
+    """An interval in a table."""
+    return (
+        f"{number(low, form)} to {number(high, form)}"
+        if is_number(low) and is_number(high)
+        else "—"
+    )
+
+
+def listed(items: Sequence[Json]) -> str:
+    """1, 2 and 3."""
+    words = [str(item) for item in items]
+    return (
+        words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    )
+
+
+def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
+    """First, last and lowest value of each loss, in bits."""
+    x, _ = progress(metrics)
+    names = "Training, smoothed", "Validation, averaged weights", "Validation, raw weights"
+    rows: list[tuple[str, ...]] = []
+    for key, name in zip(LOSSES, names):
+        known = np.flatnonzero(np.isfinite(metrics.get(key, np.empty(0))))
+        if len(known):
+            bits = metrics[key][known] / BIT
+            bits = smoothed(bits) if key == LOSSES[0] else bits
+            best = int(np.argmin(bits))
+            lowest = f"{number(bits[best])} at {short_count(x[known][best])}"
+            rows.append((name, number(bits[0]), number(bits[-1]), lowest))
+    return rows
+
+
+def bits_rows(evaluation: Results) -> list[tuple[str, ...]]:
+    """The model and the Markov models on each group of bases."""
+    rows: list[tuple[str, ...]] = []
+    for group in shown_groups(evaluation):
+        name, ours = GROUPS.get(group, group), evaluation["groups"][group]
+        ppl = number(ours.get("perplexity"), "{:.3f}")
+        rows.append((name, "this model", number(ours["bits"]), ppl, "", "", ""))
+        for markov in markov_models(evaluation, group):
+            theirs = markov["groups"][group]
+            low, high = theirs.get("low"), theirs.get("high")
+            rows.append(
+                (
+                    name,
+                    f"order {markov['order']}",
+                    number(theirs["bits"]),
+                    number(theirs.get("perplexity"), "{:.3f}"),
+                    number(theirs.get("difference_bits"), "{:+.4f}"),
+                    interval(low, high, "{:+.4f}"),
+                    verdict(low, high, "model worse", "model better", "not distinguishable"),
+                )
+            )
+    return rows
+
+
+def curve_rows(curve: Results) -> list[tuple[str, ...]]:
+    """The points of h(n)."""
+    return [
+        (number(n, "{:.0f}"), number(bits), number(None if se is None else 1.96 * se))
+        for n, bits, se in zip(curve["visible"], curve["bits"], curve["se"])
+    ]
+
+
+def kmer_rows(c: Composition, num_rows: int = 6) -> list[tuple[str, ...]]:
+    """The k-mers whose frequencies differ most, in %."""
+    order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
+    every = np.stack([c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high], 1)
+    form = "{:.3f}"
+    return [
+        (c.kmers[i], number(ours, form), number(real, form), interval(low, high, form))
+        for i, (ours, real, low, high) in zip(order, 100 * every[order])
+    ]
+
+
+def gc_rows(c: Composition) -> list[tuple[str, ...]]:
+    """Mean and standard deviation of the GC content, in %."""
+    named, form = (("Samples", c.sample_gc), ("Real windows", c.real_gc)), "{:.2f}"
+    return [
+        (name, f"{len(gc):,}", number(100 * gc.mean(), form), number(100 * gc.std(ddof=1), form))
+        for name, gc in named
+    ]

@@ -11,9 +11,9 @@ import dnadiff
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.metrics.designs import header_facts, mean_hamming, pareto_front
 from dnadiff.report import designs
-from dnadiff.report.design_panels import bin_edges, tradeoff
-from dnadiff.report.design_sections import described
+from dnadiff.report.designs import described
 from dnadiff.report.figures import panel
+from dnadiff.report.panels import bin_edges, tradeoff
 from dnadiff.reward.composition import GCContent
 
 RUN = [
@@ -86,9 +86,7 @@ def test_the_page_says_what_the_files_say(page, tmp_path):
         "designs that no other design matches or exceeds in both values and exceeds in at least one"
         in text
     )
-    assert "beta=20 copies=true 'trust=[]'" in html.replace(
-        "&#x27;", "'"
-    )  # can be pasted into a shell
+    assert "beta=20 copies=true 'trust=[]'" in unescape(html)  # can be pasted into a shell
     assert (
         "python -m dnadiff.sample" in text
         and "screen them with current tools" in text
@@ -110,19 +108,18 @@ def test_real_sequences_have_rewards_and_likelihoods(page, tmp_path, trained):
 
 def test_likelihoods_of_real_sequences_are_those_of_the_model(page, tmp_path, trained, monkeypatch):
     (tmp_path / "r.fa").write_text(REAL)
-    seen = []
-    monkeypatch.setattr(
-        designs.sections,
-        "reward_and_likelihood",
-        lambda table, log_prob, real, scored: seen.append(scored) or "",
-    )
+    seen, write = {}, designs.write_page
+
+    def write_page(path, template, **values):
+        seen.update(values)
+        return write(path, template, **values)
+
+    monkeypatch.setattr(designs, "write_page", write_page)
     page("real=r.fa", "num_draws=96")
+    log_prob, _ = seen["points"]
     expected = dnadiff.load(trained, device="cpu").nll([("ACGTTGA" * 6)[:24]], num_draws=96)
-    assert (
-        seen[0].shape == (5,)
-        and seen[0].mean() == pytest.approx(-expected[0], abs=0.15)
-        and expected[0] > 0.5
-    )
+    assert log_prob.shape == (5,)
+    assert log_prob.mean() == pytest.approx(-expected[0], abs=0.15) and expected[0] > 0.5
 
 
 def test_the_page_of_best_of_n_names_no_beta_and_a_file_names_no_query(page, tmp_path, monkeypatch):

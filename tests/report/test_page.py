@@ -1,6 +1,5 @@
 import json
 import re
-from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.report import RunResults, headlines, save_overview, sentences, write_report
 from dnadiff.report.figures import inline_svg, panel
-from dnadiff.report.html import facts
+from dnadiff.report.page import environment
 from dnadiff.report.panels import accuracies
 
 HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
@@ -317,7 +316,7 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    svg = inline_svg(panel(partial(accuracies, finetune=_finetune("$x^2$ net"))), "one")
+    svg = inline_svg(panel(accuracies, finetune=_finetune("$x^2$ net")), "one", "a picture")
     assert (
         "$x^2$ net" in svg
         and 'id="one-' in svg
@@ -327,6 +326,7 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
 
 
 def test_paths_show_no_folders():
+    facts = environment().get_template("parts.html.j2").module.facts
     shown = facts(
         "Data",
         {
