@@ -192,7 +192,7 @@ def call(
             name, plain, overrides, parse(sys.argv[1:])[0]
         )
     if name not in ONE_NUMBER_OF_THREADS:
-        from dnadiff.kernels.threads import choose_threads
+        from dnadiff.kernels.facade import choose_threads
 
         choose_threads()
     if is_remote(run_dir):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.tokenizer import TokenIds
-from dnadiff.kernels.gather import Gather, make_gather
+from dnadiff.kernels.native import Gather, make_gather
 from dnadiff.vocab import Vocab
 
 

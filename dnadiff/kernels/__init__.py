@@ -8,30 +8,28 @@ holding logits.
 """
 
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs, ScanStates
-from dnadiff.kernels.blocks import (
-    continued_mixer,
-    conv_blocks,
-    fuses_two_streams,
-    inputs_before_blocks,
-    last_inputs,
-    scan_blocks,
-    scan_with_states,
-    two_stream_mixer,
-)
 from dnadiff.kernels.facade import (
     add_norm,
+    continued_mixer,
+    conv_blocks,
     fuses_mixer,
+    fuses_two_streams,
     gated_scan,
     gated_sum,
+    inputs_before_blocks,
+    last_inputs,
     linear,
     linear_halves,
     mixer,
     narrow_linear,
     rms_norm,
+    scan_blocks,
+    scan_with_states,
     selective_scan,
     selective_scans,
     short_conv,
     short_convs,
+    two_stream_mixer,
 )
 from dnadiff.kernels.log_sum import linear_log_sum
 from dnadiff.kernels.select import (

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.kernels.backend import ScanInputs, ScanStates
-from dnadiff.kernels.native import library, pointers, rows
-from dnadiff.kernels.operator import cpu_operator
+from dnadiff.kernels.native import cpu_operator, library, pointers, rows
 
 PLAIN = (
     None,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from dnadiff.kernels import portable_log_sum, triton_log_sum
+from dnadiff.kernels import triton_log_sum
 from dnadiff.kernels.facade import linear
 from dnadiff.kernels.select import triton_allowed
 
@@ -108,7 +108,7 @@ def _difference(device: torch.device) -> str:
     values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
     ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
     try:
-        for operations in (triton_log_sum, portable_log_sum):
+        for operations in (triton_log_sum, _Portable):
             log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
             operations.add_log_sum(values.clone(), values[0], ids, 5, log_sum, picked)
             operations.logits_gradient(
@@ -121,6 +121,66 @@ def _difference(device: torch.device) -> str:
         return str(error) or repr(error)
     worst = float((found[0] - found[1]).abs().max())
     return "" if worst < 1e-4 else f"its results differ from PyTorch's by {worst:.1e}"
+
+
+class _Portable:
+    """What is done with each block of logits, in PyTorch, on any device and in any type."""
+
+    @staticmethod
+    def add_log_sum(
+        logits: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        first: int,
+        log_sum: Tensor,
+        picked: Tensor,
+    ) -> None:
+        """Add a block of columns to the log-sums `log_sum (M,)` and to the gathered columns
+        `picked (M, K)`, in place.
+
+        Args:
+            logits: (M, N) logits of the columns from `first` on, without their bias; their memory may
+                be overwritten.
+            bias: (N,), or None for zero.
+            ids: (M, K), columns to gather; those of other blocks are ignored.
+            first: the first column of the block.
+            log_sum: (M,) log-sums of the blocks before, float32 or wider.
+            picked: (M, K).
+        """
+        wide = _with_bias(logits, bias, log_sum.dtype)
+        columns, inside = _columns(ids, first, wide)
+        picked.copy_(torch.where(inside, wide.gather(1, columns), picked))
+        log_sum.copy_(torch.logaddexp(log_sum, wide.logsumexp(1)))
+
+    @staticmethod
+    def logits_gradient(
+        logits: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        first: int,
+        log_sum: Tensor,
+        d_log_sum: Tensor,
+        d_picked: Tensor,
+    ) -> None:
+        """Replace a block of logits by its gradient; arguments as in `add_log_sum`, with the log-sums
+        of all blocks."""
+        wide = _with_bias(logits, bias, log_sum.dtype)
+        wide.sub_(log_sum[:, None]).exp_().mul_(d_log_sum[:, None])
+        columns, inside = _columns(ids, first, wide)
+        wide.scatter_add_(1, columns, torch.where(inside, d_picked, 0.0))
+        if wide is not logits:
+            logits.copy_(wide)
+
+
+def _with_bias(logits: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+    logits = logits.to(wide)
+    return logits if bias is None else logits.add_(bias.to(wide))
+
+
+def _columns(ids: Tensor, first: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of a block to gather, and whether they are those of `ids` or just any."""
+    end = first + logits.shape[1]
+    return (ids - first).clamp(0, end - first - 1), (ids >= first) & (ids < end)
 
 
 class _Head:
@@ -147,7 +207,7 @@ class _Head:
             and triton_allowed()
             and not _triton_failure(features.device)
         )
-        self.operations = triton_log_sum if self.fused else portable_log_sum
+        self.operations = triton_log_sum if self.fused else _Portable
 
     def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None, Tensor]]:
         """Columns of each block, their weights and biases, and their logits without bias, -inf for

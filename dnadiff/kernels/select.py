@@ -14,11 +14,9 @@ from torch import Tensor
 
 from dnadiff.kernels.backend import Backend, MixerWay, ScanInputs
 from dnadiff.kernels.cpu import CppBackend
-from dnadiff.kernels.mamba_ssm import MambaSSMBackend
-from dnadiff.kernels.operator import constant_in_graphs
-from dnadiff.kernels.portable import PortableBackend
-from dnadiff.kernels.reference import ReferenceBackend
-from dnadiff.kernels.triton_backend import TritonBackend
+from dnadiff.kernels.native import constant_in_graphs
+from dnadiff.kernels.portable import MambaSSMBackend, PortableBackend, ReferenceBackend
+from dnadiff.kernels.triton_rowwise import TritonBackend
 
 AUTO = "auto"
 _FOR_A_THREAD = 64 << 20  # bytes of address space: its stack of 8 MiB and what it allocates first

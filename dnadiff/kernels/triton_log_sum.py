@@ -15,7 +15,7 @@ _TILE, _WARPS = (
     2048,
     8,
 )  # columns of a program: 8 for each thread, one vector of 16 bytes in half precision
-_KERNELS = "triton_loss_kernels"
+_KERNELS = "triton_row_kernels"
 
 
 @cache
@@ -40,7 +40,7 @@ def _tile(columns: int) -> int:
 def add_log_sum(
     logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
 ) -> None:
-    """See `dnadiff.kernels.log_sum.add_log_sum`; rows of `logits` need not follow each other."""
+    """As `_Portable.add_log_sum` of `log_sum`; rows of `logits` need not follow each other."""
     (M, N), K = logits.shape, ids.shape[1]
     with device_of(logits):
         triton_support.load_kernels(_KERNELS).add_log_sum[(M,)](
@@ -59,7 +59,7 @@ def logits_gradient(
     d_log_sum: Tensor,
     d_picked: Tensor,
 ) -> None:
-    """See `dnadiff.kernels.log_sum.logits_gradient`; rows of `logits` need not follow each
+    """As `_Portable.logits_gradient` of `log_sum`; rows of `logits` need not follow each
     other."""
     (M, N), K = logits.shape, ids.shape[1]
     tile = _tile(N)

@@ -28,7 +28,7 @@ from operators import Operator, compared, measure, mixer_operators, rate_probes
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import keep_freed_memory
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kernels.cpu_rowwise import AddNorm
+from dnadiff.kernels.cpu import AddNorm
 from dnadiff.kernels.native import library
 
 FORWARD = 4  # of the operators of a mixer

@@ -45,10 +45,9 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.commands import keep_freed_memory
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
-from dnadiff.kernels.cpu_linear import linear
-from dnadiff.kernels.cpu_rowwise import AddNorm
+from dnadiff.kernels.cpu import AddNorm, linear
+from dnadiff.kernels.cpu_mixer import _Way
 from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
-from dnadiff.kernels.mixer_parts import _Way
 from dnadiff.kernels.native import library, pointers
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM

@@ -31,7 +31,6 @@ from dnadiff.kernels import (
     triton_gradients,
     triton_kernels,
     triton_log_sum,
-    triton_loss_kernels,
     triton_row_kernels,
     triton_scan,
     triton_support,
@@ -39,7 +38,7 @@ from dnadiff.kernels import (
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module
-    for module in (triton_kernels, triton_gradients, triton_row_kernels, triton_loss_kernels)
+    for module in (triton_kernels, triton_gradients, triton_row_kernels)
 }
 TYPES = {
     torch.float32: "*fp32",

@@ -25,7 +25,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kernels.threads import choose_threads
+from dnadiff.kernels.facade import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
 from dnadiff.store.disk import atomic_write
 from dnadiff.weights.tensors import fingerprint

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import cpu_linear, native, select
+from dnadiff.kernels import cpu, native, select
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def clear_caches():
     after."""
 
     def clear() -> None:
-        for cached in (select._failure, select._fastest, native.library, cpu_linear._onednn_wins):
+        for cached in (select._failure, select._fastest, native.library, cpu._onednn_wins):
             cached.cache_clear()
 
     clear()

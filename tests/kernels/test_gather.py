@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.kernels import gather
-from dnadiff.kernels.build import CannotCompile
+from dnadiff.kernels import native as gather
+from dnadiff.kernels.native import CannotCompile
 
 
 @settings(deadline=None)

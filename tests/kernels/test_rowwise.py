@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.kernels import cpu_linear, gated_sum, linear, linear_halves, narrow_linear, rms_norm
+from dnadiff.kernels import cpu, gated_sum, linear, linear_halves, narrow_linear, rms_norm
 
 SHAPES = [(1, 1, 1), (1, 3, 15), (2, 64, 16), (3, 65, 33), (2, 131, 70)]
 R = [1, 3, 4, 8, 13, 16, 40]
@@ -83,7 +83,7 @@ def test_gradients_of_weights_are_right_with_either_library(
     try:
         torch.set_num_threads(threads)
         for limit in (0, 2**18):
-            monkeypatch.setattr(cpu_linear, "_SUMS", limit)
+            monkeypatch.setattr(cpu, "_SUMS", limit)
             close(
                 values_and_grads(torch.ops.dnadiff.linear, normal((2, L, R), (E, R))),
                 expected,
@@ -213,10 +213,10 @@ def test_tensors_without_storage_have_shapes():
 
 def test_onednn_is_used_only_where_the_library_of_pytorch_is_slow(monkeypatch):
     def wins(processor, capability="AVX512"):
-        cpu_linear._onednn_wins.cache_clear()
-        monkeypatch.setattr(cpu_linear, "_processor", lambda: processor)
+        cpu._onednn_wins.cache_clear()
+        monkeypatch.setattr(cpu, "_processor", lambda: processor)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-        return cpu_linear.onednn_wins()
+        return cpu.onednn_wins()
 
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     try:
@@ -227,10 +227,10 @@ def test_onednn_is_used_only_where_the_library_of_pytorch_is_slow(monkeypatch):
             and not wins("")
             and not wins("vendor_id : AuthenticAMD", "AVX2")
         )
-        monkeypatch.setattr(cpu_linear, "_product", lambda a, b: a @ b.T * 1.01)
+        monkeypatch.setattr(cpu, "_product", lambda a, b: a @ b.T * 1.01)
         assert not wins("vendor_id : AuthenticAMD")  # computes wrongly
     finally:
-        cpu_linear._onednn_wins.cache_clear()
+        cpu._onednn_wins.cache_clear()
 
 
 def test_empty_inputs_give_empty_outputs(scan):

@@ -13,7 +13,7 @@ from dnadiff.kernels import (
     ScanInputs,
     available_scans,
     check_scan,
-    cpu_linear,
+    cpu,
     gated_sum,
     linear,
     linear_halves,
@@ -284,7 +284,7 @@ def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeyp
             calls.append(name)
             return getattr(library, name)
 
-    for name in ("cpu", "cpu_scan", "mixer_parts", "cpu_streams", "cpu_linear", "cpu_rowwise"):
+    for name in ("cpu", "cpu_scan", "cpu_mixer"):
         monkeypatch.setattr(sys.modules[f"dnadiff.kernels.{name}"], "library", Spy)
     assert available_scans()["cpu"] == ""
     others = {"dnadiff_gather"}  # not part of a scan
@@ -292,14 +292,14 @@ def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeyp
 
 
 def test_a_wrong_sum_for_the_gradient_of_a_weight_disables_onednn(monkeypatch):
-    cpu_linear._onednn_wins.cache_clear()
-    monkeypatch.setattr(cpu_linear, "_processor", lambda: "vendor_id : AuthenticAMD")
+    cpu._onednn_wins.cache_clear()
+    monkeypatch.setattr(cpu, "_processor", lambda: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(cpu_linear, "_outer_sum", lambda a, b, threads: 1.01 * a.T @ b)
+    monkeypatch.setattr(cpu, "_outer_sum", lambda a, b, threads: 1.01 * a.T @ b)
     try:
-        assert not cpu_linear.onednn_wins()
+        assert not cpu.onednn_wins()
     finally:
-        cpu_linear._onednn_wins.cache_clear()
+        cpu._onednn_wins.cache_clear()
 
 
 @pytest.fixture

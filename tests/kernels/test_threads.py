@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dnadiff.kernels import threads
+from dnadiff.kernels import facade as threads
 
 
 @pytest.fixture
