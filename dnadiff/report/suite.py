@@ -11,6 +11,7 @@ from dnadiff.checks import is_number
 from dnadiff.report.page import write_page
 from dnadiff.report.panels import in_order
 from dnadiff.report.results import ACCURACY, Results, metric_of
+from dnadiff.supervised.study import remarks
 from dnadiff.supervised.tables import (
     PublishedResult,
     num_training_sequences,
@@ -19,7 +20,6 @@ from dnadiff.supervised.tables import (
     suite_header,
     suite_rows,
 )
-from dnadiff.supervised.study import remarks
 
 _MAX_SCATTERED = 3  # models
 
