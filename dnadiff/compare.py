@@ -13,6 +13,7 @@ from dnadiff.checks import PositiveInt
 from dnadiff.config import SHARED, Config, Json, Keys
 from dnadiff.progress import table
 
+PASSED = ("part", "length", "protocol", "num_draws", "batch_size", "block_size", "seed")
 KEYS: Keys = {
     **SHARED,
     "a": str,
@@ -27,17 +28,22 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Compare, print the table, and return the contents of the JSON file."""
-    from dnadiff.likelihood import comparison
+    from dnadiff.likelihood.evaluation import Evaluation, compare
+    from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    config = comparison.check_options(
-        config | {"output": config["output"] or run_dir / "compare.json"}
+    output = check_output(config["output"] or run_dir / "compare.json", config["overwrite"])
+    chosen = config["conjoin"]
+    conjoined = ["a", "b"] if chosen is True else [] if chosen is False else chosen
+    settings = Evaluation(
+        **{key: config[key] for key in PASSED}, max_draws=max(2, int(config["num_draws"]))
     )
     device = commands.pick_device(config["accelerator"])
-    models = {name: checkpoint.load(config[name], config["trust"]) for name in comparison.NAMES}
-    content = comparison.compare(models, config, device)
+    models = {name: checkpoint.load(config[name], config["trust"]) for name in ("a", "b")}
+    trust = config["trust"]
+    content = compare(models, settings, output, conjoined, config.get("data"), trust, device)
     show(content)
-    print(f"files are in {config['output']}")
+    print(f"files are in {output}")
     return content
 
 

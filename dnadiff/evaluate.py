@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,19 +31,22 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Evaluate, print the tables, and return the contents of the JSON file."""
-    from dnadiff.likelihood import evaluation
+    from dnadiff.likelihood.evaluation import Evaluation, evaluate
+    from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    config = evaluation.check_options(
-        config | {"output": config["output"] or run_dir / "evaluate.json"}
-    )
+    overwrite, scores = config["overwrite"], config["windows"]
+    output = check_output(config["output"] or run_dir / "evaluate.json", overwrite)
+    windows = check_output(scores, overwrite) if scores else None
+    settings = Evaluation(**{field.name: config[field.name] for field in fields(Evaluation)})
     device = commands.pick_device(config["accelerator"])
     model = checkpoint.load(
         config["checkpoint"], config["trust"], needs_tokenizer=False
     )  # that of data= is used if it has none
-    content = evaluation.evaluate(model, config, device)
+    trust = config["trust"]
+    content = evaluate(model, settings, output, windows, config.get("data"), trust, device)
     show(content)
-    print(f"files are in {config['output']}")
+    print(f"files are in {output}")
     return content
 
 

@@ -74,7 +74,7 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         )
     training = None
     if searched is not None and memorization.fits_in_memory(searched):
-        training = memorization.LazyIndex(partial(memorization.indexed, searched))
+        training = memorization.indexed(searched)
     if searched is not None and training is None:
         number = memorization.num_training_bases(searched)
         log.info(

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff import commands
-from dnadiff.checks import integer
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
 
@@ -52,8 +52,7 @@ KEYS: Keys = {
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol
     and group of tokens."""
-    from dnadiff.likelihood import evaluation
-    from dnadiff.likelihood.evaluation import estimator_for
+    from dnadiff.likelihood.evaluation import Evaluation, estimator_for, evaluate
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
@@ -69,9 +68,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     device = commands.pick_device(config["accelerator"])
     protocols = protocols_of(model.denoiser, config["protocols"])
     for protocol in protocols.values():
-        estimator_for(model.denoiser, protocol).check_draws(
-            integer("num_draws", config["num_draws"])
-        )
+        estimator = estimator_for(model.denoiser, protocol)
+        estimator.check(model.denoiser, model.process.noise, config["num_draws"])
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
     for name, one in chosen.items():  # errors come before the first evaluation
@@ -92,12 +90,10 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
     )  # without zero_shot.json, those in its folder are of an interrupted command
     for name, one in chosen.items():
         for shown, protocol in protocols.items():
-            options = one | {
-                "protocol": protocol,
-                "output": run_dir / name / shown / "evaluate.json",
-                "overwrite": replace,
-            }
-            content = evaluation.evaluate(model, evaluation.check_options(options), device)
+            path = check_output(run_dir / name / shown / "evaluate.json", replace)
+            chosen_settings = {field.name: one[field.name] for field in fields(Evaluation)}
+            asked = Evaluation(**chosen_settings | {"protocol": protocol})
+            content = evaluate(model, asked, path, None, one["data"], one["trust"], device)
             rows += rows_of(name, one["part"], shown, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]
             if content["data"]["name"] == trained_on.get("name"):

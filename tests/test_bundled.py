@@ -76,7 +76,7 @@ def test_a_misspelled_name_lists_the_models_that_ship_with_the_package(bundled, 
 
 def test_a_bundled_model_knows_its_data(bundled):
     loaded = checkpoint.load("tiny")
-    data, own = evaluation.data_of(loaded, {"data": None, "length": None, "trust": []})
+    data, own = evaluation.data_of(loaded, None)
     assert (
         own
         and data.name.startswith("E. coli")

@@ -11,7 +11,7 @@ import yaml
 
 from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.likelihood import comparison
+from dnadiff.likelihood import evaluation
 from dnadiff.likelihood.estimates import COUNT, EXACT, Likelihood
 from dnadiff.likelihood.held_out import Scores
 from dnadiff.weights.loaded import build_denoiser
@@ -185,16 +185,14 @@ def test_a_base_is_novel_only_if_it_is_so_for_both_models(monkeypatch):
         novel = np.array([masks[trained_on.name]], bool)
         return {"all": np.ones((1, 4), bool), "novel": novel, "repeated": ~novel}
 
-    monkeypatch.setattr(comparison, "token_groups", groups)
+    monkeypatch.setattr(evaluation, "token_groups", groups)
     monkeypatch.setattr(
-        comparison.evaluation,
+        evaluation,
         "training_data",
         lambda model, own, trust: SimpleNamespace(name=model.config["data"]),
     )
-    models = {
-        name: SimpleNamespace(config={"data": data}) for name, data in (("a", "x"), ("b", "y"))
-    }
-    found, words = comparison.groups_of(models, None, False, None, {"trust": [], "part": "test"})
+    models = [SimpleNamespace(config={"data": data}) for data in ("x", "y")]
+    found, words = evaluation.groups_of(models, None, False, None, "test")
     assert found["novel"].tolist() == [[True, False, False, False]] and found[
         "repeated"
     ].tolist() == [[False, True, True, True]]
@@ -225,23 +223,23 @@ def test_different_vocabularies_are_refused():
         SimpleNamespace(tokenizer=tokenizer, labels=())
         for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd"))
     )
-    comparison.check_vocabularies(dna, dna)
+    evaluation.check_vocabularies(dna, dna)
     with pytest.raises(
         ValueError,
         match=r"a reads dna \(12 tokens\), and b reads characters \(5 tokens\).*cannot be compared",
     ):
-        comparison.check_vocabularies(dna, text)
+        evaluation.check_vocabularies(dna, text)
     with pytest.raises(
         ValueError, match=r"a reads characters \(5 tokens\), and b reads characters \(6 tokens\)"
     ):
-        comparison.check_vocabularies(text, other)
+        evaluation.check_vocabularies(text, other)
 
 
 def test_different_labels_are_refused():
     labels = (("human", "yeast"), ("human", "mouse"), ())
     a, b, without = (SimpleNamespace(tokenizer=DNATokenizer(), labels=names) for names in labels)
-    comparison.check_vocabularies(a, a)
-    comparison.check_vocabularies(a, without)
+    evaluation.check_vocabularies(a, a)
+    evaluation.check_vocabularies(a, without)
     with pytest.raises(
         ValueError,
         match=(
@@ -249,4 +247,4 @@ def test_different_labels_are_refused():
             "have the labels"
         ),
     ):
-        comparison.check_vocabularies(a, b)
+        evaluation.check_vocabularies(a, b)

@@ -107,7 +107,7 @@ def test_the_code_length_of_k_calls(evaluate):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["protocol=mdml"], "protocol 'mdml' is not known; choose count or mdlm"),
+        (["protocol=mdml"], "protocol 'mdml' is not known; choose one of count, mdlm"),
         (["protocol=mdlm", "target_se=0.1"], "leave target_se out"),
         (["target_se=small"], "target_se 'small' must be a number above 0"),
         (["target_se=-1"], "target_se -1 must be a number above 0"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _OF_DESIGNS = ("reward_calls", "ess", "changes", "longest_match")
+_OTHERS: dict[str, float | None] = dict.fromkeys(("reward", *_OF_DESIGNS))
 
 
 class Design(str):
@@ -61,32 +62,22 @@ class Design(str):
 
     log_prob: float | None
     log_weight: float | None
-    reward: float | None = None
-    reward_calls: float | None = None
-    ess: float | None = None
-    changes: int | None = None
-    longest_match: int | None = None
+    reward: float | None
+    reward_calls: float | None
+    ess: float | None
+    changes: int | None
+    longest_match: int | None
 
     def __new__(
         cls,
         text: str,
         log_prob: float | None = None,
         log_weight: float | None = 0.0,
-        reward: float | None = None,
-        reward_calls: float | None = None,
-        ess: float | None = None,
-        changes: int | None = None,
-        longest_match: int | None = None,
+        **others: float | None,
     ) -> Design:
-        """The string with its numbers."""
+        """The string with its numbers, by the names of its attributes."""
         design = super().__new__(cls, text)
-        design.log_prob, design.log_weight, design.reward, design.reward_calls = (
-            log_prob,
-            log_weight,
-            reward,
-            reward_calls,
-        )
-        design.ess, design.changes, design.longest_match = ess, changes, longest_match
+        vars(design).update(log_prob=log_prob, log_weight=log_weight, **_OTHERS | others)
         return design
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
 from dnadiff.config import Config, Json
 from dnadiff.data.intervals import num_tokens
@@ -32,23 +31,36 @@ _FEW = 16  # candidates that are compared one by one, in long steps
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
 
+class _Tables(NamedTuple):
+    """Both strands of all sequences as `text (T,)`, their k-mers, and the places of seeds in it:
+    those of seed number i are `place[first[i] : first[i + 1]]`."""
+
+    text: np.ndarray
+    kmers: KmerSet
+    place: np.ndarray
+    first: np.ndarray
+
+
 class TrainingIndex:
     """An index of the training part that finds exact matches on both strands.
 
     Memory: about 40 bytes a base of the training part while it is built, and 34 MB for the table.
         Searching takes 3 bytes a base of the window, and up to 300 MB.
 
+    It is built by the first search, which raises ValueError if there is no known base.
+
     Args:
         sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of
             them.
         k: length of the k-mers that `seen` counts.
-
-    Raises:
-        ValueError: if there is no known base.
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
-        sequences = checked(sequences)
+        self.sequences, self.k = sequences, k
+
+    @cached_property
+    def _tables(self) -> _Tables:
+        sequences, self.sequences = checked(self.sequences), ()
         if not any((bases < UNKNOWN).any() for bases in sequences):
             raise ValueError(
                 "the training part has no known base (A, C, G or T), so it cannot be searched for "
@@ -58,22 +70,20 @@ class TrainingIndex:
         both = [
             part for bases in sequences for part in (gap, bases, gap, reverse_complement(bases))
         ]
-        self._text = np.concatenate(
-            [*both, gap]
-        )  # unknown bases at both ends and in between: no match extends past a sequence
-        self.k, self._kmers = k, KmerSet(sequences, k)
-        values, known = codes(self._text, _SEED_LENGTH)
+        # Unknown bases at both ends and in between: no match extends past a sequence.
+        text = np.concatenate([*both, gap])
+        values, known = codes(text, _SEED_LENGTH)
         place = np.flatnonzero(known)
-        self._place = place[np.argsort(values[place], kind="stable")]
-        self._first = np.concatenate(
-            [[0], np.cumsum(np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH))]
-        )
+        counts = np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH)
+        sorted_place = place[np.argsort(values[place], kind="stable")]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        return _Tables(text, KmerSet(sequences, self.k), sorted_place, first)
 
     def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
         """For each window, its k-mers that occur in the training part, and all its k-mers without
         unknown bases: (S, 2)."""
         return np.array(
-            [(self._kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
+            [(self._tables.kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
         )
 
     def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
@@ -85,19 +95,19 @@ class TrainingIndex:
         padded = np.append(
             bases, np.uint8(UNKNOWN)
         )  # padded[-1] is before the window as well as after it
-        longest = 0
+        longest, tables = 0, self._tables
         for first, block in blocks(bases, _SEED_LENGTH):
             values, known = codes(block, _SEED_LENGTH)
             start = np.flatnonzero(known)
             if self.k >= _SEED_LENGTH:
-                hits = self._kmers.hits(bases[first : first + len(values) + self.k - 1])
+                hits = tables.kmers.hits(bases[first : first + len(values) + self.k - 1])
                 # then the longest match that starts in this block starts with a k-mer that was seen
                 if hits.any():
                     start = np.flatnonzero(hits)
                 elif longest >= self.k:
                     continue
             seeds = values[start].view(np.int64)
-            ends = np.cumsum(self._first[seeds + 1] - self._first[seeds])
+            ends = np.cumsum(tables.first[seeds + 1] - tables.first[seeds])
             for few in np.split(
                 start,
                 np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES)),
@@ -107,7 +117,7 @@ class TrainingIndex:
             (
                 k
                 for k in range(_SEED_LENGTH - 1, 0, -1)
-                if KmerSet([self._text], k).contains_any(bases)
+                if KmerSet([tables.text], k).contains_any(bases)
             ),
             0,
         )
@@ -115,43 +125,29 @@ class TrainingIndex:
     def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
         """The longest match that begins at one of the starts with its k-mer; 0 if the training part
         does not have these k-mers."""
-        first, after = (self._first[values.view(np.int64) + offset] for offset in (0, 1))
+        tables = self._tables
+        first, after = (tables.first[values.view(np.int64) + offset] for offset in (0, 1))
         number = after - first
         if not number.sum():
             return 0
         offset = np.repeat(start, number)
         rank = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
-        place = self._place[np.repeat(first, number) + rank]
+        place = tables.place[np.repeat(first, number) + rank]
         # A match that extends to the left is found from an earlier start.
-        extends_left = _same(padded[offset - 1], self._text[place - 1])
+        extends_left = _same(padded[offset - 1], tables.text[place - 1])
         offset, place, length = offset[~extends_left], place[~extends_left], _SEED_LENGTH
         while len(offset) > _FEW:
-            extends = _same(padded[offset + length], self._text[place + length])
+            extends = _same(padded[offset + length], tables.text[place + length])
             if not extends.any():
                 return length
             offset, place, length = offset[extends], place[extends], length + 1
         return max(
             (
-                _match(padded[i:], self._text[j:], length)
+                _match(padded[i:], tables.text[j:], length)
                 for i, j in zip(offset.tolist(), place.tolist())
             ),
             default=0,
         )
-
-
-class LazyIndex(TrainingIndex):
-    """An index that is built on the first search."""
-
-    def __init__(self, build: Callable[[], TrainingIndex], k: int = 24) -> None:
-        self.k, self._built = k, cache(build)
-
-    @override
-    def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
-        return self._built().seen(windows)
-
-    @override
-    def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
-        return self._built().longest_match(windows)
 
 
 def _count(bases: np.ndarray, k: int) -> int:
@@ -275,7 +271,7 @@ def training_data(
 def indexed(data: SequenceDataModule) -> TrainingIndex:
     """The index of the training part of a data module."""
     to_bases = bases_of(data)
-    return TrainingIndex([to_bases(ids) for ids in data.sequences("train")])
+    return TrainingIndex(to_bases(ids) for ids in data.sequences("train"))
 
 
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:

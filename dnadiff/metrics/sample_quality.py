@@ -407,45 +407,28 @@ class SampleQualityEvaluator:
             found, distance=found.distance.of_an_independent_set(self.number, len(self.real))
         )
 
+    def _both(self, of: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+        """What is computed of the samples and of the real windows."""
+        return [of(self.samples), of(self.real)]
+
     def _kmers(self, k: int) -> QualityPart:
-        counts = [
-            kmer_counts(list(windows), k, self.both_strands, np.float32)
-            for windows in (self.samples, self.real)
-        ]
-        return QualityPart(
-            [
-                self._metric(
-                    f"js_{k}",
-                    f"{k}-mers, Jensen-Shannon divergence",
-                    "bits",
-                    jensen_shannon,
-                    counts,
-                )
-            ]
-        )
+        counts = self._both(lambda x: kmer_counts(list(x), k, self.both_strands, np.float32))
+        name = f"{k}-mers, Jensen-Shannon divergence"
+        return QualityPart([self._metric(f"js_{k}", name, "bits", jensen_shannon, counts)])
 
     def _gc(self) -> QualityPart:
         gc = [
             100 * gc_content(list(windows), name)
             for windows, name in ((self.samples, "samples"), (self.real, "real"))
         ]
+        name = "GC content, variance between windows"
         return QualityPart(
-            [
-                self._value(
-                    "gc_variance",
-                    "GC content, variance between windows",
-                    "points^2",
-                    lambda a: a.var(ddof=1),
-                    gc,
-                )
-            ]
+            [self._value("gc_variance", name, "points^2", lambda a: a.var(ddof=1), gc)]
         )
 
     def _mutual_information(self) -> QualityPart:
         reach = min(MAX_DISTANCE, self.length - 1)
-        pairs = [
-            pair_counts(windows, MAX_DISTANCE)[:, :reach] for windows in (self.samples, self.real)
-        ]
+        pairs = self._both(lambda x: pair_counts(x, MAX_DISTANCE)[:, :reach])
         curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
         ours, limits = (
             mutual_information(pairs[0][self.sample_sets[0]]),
@@ -469,8 +452,7 @@ class SampleQualityEvaluator:
         return QualityPart([mean, curve], (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
-        periods = [period_three(windows) for windows in (self.samples, self.real)]
-        frames = [longest_orf(windows) for windows in (self.samples, self.real)]
+        periods, frames = self._both(period_three), self._both(longest_orf)
         period = self._value(
             "period_three", "three-base period, power", "x shuffled", np.mean, periods
         )
@@ -489,8 +471,7 @@ class SampleQualityEvaluator:
     def _memorization(self) -> QualityPart:
         training = self.training
         assert training is not None
-        seen = [training.seen(windows) for windows in (self.samples, self.real)]
-        match = [training.longest_match(windows) for windows in (self.samples, self.real)]
+        seen, match = self._both(training.seen), self._both(training.longest_match)
 
         def percent(a: np.ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
@@ -514,10 +495,7 @@ class SampleQualityEvaluator:
         )
 
     def _discriminator(self) -> QualityPart:
-        counts = [
-            kmer_counts(list(windows), _DISCRIMINATOR_K, self.both_strands)
-            for windows in (self.samples, self.real)
-        ]
+        counts = self._both(lambda x: kmer_counts(list(x), _DISCRIMINATOR_K, self.both_strands))
         found = distance(
             discriminator_auroc,
             counts[0],
@@ -540,17 +518,8 @@ class SampleQualityEvaluator:
         found = replace(
             found, interval=(max(found.samples - half, 0.0), min(found.samples + half, 1.0))
         )
-        return QualityPart(
-            [
-                QualityMetric(
-                    "discriminator_auroc",
-                    f"discriminator on {_DISCRIMINATOR_K}-mers",
-                    "AUROC",
-                    True,
-                    found,
-                )
-            ]
-        )
+        name = f"discriminator on {_DISCRIMINATOR_K}-mers"
+        return QualityPart([QualityMetric("discriminator_auroc", name, "AUROC", True, found)])
 
     def _train_on_samples(self) -> QualityPart:
         def bits(a: np.ndarray, b: np.ndarray) -> float:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.reward import Reward, Values
+from dnadiff.fields import PositiveInt, checked
 
 
 class GCContent(Reward):
@@ -47,6 +47,7 @@ def _gc(sequence: str) -> tuple[float, int]:
     return gc / max(known, 1), known
 
 
+@checked
 class Homopolymer(Reward):
     """Minus the number of bases by which the longest run of one base exceeds `longest`; 0 if none
     does.
@@ -59,8 +60,8 @@ class Homopolymer(Reward):
         [0.0, -2.0]
     """
 
-    def __init__(self, longest: checks.PositiveInt = 6) -> None:
-        self.longest = checks.integer("reward.longest", longest)
+    def __init__(self, longest: PositiveInt = 6) -> None:
+        self.longest = longest
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.output import sha256
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.design.reward import Reward, Values
+from dnadiff.fields import Fraction, checked
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text, resolve
@@ -24,6 +24,7 @@ _BASES = "ACGT"
 _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
 
+@checked
 class MotifMatch(Reward):
     """The best match of a motif in a sequence, at any position.
 
@@ -52,7 +53,7 @@ class MotifMatch(Reward):
         name: str | None = None,
         both_strands: bool = True,
         absent: bool = False,
-        threshold: checks.Fraction = 0.8,
+        threshold: Fraction = 0.8,
     ) -> None:
         if (motif is None) == (matrix is None):
             raise ValueError(
@@ -60,11 +61,7 @@ class MotifMatch(Reward):
                 "set one of them"
             )
         self.motif, self.matrix, self.name = motif, matrix, name
-        self.both_strands, self.absent = (
-            checks.boolean("reward.both_strands", both_strands),
-            checks.boolean("reward.absent", absent),
-        )
-        self.threshold = checks.fraction("reward.threshold", threshold)
+        self.both_strands, self.absent, self.threshold = both_strands, absent, threshold
         self._scores = (
             log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)
         )  # (W, 4)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.reward import Reward, Values
+from dnadiff.fields import checked
 
 
+@checked
 class WeightedSum(Reward):
     """The sum of weight times reward over named terms. With the weights 1 and -1 it is a
     difference, as for activity in one cell type.
@@ -26,13 +27,7 @@ class WeightedSum(Reward):
     def __init__(
         self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None
     ) -> None:
-        self.terms, self.weights = (
-            dict(terms),
-            {
-                name: checks.number(f"reward.weights.{name}", w)
-                for name, w in (weights or {}).items()
-            },
-        )
+        self.terms, self.weights = dict(terms), dict(weights or {})
         if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
             raise ValueError(
                 "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at "

@@ -67,7 +67,7 @@ def test_a_foreign_model_of_dna_whose_data_name_the_hub_is_refused(trained, book
         lambda: memorization.training_data(model),
         lambda: memorization.dna_data(model),
         lambda: pretraining_kmers(model.config, model.tokenizer),
-        lambda: evaluation.data_of(model, {"data": None, "trust": [], "length": None}),
+        lambda: evaluation.data_of(model, None),
     ):
         with pytest.raises(
             ValueError, match=r"these data are text|downloaded data|expected a mapping"

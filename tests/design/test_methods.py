@@ -568,9 +568,9 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
             Designer(causal, method, as_reward(scores))
     with pytest.raises(ValueError, match="is not a design method; give an object such as SMC"):
         Designer(generator(), "smc", as_reward(scores))
-    with pytest.raises(ValueError, match=r"method.num_candidates 0 must be"):
+    with pytest.raises(ValueError, match=r"num_candidates 0 must be"):
         BestOfN(0)
-    with pytest.raises(ValueError, match=r"method.threshold 1\.5"):
+    with pytest.raises(ValueError, match=r"threshold 1\.5"):
         SMC(threshold=1.5)
 
 

@@ -11,7 +11,7 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.denoiser import BlockDenoiser, Denoiser
 from dnadiff.likelihood import ORDERS, WindowBatch, exact_nelbo, ordered
-from dnadiff.likelihood.evaluation import Ordered
+from dnadiff.likelihood.evaluation import Evaluation, Ordered
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
@@ -168,7 +168,7 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
     windows = Windowed(
         [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
     )
-    estimator = Ordered({"order": order, "block_size": 16}, process, windows)
+    estimator = Ordered(Evaluation(order=order), process, windows)
     found = estimator.other_strand(denoiser, estimator.run(denoiser))
     mirrored = vocab.reverse_complement(ids)
     expected = ordered(

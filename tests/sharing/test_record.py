@@ -106,10 +106,9 @@ def test_changed_data_are_marked_in_the_exported_folder_too(reads, trained, tmp_
 
 
 def test_an_evaluation_on_changed_data_is_not_one_on_the_data_of_the_training(reads, caplog):
-    options = {"data": None, "length": None, "trust": []}
-    assert evaluation.data_of(reads(TRAINED_ON), options)[1] is True and not caplog.text
+    assert evaluation.data_of(reads(TRAINED_ON), None)[1] is True and not caplog.text
     loaded = reads(CHANGED["other letters"])
-    assert evaluation.data_of(loaded, options)[1] is False
+    assert evaluation.data_of(loaded, None)[1] is False
     assert "what is held out now may have been in its training part" in caplog.text
     assert evaluation.training_data(loaded, None, []) is None
 
@@ -118,10 +117,10 @@ def test_data_that_are_named_again_are_those_of_the_training_if_they_are_the_sam
     exported, reads, tmp_path
 ):
     again = ["checkpoint=x", "data=fasta", f"data.path={tmp_path}/tiny.fa", "data.length=64"]
-    options = {"data": compose("evaluate", again)["data"], "length": None, "trust": []}
+    data = compose("evaluate", again)["data"]
     for letters, same in ((TRAINED_ON, True), *((letters, False) for letters in CHANGED.values())):
         reads(letters)
-        assert evaluation.data_of(checkpoint.load(exported), options)[1] is same
+        assert evaluation.data_of(checkpoint.load(exported), data)[1] is same
 
 
 def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(

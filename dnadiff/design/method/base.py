@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
 from dnadiff.design.request import Target
@@ -92,15 +95,10 @@ class DesignMethod(Configurable, ABC):
         """
 
 
-def texts(generator: ConditionalSampler, target: Target, tokens: Tensor) -> list[str]:
+def texts(generator: ConditionalSampler, target: Target, tokens: np.ndarray) -> list[str]:
     """The sequences that a reward reads of `tokens (B, L)`: what is written, DNA in upper case."""
-    written = [generator.text(target, row) for row in tokens.cpu().numpy()]
+    written = [generator.text(target, row) for row in tokens]
     return written if target.pattern.letters is None else [text.upper() for text in written]
-
-
-def rewards(generator: ConditionalSampler, goal: Goal, target: Target, tokens: Tensor) -> Tensor:
-    """Rewards (B,) float64 of complete sequences `tokens (B, L)`."""
-    return torch.from_numpy(goal.reward(texts(generator, target, tokens)))
 
 
 class DesignRun:
@@ -123,12 +121,8 @@ class DesignRun:
         numbers: Sequence[int],
         seed: int,
     ) -> None:
-        self.generator, self.goal, self.targets, self.target = (
-            generator,
-            goal,
-            list(targets),
-            targets[0],
-        )
+        self.generator, self.goal, self.targets = generator, goal, list(targets)
+        self.numbers, self.seed, self.target = numbers, seed, targets[0]
         self.prepared: Prepared = generator.prepared(targets)
         self.template, self.device = self.prepared.x_init, self.prepared.x_init.device
         self.draws = Draws(seed, torch.tensor(numbers, device=self.device))
@@ -137,6 +131,12 @@ class DesignRun:
         self.calls = CountedDenoiser(
             self.prepared.denoiser, self.prepared.cond, self.prepared.valid
         )
+
+    def sampled(self, weighted: bool = True) -> tuple[Tensor, NDArray[np.float64] | None]:
+        """Samples (B, L) of the model and their log weights (B,), drawn by its sampler."""
+        found = self.generator.fill(list(zip(self.numbers, self.targets)), self.seed, weighted)
+        self.calls.nfe, self.calls.rows = found.nfe, found.rows
+        return torch.from_numpy(np.stack(found.tokens)).to(self.template), found.log_weight
 
     def filled(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         """A copy of `x (B, L)` with `tokens (N,)` at `positions (B, L)`."""
@@ -154,9 +154,13 @@ class DesignRun:
             x, masked, draw_in_chunks(log_probs, self.uniform("predicted", masked, number))
         )
 
+    def texts(self, x0: Tensor) -> list[str]:
+        """The sequences that the reward reads of complete sequences `x0 (B, L)`."""
+        return texts(self.generator, self.target, x0.cpu().numpy())
+
     def rewards(self, x0: Tensor) -> Tensor:
         """Rewards (B,) float64 of complete sequences `x0 (B, L)`."""
-        return rewards(self.generator, self.goal, self.target, x0).to(self.exact_device)
+        return torch.from_numpy(self.goal.reward(self.texts(x0))).to(self.exact_device)
 
     def log_mass(self, x: Tensor) -> Tensor:
         """The log of the mass that the constraints left to the tokens drawn so far, (B,)
@@ -178,3 +182,25 @@ class DesignRun:
             weights,
             values.cpu().numpy(),
         )
+
+
+class BatchMethod(DesignMethod):
+    """A method that calls the network on whole sequences of a `DesignRun`."""
+
+    reads_whole: ClassVar[bool] = True
+
+    @override
+    @torch.no_grad()
+    def run(
+        self,
+        generator: ConditionalSampler,
+        goal: Goal,
+        targets: Sequence[Target],
+        numbers: Sequence[int],
+        seed: int,
+    ) -> SampleBatch:
+        return self.design(DesignRun(generator, goal, targets, numbers, seed))
+
+    @abstractmethod
+    def design(self, run: DesignRun) -> SampleBatch:
+        """Design the sequences of a batch; see `run`."""

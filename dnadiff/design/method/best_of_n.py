@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.method.base import DesignMethod, Goal, texts
 from dnadiff.design.request import Target
 from dnadiff.design.reward import Values
+from dnadiff.fields import PositiveInt, checked
 
 
+@checked
 @dataclass(eq=False)
 class BestOfN(DesignMethod):
     """For each design, draw `num_candidates` samples of the model and keep the one with the highest
@@ -35,12 +35,9 @@ class BestOfN(DesignMethod):
         BestOfN(num_candidates=64)
     """
 
-    num_candidates: checks.PositiveInt = 16
+    num_candidates: PositiveInt = 16
 
     uses_beta: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)
 
     @override
     def run(
@@ -64,9 +61,7 @@ class BestOfN(DesignMethod):
                 seed,
                 weighted=False,
             )
-            values = goal.reward(
-                texts(generator, targets[0], torch.from_numpy(np.stack(batch.tokens)))
-            )
+            values = goal.reward(texts(generator, targets[0], np.stack(batch.tokens)))
             for row in np.flatnonzero(values > rewards):
                 best[row], rewards[row] = batch.tokens[row], values[row]
             nfe, rows = nfe + batch.nfe, rows + batch.rows

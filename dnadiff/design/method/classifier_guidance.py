@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import DesignRun, Goal, texts
+from dnadiff.design.method.base import DesignRun, Goal
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
 from dnadiff.design.request import dna_tokenizer
+from dnadiff.fields import checked
 
 _BASES = "ACGT"
 
 
+@checked
 @dataclass(eq=False)
 class ClassifierGuidance(Stepwise):
     """Discrete classifier-based guidance (D-CBG, arXiv 2412.10193): a token is drawn from p(x0_l |
@@ -39,10 +40,6 @@ class ClassifierGuidance(Stepwise):
     """
 
     gradient: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.gradient = checks.boolean("method.gradient", self.gradient)
 
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
@@ -86,7 +83,7 @@ def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
     """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions
     `now (B, L)` is replaced by another base."""
     start, end = run.target.shown
-    known = texts(run.generator, run.target, x0)
+    known = run.texts(x0)
     before = run.goal.reward(known)
     change = np.zeros((int(now.sum()), 4))
     changed, places = [], []
@@ -107,7 +104,7 @@ def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
 def first_order(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
     """The first-order term of `every_change`."""
     start, end = run.target.shown
-    known = texts(run.generator, run.target, x0)
+    known = run.texts(x0)
     slopes = run.goal.reward.gradient(known)[1]  # (B, end - start, 4)
     change = np.zeros((*now.shape, 4))
     index = np.array([[max(_BASES.find(letter), 0) for letter in text] for text in known])

@@ -3,23 +3,23 @@ by the reward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
-from dnadiff.design.request import Target
+from dnadiff.design.method.base import BatchMethod, DesignMethod, DesignRun, Goal
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.sampler.base import draw_in_chunks, time_of
 
 
+@checked
 @dataclass(eq=False)
-class Metropolis(DesignMethod):
+class Metropolis(BatchMethod):
     """Markov chains of complete sequences, one for each design.
 
     A proposal masks up to `num_positions` random positions and draws them again from the model,
@@ -44,53 +44,25 @@ class Metropolis(DesignMethod):
         5
     """
 
-    num_steps: checks.PositiveInt = 100
-    num_positions: checks.PositiveInt = 8
-    num_groups: checks.PositiveInt | None = None
-    max_changes: checks.PositiveInt | None = None
+    num_steps: PositiveInt = 100
+    num_positions: PositiveInt = 8
+    num_groups: PositiveInt | None = None
+    max_changes: PositiveInt | None = None
     best: bool = False
 
     changes_given: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.num_steps = checks.integer("method.num_steps", self.num_steps)
-        self.num_positions = checks.integer("method.num_positions", self.num_positions)
-        self.num_groups = checks.optional_integer("method.num_groups", self.num_groups)
-        self.max_changes = checks.optional_integer("method.max_changes", self.max_changes)
-        self.best = checks.boolean("method.best", self.best)
 
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         check_both_sides(self, generator)
 
     @override
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        run = DesignRun(generator, goal, targets, numbers, seed)
-        with torch.no_grad():
-            x, value = self._chains(run, self._start(run, targets, numbers, seed))
-        return run.batch(x, value)
-
-    def _start(
-        self, run: DesignRun, targets: Sequence[Target], numbers: Sequence[int], seed: int
-    ) -> Tensor:
-        if all(target.start is not None for target in targets):
-            return torch.stack([torch.from_numpy(target.start) for target in targets]).to(
-                run.template
-            )
-        found = run.generator.fill(list(zip(numbers, targets)), seed, weighted=False)
-        run.calls.nfe, run.calls.rows = found.nfe, found.rows
-        return torch.stack([torch.from_numpy(tokens) for tokens in found.tokens]).to(run.template)
-
-    def _chains(self, run: DesignRun, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The last or the best sequence of each chain, (B, L), and their rewards (B,)."""
+    def design(self, run: DesignRun) -> SampleBatch:
+        given = [target.start for target in run.targets if target.start is not None]
+        if len(given) == len(run.targets):
+            x = torch.from_numpy(np.stack(given)).to(run.template)
+        else:
+            x, _ = run.sampled(weighted=False)
         move = Move(run, self.num_positions, self.num_groups)
         start, value = x, run.rewards(x)
         best, best_value = x, value
@@ -101,7 +73,7 @@ class Metropolis(DesignMethod):
                 torch.where(better.to(x.device)[:, None], x, best),
                 torch.where(better, value, best_value),
             )
-        return (best, best_value) if self.best else (x, value)
+        return run.batch(best, best_value) if self.best else run.batch(x, value)
 
 
 def check_both_sides(method: DesignMethod, generator: ConditionalSampler) -> None:

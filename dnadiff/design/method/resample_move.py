@@ -4,15 +4,14 @@ Metropolis-Hastings moves by the model."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.categorical import NoMassError
 from dnadiff.design.generate import (
     ConditionalSampler,
@@ -20,14 +19,15 @@ from dnadiff.design.generate import (
     effective_size,
     systematic_resample,
 )
-from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
+from dnadiff.design.method.base import BatchMethod, DesignRun, Goal
 from dnadiff.design.method.metropolis import Move, check_both_sides
-from dnadiff.design.request import Target
+from dnadiff.fields import Fraction, PositiveInt, checked
 from dnadiff.sampler.base import Sampler
 
 
+@checked
 @dataclass(eq=False)
-class ResampleMove(DesignMethod):
+class ResampleMove(BatchMethod):
     """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del
     Moral, Doucet and Jasra 2006).
 
@@ -58,20 +58,13 @@ class ResampleMove(DesignMethod):
         1
     """
 
-    num_stages: checks.PositiveInt = 32
-    num_moves: checks.PositiveInt = 1
-    num_positions: checks.PositiveInt = 8
-    num_groups: checks.PositiveInt | None = None
-    threshold: checks.Fraction = 0.5
+    num_stages: PositiveInt = 32
+    num_moves: PositiveInt = 1
+    num_positions: PositiveInt = 8
+    num_groups: PositiveInt | None = None
+    threshold: Fraction = 0.5
 
     has_weights: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("num_stages", "num_moves", "num_positions"):
-            setattr(self, name, checks.integer(f"method.{name}", getattr(self, name)))
-        self.num_groups = checks.optional_integer("method.num_groups", self.num_groups)
-        self.threshold = checks.fraction("method.threshold", self.threshold)
 
     @property
     @override
@@ -91,33 +84,10 @@ class ResampleMove(DesignMethod):
         )
 
     @override
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        run = DesignRun(generator, goal, targets, numbers, seed)
-        first = generator.fill(list(zip(numbers, targets)), seed)
-        run.calls.nfe, run.calls.rows = first.nfe, first.rows
-        x = torch.stack([torch.from_numpy(tokens) for tokens in first.tokens]).to(run.template)
-        weight = (
-            torch.zeros(len(x), dtype=torch.float64)
-            if first.log_weight is None
-            else torch.from_numpy(first.log_weight)
-        )
-        with torch.no_grad():
-            x, value, weight = self._stages(run, x, weight.to(run.exact_device))
-        return run.batch(
-            x, value, weight if self.supports_weights(generator.sampler, x.shape[1]) else None
-        )
-
-    def _stages(
-        self, run: DesignRun, x: Tensor, log_weight: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The population after the last stage: sequences (B, L), rewards and log weights (B,)."""
+    def design(self, run: DesignRun) -> SampleBatch:
+        x, of_samples = run.sampled()
+        given = np.zeros(len(x)) if of_samples is None else of_samples
+        log_weight = torch.from_numpy(given).to(run.exact_device)
         if bool(
             log_weight.isneginf().any()
         ):  # impossible under the template: the model has no conditional probabilities to move them by
@@ -132,7 +102,8 @@ class ResampleMove(DesignMethod):
                 x, value = x[ancestors.to(x.device)], value[ancestors.to(value.device)]
             for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
                 x, value = move(x, value, rise * (stage + 1), number)
-        return x, value, log_weight
+        weighted = self.supports_weights(run.generator.sampler, x.shape[1])
+        return run.batch(x, value, log_weight if weighted else None)
 
 
 def resampled(run: DesignRun, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.method.base import DesignRun
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
+from dnadiff.fields import Fraction, checked
 
 _FEW = 8  # particles
 _PER_ROW = ("x", "step", "log_weight", "log_potential", "log_mass", "value")
 log = logging.getLogger("dnadiff")
 
 
+@checked
 @dataclass(eq=False)
 class SMC(Stepwise):
     """Sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv
@@ -42,11 +43,7 @@ class SMC(Stepwise):
         0.5
     """
 
-    threshold: checks.Fraction = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.threshold = checks.fraction("method.threshold", self.threshold)
+    threshold: Fraction = 0.5
 
     @property
     @override

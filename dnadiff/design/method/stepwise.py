@@ -21,7 +21,6 @@ predictions are accurate, and the mean weight is an unbiased estimate of its nor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -29,10 +28,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, DesignRun, Goal
-from dnadiff.design.request import Target
+from dnadiff.design.method.base import BatchMethod, DesignRun, Goal
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.sampler.base import PlannedSampler, time_left, time_of
 
 
@@ -99,8 +97,9 @@ class Step:
         ]
 
 
+@checked
 @dataclass(eq=False)
-class Stepwise(DesignMethod):
+class Stepwise(BatchMethod):
     """A method that draws the tokens of each unmasking step taking the reward into account.
 
     Args:
@@ -109,17 +108,10 @@ class Stepwise(DesignMethod):
             False uses `beta` from the first evaluation on.
     """
 
-    every: checks.PositiveInt = 1
+    every: PositiveInt = 1
     anneal: bool = True
 
     has_weights: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.every, self.anneal = (
-            checks.integer("method.every", self.every),
-            checks.boolean("method.anneal", self.anneal),
-        )
 
     @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
@@ -137,18 +129,9 @@ class Stepwise(DesignMethod):
             )
 
     @override
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        run = DesignRun(generator, goal, targets, numbers, seed)
-        with torch.no_grad():
-            particles = self._steps(run)
-        weighted = generator.sampler.supports_weights(run.template.shape[1])
+    def design(self, run: DesignRun) -> SampleBatch:
+        particles = self._steps(run)
+        weighted = run.generator.sampler.supports_weights(run.template.shape[1])
         return run.batch(particles.x, particles.value, particles.log_weight if weighted else None)
 
     def _steps(self, run: DesignRun) -> Particles:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.design.method.base import DesignRun
 from dnadiff.design.method.stepwise import Particles, Step, Stepwise, weighted
+from dnadiff.fields import PositiveInt, checked
 
 
+@checked
 @dataclass(eq=False)
 class SVDD(Stepwise):
     """Soft value-based decoding (arXiv 2408.08252): each step draws candidates, and one is chosen
@@ -32,11 +33,7 @@ class SVDD(Stepwise):
         8
     """
 
-    num_candidates: checks.PositiveInt = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.num_candidates = checks.integer("method.num_candidates", self.num_candidates)
+    num_candidates: PositiveInt = 4
 
     @override
     def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
