@@ -440,22 +440,8 @@ def pick_device(accelerator: str) -> str:
 
 
 def check_window(window: int | None, loaded: Loaded) -> int:
-    """The longest window in which a command reads records: `window`, or else the training window.
-
-    ValueError if the model is one of text, or the window exceeds what the network takes.
-    """
-    if loaded.tokenizer.vocab.complement is None:
-        raise ValueError(
-            f"input is read as DNA, but {loaded.path} was trained on text; give a model of DNA"
-        )
-    window = loaded.training_length("window") if window is None else integer("window", window)
-    longest = loaded.denoiser.backbone.max_length
-    if longest is not None and window > longest:
-        raise ValueError(
-            f"window {window} is more than the {longest} tokens that this network takes; set "
-            "window to that or less"
-        )
-    return window
+    """As `Loaded.window`."""
+    return loaded.window(None if window is None else integer("window", window))
 
 
 def _closest(word: str, known: Sequence[str]) -> str:

@@ -3,107 +3,68 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from dnadiff import checks, commands
-from dnadiff.config import SHARED, Config, Keys
-from dnadiff.progress import Progress, table
+from pydantic import Field
 
-KEYS: Keys = {
-    **SHARED,
-    "input": str,
-    "num_groups": checks.PositiveInt,
-    "threads": checks.PositiveInt | None,
-}
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import Accelerator, ModelOptions, Result
+from dnadiff.options.command import command
+from dnadiff.progress import table
+from dnadiff.store.address import file_name
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, float]:
-    """Compress, and return the number of coded bases and sizes in bits: of the ideal code, the
-    code, the .dnd file, and the text."""
-    import numpy as np
-    import torch
+class CompressOptions(ModelOptions):
+    """Compress a FASTA file losslessly with a trained model.
 
-    from dnadiff.compression import coding, container
-    from dnadiff.data.genome import pieces
-    from dnadiff.store.address import file_name
-    from dnadiff.store.disk import atomic_write, check_output
-    from dnadiff.weights import checkpoint
+        python -m dnadiff.compress checkpoint=RUN input=x.fa output=x.dnd
+        python -m dnadiff.decompress checkpoint=RUN input=x.dnd output=x.fa
 
-    output = check_output(
-        config["output"] or run_dir / f"{file_name(config['input']).removeprefix('bundled:')}.dnd",
-        config["overwrite"],
+    Lossless: names, case, line breaks, N and other letters are restored byte for byte.
+    Decompression requires the same model, versions, processor type, number of threads and kernel;
+    this is checked. Needs pip install -e '.[compress]'.
+    """
+
+    chooses_threads: ClassVar[bool] = False
+    input: str = Field(description="FASTA, plain or gzip")
+    output: str | None = Field(None, description=".dnd; null: INPUT.dnd in the run folder")
+    num_groups: PositiveInt = Field(
+        64,
+        description="network calls per batch of windows, or for each block of block_mdlm; more "
+        "calls give a shorter code",
     )
-    if output.suffix.lower() == ".gz":
-        raise ValueError(
-            f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name "
-            "without .gz"
-        )
-    options = {
-        key: checks.integer(key, config[key], low)
-        for key, low in {"num_groups": 1, "seed": 0, "batch_size": 1}.items()
-    }
-    threads = checks.optional_integer("threads", config["threads"])
-    coding.library()
-    loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    window = commands.check_window(config["window"], loaded)
-    denoiser = coding.diffusion_denoiser(loaded).to(commands.pick_device(config["accelerator"]))
-    text = container.read_text(config["input"])
-    about, letters = container.parse(text, config["input"])
-    if container.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
-        raise ValueError(
-            f"{config['input']} cannot be restored byte for byte; rewrite it with one kind of line "
-            "breaks"
-        )
-    ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
-    parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
-    emitted = loaded.tokenizer.vocab.is_emitted()
-    encoder = coding.Encoder()
-    bar = Progress(len(parts), "compress")
-    with coding.threads(threads):
-        header = container.ContainerHeader(
-            container.FORMAT,
-            coding.fingerprint(denoiser, loaded.config),
-            coding.describe(denoiser) | coding.measure(denoiser, loaded.process),
-            window,
-            text=hashlib.blake2b(text, digest_size=16).hexdigest(),
-            **options,
-        )
-        masked = [emitted[x.long()] for x in parts]
-        coding.code(
-            denoiser,
-            loaded.process,
-            parts,
-            masked,
-            encoder,
-            **options,
-            progress=lambda n: bar.update(n, n * window),
-        )
-    bar.close()
-    content = container.pack(header, about, encoder.words())
-    needed = max(
-        container.expanded_size(about),
-        coding.padded_size([len(x) for x in parts], options["batch_size"]),
+    window: PositiveInt | None = Field(
+        None, description="bases; longer records are cut into windows; null: the training window"
     )
-    with atomic_write(output, config["overwrite"]) as file:
-        file.write(content)
-    bits = {
-        "code_length": encoder.bits,
-        "code": 32 * len(encoder.words()),
-        "file": 8 * len(content),
-        "text": 8 * len(text),
-    }
-    sizes = {"bases": sum(int(m.sum()) for m in masked), **bits}
-    show(sizes)
-    print(f"files are in {output}")
-    if needed > container.size_limit(len(content)):
-        print(f"the text is much longer than the file: to decompress it set max_bytes={needed}")
-    return sizes
+    batch_size: PositiveInt = Field(32, description="the code depends on it, as on the seed")
+    threads: PositiveInt | None = Field(
+        None, description="the code depends on it; null: PyTorch's default"
+    )
+    accelerator: Accelerator = Field("cpu", description="where the network computes")
 
 
-def show(sizes: Mapping[str, float]) -> None:
-    """Print the sizes."""
+@command(CompressOptions)
+def compress(options: CompressOptions) -> Result:
+    """Compress, and print the sizes."""
+    from dnadiff.compression import files
+
+    name = file_name(options.input).removeprefix("bundled:")
+    output = Path(options.output or options.run_dir / f"{name}.dnd")
+    sizes = files.compress(
+        options.input,
+        output,
+        options.checkpoint,
+        num_groups=options.num_groups,
+        window=options.window,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        threads=options.threads,
+        device=options.device,
+        trust=options.trust,
+        overwrite=options.overwrite,
+    )
+    needed = sizes.pop("needed")
     bits = {
         "code length of the model": sizes["code_length"],
         "code": sizes["code"],
@@ -116,12 +77,13 @@ def show(sizes: Mapping[str, float]) -> None:
         for name, size in bits.items()
     ]
     print(table(rows, ("", "bytes", "bits per coded base")))
+    print(f"files are in {output}")
+    if needed > files.container.size_limit(int(sizes["file"]) // 8):
+        print(f"the text is much longer than the file: to decompress it set max_bytes={needed}")
+    return Result(sizes, (output,))
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("compress", run, KEYS)
-
+main = compress.main
 
 if __name__ == "__main__":
     main()

@@ -3,56 +3,71 @@ training part, on either strand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from dnadiff import commands
-from dnadiff.config import SHARED, Config, Json, Keys
+from pydantic import Field
+
+from dnadiff.options.base import MODEL, Group, Options, Result, group
+from dnadiff.options.command import command
 from dnadiff.progress import table
 
-COLUMNS = ("name", "length", "longest_match", "seen_24mers")
-KEYS: Keys = {**SHARED, "input": str}
+
+class CopiesOptions(Options):
+    """The longest exact match of each record of a FASTA file with a model's training part, on
+    either strand.
+
+        python -m dnadiff.copies input=designs.fa checkpoint=RUN output=copies.tsv
+    """
+
+    chooses_threads: ClassVar[bool] = False
+    tokenizer: Group | None = group()  # so that data=text gets its own error message
+    data: Group | None = group(
+        description="the training data, for a model without a run or on another machine: data=fasta"
+        " data.path=my.fa"
+    )
+    input: str = Field(
+        description="FASTA; if a header has designed=first-last, only that part is searched"
+    )
+    checkpoint: str = Field(description=f"the model whose training part is searched: {MODEL}")
+    output: str | None = Field(
+        None,
+        description="name, bases, longest match, fraction of 24-mers seen; null: copies.tsv in the "
+        "run folder",
+    )
+    seed: int = Field(1, description="of the data")
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
-    """Search the training part and return the summary."""
+@command(CopiesOptions)
+def copies(options: CopiesOptions) -> Result:
+    """Search the training part."""
     from dnadiff.metrics import memorization
-    from dnadiff.store.disk import atomic_write, check_output
-    from dnadiff.store.files import resolve
-    from dnadiff.weights import checkpoint
 
-    output = check_output(config["output"] or run_dir / "copies.tsv", config["overwrite"])
-    resolve(config["input"])  # refuses a missing file before the training part is read
-    model = checkpoint.load(config["checkpoint"], config["trust"])
-    data = memorization.training_data(model, config["trust"], config.get("data"))
-    found = memorization.of_file(config["input"], memorization.indexed(data))
-    with atomic_write(output, config["overwrite"]) as file:
-        file.write(("\t".join(COLUMNS) + "\n").encode())
-        file.writelines(
-            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
-        )
-    content = memorization.summary(found)
+    output = Path(options.output or options.run_dir / "copies.tsv")
+    content = memorization.write_matches(
+        options.input,
+        output,
+        options.checkpoint,
+        options.data,
+        trust=options.trust,
+        overwrite=options.overwrite,
+    )
+    seen, longest = content["seen"], content["longest"]
     rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),
-        ("longest match, mean", f"{content['longest']['mean']:.1f} bases"),
-        (
-            "longest match, maximum",
-            f"{content['longest']['max']} bases, in {content['longest']['record']}",
-        ),
+        ("longest match, mean", f"{longest['mean']:.1f} bases"),
+        ("longest match, maximum", f"{longest['max']} bases, in {longest['record']}"),
         (
             "24-mers seen in training",
-            "none in the records" if content["seen"] is None else f"{100 * content['seen']:.3f} %",
+            "none in the records" if seen is None else f"{100 * seen:.3f} %",
         ),
     ]
     print(table(rows))
     print(f"files are in {output}")
-    return content
+    return Result(content, (output,))
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("copies", run, KEYS)
-
+main = copies.main
 
 if __name__ == "__main__":
     main()

@@ -4,110 +4,98 @@ back, and a model card."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal, Self
 
-from dnadiff import commands
-from dnadiff.config import SHARED, Config, Keys
+from pydantic import Field, model_validator
+
+from dnadiff.options.base import MODEL, Options, Result
+from dnadiff.options.command import command
 from dnadiff.progress import table
 
-if TYPE_CHECKING:
-    import torch
 
-    from dnadiff.denoiser import BaseDenoiser
+class ExportOptions(Options):
+    """A trained model as a folder to share, in the layout of published Caduceus and MDLM weights.
 
-FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
-_LICENSE = re.compile(r"[\w.-]{1,60}")
-_OF_MODEL = ("license", "data_license", "note")  # if they are null, those recorded
-KEYS: Keys = {
-    **SHARED,
-    **dict.fromkeys(("name", *_OF_MODEL), str | None),
-    "duplicate_tied": bool,
-    "dtype": Literal["float32", "float16", "bfloat16"] | None,
-}
+        python -m dnadiff.export checkpoint=RUN output=my_model license=apache-2.0
 
+    The folder has config.json and model.safetensors (the published layout), dnadiff.json
+    (objective, noise, tokenizer, data, split, likelihood, hash of the weights), README.md (the
+    model card) and, if the run has one, evaluate.json. Paths of this machine are left out.
+    checkpoint=my_model then works in every command; data that do not ship with dnadiff are named
+    again by data=.
+    """
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Export, and return the folder."""
-    import torch
-
-    from dnadiff.sharing import record
-    from dnadiff.sharing.card import write_card
-    from dnadiff.sharing.folder import check_folder, new_folder
-    from dnadiff.store.disk import write_json
-    from dnadiff.weights import checkpoint, exported
-    from dnadiff.weights.layouts import published_layout
-    from dnadiff.weights.published import export_published
-
-    if config["license"] is not None and not _LICENSE.fullmatch(config["license"]):
-        raise ValueError(
-            f"license {config['license']!r} is not an identifier of the Hugging Face Hub, such as "
-            "apache-2.0, cc-by-4.0 or other"
-        )
-    output = run_dir / "model" if config["output"] is None else config["output"]
-    target = check_folder(output, config["overwrite"], FILES)
-    loaded = checkpoint.load(config["checkpoint"], config["trust"])
-    published_layout(loaded.denoiser.backbone)  # refuses networks without one
-    dtype = None if config["dtype"] is None else getattr(torch, config["dtype"])
-    changed = dtype is not None and rounded(
-        loaded.denoiser, dtype
-    )  # before the hash of the weights is compared with that of the evaluation
-    evaluation = record.stored_evaluation(loaded)
-    if changed and evaluation is None:  # what the source records is of other weights
-        loaded = replace(loaded, origin=replace(loaded.origin, likelihood=None, curve=None))
-    origin = record.origin_of(loaded, evaluation, config["trust"], reads_data=True)
-    given = {key: config[key] or vars(origin)[key] for key in _OF_MODEL}
-    origin = replace(origin, data=record.without_paths(origin.data), **given)
-    name = config["name"] or target.name
-    about = record.summary(loaded, origin) | {
-        key: config[key] for key in ("duplicate_tied", "dtype")
-    }
-    with new_folder(target) as folder:
-        export_published(
-            loaded.denoiser,
-            folder,
-            needs_description=True,
-            duplicate_tied=config["duplicate_tied"],
-            dtype=dtype,
-        )
-        write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
-        if evaluation is not None:  # sampling chooses its groups from it
-            write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, name))
-        write_card(folder, name, about)
-    size = (target / "model.safetensors").stat().st_size
-    print(
-        table(
-            [
-                ("network", about["network"]),
-                ("parameters", f"{about['parameters']:,}"),
-                ("weights", f"{size:,} bytes"),
-            ]
-        )
+    chooses_threads: ClassVar[bool] = False
+    checkpoint: str = Field(description=MODEL)
+    output: str | None = Field(
+        None,
+        description="folder; it appears when it is complete; null: model in the run folder",
     )
-    if origin.data_license is None:
+    name: str | None = Field(
+        None, description="title of the model card; null: the name of the folder"
+    )
+    license: str | None = Field(
+        None,
+        description="of the weights, an identifier of the Hugging Face Hub: apache-2.0, cc-by-4.0, "
+        "other, ...; null: as recorded, or unknown",
+    )
+    data_license: str | None = Field(
+        None, description="of the training data, in words; null: as recorded"
+    )
+    duplicate_tied: bool = Field(
+        True,
+        description="false writes tied projections once, for a smaller file that only dnadiff "
+        "loads",
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        None, description="of the weights in the file, which are rounded; null: as in the network"
+    )
+    note: str | None = Field(
+        None, description="for the model card: how it was trained, what it is for"
+    )
+
+    @model_validator(mode="after")
+    def _license_is_an_identifier(self) -> Self:
+        if self.license is not None and not re.fullmatch(r"[\w.-]{1,60}", self.license):
+            raise ValueError(
+                f"license {self.license!r} is not an identifier of the Hugging Face Hub, such as "
+                "apache-2.0, cc-by-4.0 or other"
+            )
+        return self
+
+
+@command(ExportOptions)
+def export(options: ExportOptions) -> Result:
+    """Export; the only path of the result is the folder."""
+    from dnadiff.sharing.folder import export_model
+
+    output = Path(options.output or options.run_dir / "model")
+    target, about = export_model(
+        options.checkpoint,
+        output,
+        name=options.name,
+        license=options.license,
+        data_license=options.data_license,
+        note=options.note,
+        duplicate_tied=options.duplicate_tied,
+        dtype=options.dtype,
+        trust=options.trust,
+        overwrite=options.overwrite,
+    )
+    size = (target / "model.safetensors").stat().st_size
+    rows = [("network", about["network"]), ("parameters", f"{about['parameters']:,}")]
+    print(table([*rows, ("weights", f"{size:,} bytes")]))
+    if about["data_license"] is None:
         print(
             "the license of the training data is not recorded: give data_license=, or state it in "
             "README.md before you share the folder"
         )
     print(f"files are in {target}")
-    return target
+    return Result(about, (target,))
 
 
-def rounded(denoiser: BaseDenoiser, dtype: torch.dtype) -> bool:
-    """Round the weights to what a file of `dtype` can hold; returns whether that changed them."""
-    from dnadiff.weights.tensors import fingerprint, round_weights
-
-    before = fingerprint(denoiser)
-    round_weights(denoiser, dtype)
-    return fingerprint(denoiser) != before
-
-
-def main() -> None:
-    """The command line."""
-    commands.run("export", run, KEYS)
-
+main = export.main
 
 if __name__ == "__main__":
     main()

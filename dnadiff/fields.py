@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Interval
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Strict, TypeAdapter
 from pydantic import ValidationError as Invalid
 from typing_extensions import TypedDict
 
@@ -279,6 +279,8 @@ def _read_class(kind: Any) -> Any:
         read = TypedDict(kind.__name__, fields, total=False)  # type: ignore[operator, misc]
         read.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
         return read
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
     if isinstance(kind, TypeVar) or kind in _READ_AS:
         return _READ_AS.get(kind, Any)
     return _Object if isinstance(kind, type) else Any

@@ -254,8 +254,8 @@ def train_args(tiny_fasta):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """The run folder of a small Caduceus trained for a few steps on a FASTA file."""
-    from dnadiff.config import compose
-    from dnadiff.train import run
+    from dnadiff.options.command import compose
+    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("trained")
     path = folder / "tiny.fa"
@@ -275,13 +275,10 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="session")
 def exported(trained, tmp_path_factory):
     """The folder that `export` writes of the trained run."""
-    from dnadiff import export
-    from dnadiff.config import compose
+    from dnadiff.export import export
 
     folder = tmp_path_factory.mktemp("exported")
-    return export.run(
-        compose("export", [f"checkpoint={trained}", f"output={folder}/model"]), folder, []
-    )
+    return export(checkpoint=str(trained), output=str(folder / "model")).paths[0]
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,9 @@ from dnadiff.denoiser import BlockDenoiser
 def run(tmp_path_factory):
     """A small Caduceus trained in blocks of 4 for a few steps on a sequence of period seven, and
     its evaluation."""
-    from dnadiff import evaluate, train
-    from dnadiff.config import compose
+    from dnadiff import evaluate
+    from dnadiff.options.command import compose
+    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
@@ -36,7 +37,7 @@ def run(tmp_path_factory):
         "optimizer.lr=1e-2",
     ]
     args += ["trainer.max_steps=40", "trainer.accelerator=cpu", "data.max_valid_windows=4"]
-    train.run(compose("train", args), folder / "run", args)
+    run(compose("train", args), folder / "run", args)
     options = [
         f"checkpoint={folder / 'run'}",
         f"output={folder / 'run' / 'evaluate.json'}",

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import export
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.export import export
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
+from dnadiff.options.command import compose
+from dnadiff.sharing.folder import FILES
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_denoiser
 
@@ -52,11 +54,8 @@ def made(tmp_path_factory):
         {"state_dict": state, "hyper_parameters": described, "global_step": 7, "tokens_seen": 9},
         folder / "tiny.ckpt",
     )
-    return export.run(
-        compose("export", [f"checkpoint={folder}/tiny.ckpt", f"output={folder}/bundled/tiny"]),
-        folder,
-        [],
-    ).parent
+    files = {"checkpoint": f"{folder}/tiny.ckpt", "output": f"{folder}/bundled/tiny"}
+    return export(**files).paths[0].parent
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_the_wheel_holds_the_bundled_models():
     files = [
         f"dnadiff/bundled/{path.name}/{file}"
         for path in [checkpoint.BUNDLED / "x"]
-        for file in export.FILES
+        for file in FILES
     ]
     excluded = [
         *build_settings.get("exclude", []),

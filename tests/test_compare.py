@@ -9,11 +9,11 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.likelihood import evaluation
 from dnadiff.likelihood.estimates import COUNT, EXACT, Likelihood
 from dnadiff.likelihood.held_out import Scores
+from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
 
 QUICK = ("num_draws=4", "accelerator=cpu", "overwrite=true")

@@ -22,7 +22,6 @@ from dnadiff import compress, likelihood
 from dnadiff.backbone.mamba import Mamba
 from dnadiff.compression import coding, container
 from dnadiff.compression.coding import REMEDY, describe, measure
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
 from dnadiff.likelihood import curve
@@ -186,13 +185,8 @@ def test_any_layout_is_preserved(records, ended, newline):
 def compressed_once(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compressed")
     (folder / "x.fa").write_text(PLAIN)
-    compress.run(
-        compose(
-            "compress", [*small_settings(trained), f"input={folder}/x.fa", f"output={folder}/x.dnd"]
-        ),
-        folder,
-        [],
-    )
+    files = [f"input={folder}/x.fa", f"output={folder}/x.dnd"]
+    compress.compress.start([*small_settings(trained), *files], folder)
     return folder
 
 

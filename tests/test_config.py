@@ -7,6 +7,7 @@ import pytest
 from dnadiff import config
 from dnadiff.noise import LogLinear
 from dnadiff.objective.masking import Bernoulli
+from dnadiff.options.command import compose
 
 
 def test_build_makes_nested_objects_and_partials():
@@ -80,7 +81,7 @@ def test_an_unknown_argument_is_an_error_that_names_it():
 @pytest.mark.parametrize("backbone", ["caduceus", "caduceus_ps", "mamba"])
 def test_published_sizes_have_names(backbone):
     def size(*overrides):
-        found = config.compose("train", [f"backbone={backbone}", *overrides])["backbone"]
+        found = compose("train", [f"backbone={backbone}", *overrides])["backbone"]
         return found["d_model"], found["n_layers"]
 
     assert size() == (64, 4)
@@ -100,11 +101,9 @@ def test_the_published_sizes_of_the_transformers_by_name(backbone):
         "medium": (1024, 24, 16),
     }
     for name, expected in sizes.items():
-        found = config.compose("train", [f"backbone={backbone}", f"backbone/size={name}"])[
-            "backbone"
-        ]
+        found = compose("train", [f"backbone={backbone}", f"backbone/size={name}"])["backbone"]
         assert (found["d_model"], found["n_layers"], found["n_heads"]) == expected
-    assert config.compose("train", [f"backbone={backbone}"])["backbone"]["d_model"] == 128
+    assert compose("train", [f"backbone={backbone}"])["backbone"]["d_model"] == 128
 
 
 def test_leaves_have_dotted_keys():
@@ -131,15 +130,15 @@ def test_files_that_are_read_once_compose_as_those_that_are_read_again(python):
         ("sample", ["sampler=block", "checkpoint=x"]),
     ]
     code = (
-        "import json, sys\nfrom dnadiff.config import "
+        "import json, sys\nfrom dnadiff.options.command import "
         "compose\nprint(json.dumps([compose(*case) "
         "for case in json.loads(sys.argv[1])]))"
     )
     process = python("-c", code, json.dumps(cases))
-    once = [config.compose(*case) for case in cases]
+    once = [compose(*case) for case in cases]
     once[0]["data"]["split"]["low"] = 4  # a change of one result is not seen in the next
     assert process.wait() == 0, process.errors
-    assert [config.compose(*case) for case in cases] == json.loads(process.output)
+    assert [compose(*case) for case in cases] == json.loads(process.output)
 
 
 def test_options_of_hydra_work_where_argparse_checks_every_help(cli, monkeypatch):

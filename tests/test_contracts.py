@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import Backbone, BlockBackbone, CausalBackbone
-from dnadiff.config import build, compose, config_dir, locate
+from dnadiff.config import build, config_dir, locate
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import NoiseSchedule
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
-from dnadiff.train import check_compatible
+from dnadiff.training.run import check_compatible
 from dnadiff.weights.loaded import build_denoiser, build_objective
 
 TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from dnadiff.commands import COMMANDS
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {

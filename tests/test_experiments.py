@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 import torch
 
-from dnadiff.config import build, compose, config_dir
-from dnadiff.train import run
+from dnadiff.config import build, config_dir
+from dnadiff.options.command import compose
+from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 
 EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
@@ -96,7 +97,7 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
         *ONE_STEP,
         *(["backbone.n_heads=2"] if heads else []),
     ]
-    metrics = run(compose("train", args), tmp_path / "run", args)
+    metrics, _ = run(compose("train", args), tmp_path / "run", args)
     assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dnadiff import commands, finetune
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.options.command import compose
 from dnadiff.supervised import study_models
 from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.classifier import MEAN_HEAD

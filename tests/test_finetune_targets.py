@@ -11,8 +11,8 @@ import torch
 
 import dnadiff
 from dnadiff import commands, finetune
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
 
 DIT = (

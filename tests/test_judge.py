@@ -8,9 +8,9 @@ import torch
 
 from dnadiff import judge
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.options.command import compose
 from dnadiff.weights.published import export_published
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
-from dnadiff.config import compose
 from dnadiff.data.intervals import Tile
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
 from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
+from dnadiff.options.command import compose
 from dnadiff.zero_shot import protocols_of, rows_of, settings
 
 SMALL = [
@@ -35,7 +35,7 @@ SMALL += [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A DiT and a causal transformer trained for two steps on the same text."""
-    from dnadiff.train import run
+    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("text")
     (folder / "book.txt").write_text("Sphinx of black quartz, judge my vow. " * 60)

@@ -15,7 +15,7 @@ import yaml
 
 import dnadiff
 from dnadiff.commands import COMMANDS
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

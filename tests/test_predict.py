@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 import dnadiff
 from dnadiff import commands, finetune
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.output import ResumableOutput
 from dnadiff.finetune import print_tables
+from dnadiff.options.command import compose
 from dnadiff.supervised import ensemble, prediction_table
 from dnadiff.supervised.ensemble import Query, chunks, window_bounds
 from dnadiff.supervised.networks import NetworkModel

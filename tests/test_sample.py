@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.config import compose
-from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood import curve
+from dnadiff.formats.fasta import read_fasta
+from dnadiff.likelihood import code_length
 from dnadiff.likelihood.curve import fingerprint
+from dnadiff.options.command import compose
 from dnadiff.sample import run
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
@@ -135,7 +135,7 @@ def test_any_sampler_by_name(arguments, header, cli, trained, tmp_path):
         "calls"
     ] in (None, str(calls))
     assert calls <= int(err.split("at most ")[1].split()[0]) and calls == steps(tmp_path / "a.fa")
-    assert [len(r.sequence) for r in read_sequences(tmp_path / "a.fa")] == [
+    assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [
         150 if "semi_ar" in arguments[0] else 64
     ] * 3
 
@@ -192,7 +192,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
         **settings,
     }
     assert dnadiff.load(trained, "cpu").sample(2, length=30, seed=5, sampler=Grouped(4)) == [
-        r.sequence.decode() for r in read_sequences(tmp_path / "a.fa")
+        r.sequence.decode() for r in read_fasta(tmp_path / "a.fa")
     ]
 
 
@@ -200,8 +200,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "output=a.fa"]
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == 64  # no curve: the default
     store_curve(copy)
-    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    equal, best = curve.fewest_groups(h), curve.fewest_groups(h, optimal=True)
+    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    equal, best = code_length.fewest_groups(h), code_length.fewest_groups(h, optimal=True)
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == len(equal) < 64
     assert cli("sample", *args, "sampler.sizes=optimal")[0] == 0 and steps(
         tmp_path / "a.fa"
@@ -226,8 +226,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
 
 def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy, tmp_path):
     store_curve(copy, best=1.2)
-    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    for more, calls in (((), len(curve.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
+    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
         args = [
             f"checkpoint={copy}",
             "num_samples=1",
@@ -309,7 +309,7 @@ def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
     """A run trained for two steps on two labeled files."""
-    from dnadiff.train import run
+    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("labeled")
     for name, unit in (("human", "ACGTTGA"), ("yeast", "CCATG")):
@@ -474,7 +474,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )[0]
         == 0
     )
-    assert len(read_sequences(tmp_path / "a.fa")[0].sequence) == 100
+    assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
     for cache in ("dual", "prefix"):
         output = f"output={cache}.fa"
         status, _, err = cli(
@@ -487,7 +487,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )
         assert (
             status == 0
-            and "sampler=fast_dllm" in read_sequences(tmp_path / f"{cache}.fa")[0].description
+            and "sampler=fast_dllm" in read_fasta(tmp_path / f"{cache}.fa")[0].description
         ), err
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [

@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from dnadiff.backbone.base import BidirectionalBackbone
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.draws import Draws
@@ -18,6 +17,7 @@ from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_denoiser
@@ -184,7 +184,7 @@ def test_bad_input_gets_one_line(cli, tmp_path, args, message):
 
 def test_dna_needs_none_of_the_packages_for_text(python, without, train_args, tmp_path):
     code = without("datasets", "tokenizers", "pyarrow", "huggingface_hub") + (
-        "from dnadiff.config import compose; from dnadiff.train import run; from pathlib import "
+        "from dnadiff.config import compose; from dnadiff.training.run import run; from pathlib import "
         "Path\n"
         f"args = {train_args('dit', 1)!r}; run(compose('train', args), Path('run'), args)\n"
         "from dnadiff.model import load; load('run')"

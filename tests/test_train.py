@@ -10,14 +10,13 @@ import pytest
 import torch
 import yaml
 
-from dnadiff import train
 from dnadiff.backbone.dit import DiT
-from dnadiff.config import compose
 from dnadiff.data.windows import RandomWindows
 from dnadiff.denoiser import Denoiser
+from dnadiff.options.command import compose
+from dnadiff.training import run as train
 from dnadiff.vocab import Vocab
 from dnadiff.weights import checkpoint
-from dnadiff.weights.published import export_published
 
 
 def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(
@@ -274,7 +273,7 @@ def test_blocks_do_not_start_from_a_network_with_a_time(
 
 @pytest.fixture
 def published_folder(tmp_path, trained):
-    export_published(checkpoint.load(trained).denoiser, tmp_path / "published")
+    checkpoint.export_published(checkpoint.load(trained).denoiser, tmp_path / "published")
     return tmp_path / "published"
 
 
@@ -324,7 +323,7 @@ def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_pat
 
 def test_published_text_weights_are_refused_with_another_vocabulary(cli, train_args, tmp_path):
     vocab = Vocab(33, 32, 32, (32,))
-    export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
+    checkpoint.export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
     (tmp_path / "book.txt").write_text("abcdefgh " * 800)
     for data in (("data=text", f"data.path={tmp_path / 'book.txt'}"), ()):
         args = [

@@ -18,6 +18,9 @@ from dnadiff.formats.sequences import iter_sequences
 from dnadiff.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.likelihood.held_out import MAX_KMERS, bases_of
 from dnadiff.metrics.composition import as_bases
+from dnadiff.store.disk import atomic_write, check_output
+from dnadiff.store.files import resolve
+from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -28,6 +31,7 @@ LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
 _FEW = 16  # candidates that are compared one by one, in long steps
+COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
 
@@ -307,3 +311,25 @@ def summary(found: Sequence[Match]) -> dict[str, Json]:
         },
         "seen": float(np.mean(seen)) if seen else None,
     }
+
+
+def write_matches(
+    path: str,
+    output: Path,
+    model: str,
+    given: Config | None = None,
+    *,
+    trust: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Json]:
+    """Write the matches of each record of a FASTA file with the training part of a model, or of the
+    data `given`, as a table; returns their summary."""
+    check_output(output, overwrite)
+    resolve(path)  # refuses a missing file before the training part is read
+    found = of_file(path, indexed(training_data(checkpoint.load(model, trust), trust, given)))
+    with atomic_write(output, overwrite) as file:
+        file.write(("\t".join(COLUMNS) + "\n").encode())
+        file.writelines(
+            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
+        )
+    return summary(found)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from dnadiff.fields import PositiveInt, check_value
+from dnadiff.fields import Natural, PositiveInt, check_value
 
 if TYPE_CHECKING:
     import pandas
@@ -65,7 +65,7 @@ class Options(BaseModel):
         [], description="packages besides dnadiff whose classes a checkpoint may name"
     )
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="plain")
     @classmethod
     def _of_its_type(cls, value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
@@ -154,12 +154,32 @@ def pages(kind: type[Options]) -> tuple[str, str, str]:
 
 
 class ModelOptions(Options):
-    """Of commands that read a trained model."""
+    """Of commands that compute with a trained model."""
 
     checkpoint: str = Field(description=MODEL)
     accelerator: Accelerator = Field("auto", description="where the network computes")
+
     batch_size: PositiveInt = Field(32, description="sequences in a batch")
-    seed: Annotated[int, Field(ge=0)] = Field(1, description="of everything that is random")
+    seed: Natural = Field(1, description="of everything that is random")
+
+    @property
+    def device(self) -> str:
+        """The device of torch that `accelerator` means."""
+        return device_of(self.accelerator)
+
+
+def device_of(accelerator: Accelerator) -> str:
+    """The device of torch that an accelerator means; ValueError if there is none of its kind."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if accelerator in ("gpu", "cuda") and not available:
+        raise ValueError(
+            f"accelerator={accelerator}: this machine or this build of torch has no CUDA device; "
+            "use auto or cpu"
+        )
+    on_gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and available)
+    return "cuda" if on_gpu else accelerator.replace("auto", "cpu")
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from dnadiff.config import build, check
+from dnadiff import config as yaml_config
+from dnadiff.config import build, check, config_dir, imported
 from dnadiff.fields import described
-from dnadiff.options.base import Options, Start, hint_of, pages
+from dnadiff.options.base import Config, Options, Start, hint_of, pages
 from dnadiff.options.compose import (
-    as_yaml,
     choices,
-    compose,
+    hydra_config,
     import_plugins,
     override,
     plain,
@@ -89,7 +90,7 @@ class Command(Generic[P, R]):
             ValueError: naming what is wrong.
         """
         import_plugins(overrides)
-        config = compose(self.name, self.options, overrides, folder)
+        config = hydra_config(self.name, self.options, overrides, folder)
         run_dir = Path(config.hydra.run.dir) if run_dir is None else run_dir
         values = plain(self.name, config)
         try:
@@ -168,7 +169,9 @@ class Command(Generic[P, R]):
         try:
             if shown == "job":
                 import_plugins(overrides)
-                return print(as_yaml(compose(self.name, self.options, overrides, folder)))
+                config = hydra_config(self.name, self.options, overrides, folder)
+                values = plain(self.name, config, resolve=False, required=False)
+                return print(yaml.safe_dump(values, sort_keys=False, width=1000).rstrip())
             self.start(overrides, folder=folder)
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
@@ -188,6 +191,29 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Command[P, 
         return Command(cast(type[Options], options), run)
 
     return make
+
+
+def compose(
+    name: str, overrides: Sequence[str] = (), resolve: bool = True, folder: Path | None = None
+) -> Config:
+    """The configuration of a command as a plain dict, for scripts and tests.
+
+    Args:
+        resolve: replace `${...}` by values.
+        folder: the user's own folder of YAML files, as in `--config-dir`.
+    """
+    if (config_dir() / f"{name}.yaml").is_file():
+        return yaml_config.compose(name, overrides, resolve, folder)
+    found = named(name)
+    config = hydra_config(name, found.options, overrides, folder)
+    return plain(name, config, resolve, required=False)
+
+
+def named(name: str) -> Command[..., Any]:
+    """The command of this package, or of an imported plugin, with this name."""
+    if name not in Command.known:
+        imported(f"dnadiff.{name}")
+    return Command.known[name]
 
 
 def parse(arguments: Sequence[str]) -> tuple[str, Path | None, list[str]]:
@@ -241,8 +267,6 @@ def run_folder(path: Path, shared: bool) -> Iterator[Path]:
 def report(error: Exception, overrides: Sequence[str]) -> str:
     """The line on standard error that ends a command; it names the key of a value that it repeats,
     such as the name of a missing file."""
-    import yaml
-
     parts: tuple[object, ...] = (str(error),)
     if isinstance(error, OSError) and error.strerror:
         parts = error.filename, error.strerror

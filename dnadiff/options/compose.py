@@ -52,7 +52,7 @@ def _written(value: object) -> str:
     return json.dumps(value) if plain else quoted(str(value))
 
 
-def compose(
+def hydra_config(
     name: str, options: type[Options], overrides: Sequence[str] = (), folder: Path | None = None
 ) -> Any:
     """The composed configuration of a command as an OmegaConf object, with Hydra's own part.
@@ -73,6 +73,8 @@ def compose(
     ConfigStore.instance().store(name=name, node=options.node(name))
     arguments = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
     if folder is not None:
+        if not folder.is_dir():
+            raise ValueError(f"the folder of --config-dir, '{folder}' not found; check its name")
         arguments += [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
@@ -87,11 +89,14 @@ def compose(
     return config
 
 
-def plain(name: str, config: Any) -> Config:
-    """The keys of a composed command with `${...}` replaced by values, without Hydra's part.
+def plain(name: str, config: Any, resolve: bool = True, required: bool = True) -> Config:
+    """The keys of a composed command, without Hydra's part.
+
+    Args:
+        resolve: replace `${...}` by values.
 
     Raises:
-        ValueError: if a value is missing.
+        ValueError: if `required` and a value is missing.
     """
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
@@ -99,20 +104,11 @@ def plain(name: str, config: Any) -> Config:
     with open_dict(config):
         del config["hydra"]
     try:
-        content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=required)
     except (MissingMandatoryValue, InterpolationToMissingValueError) as error:
         raise ValueError(_explain_missing(str(error), name)) from error
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
-
-
-def as_yaml(config: Any) -> str:
-    """The keys of a composed command, as `--cfg job` shows them."""
-    from omegaconf import OmegaConf, open_dict
-
-    with open_dict(config):
-        del config["hydra"]
-    return OmegaConf.to_yaml(config)
 
 
 def choices(options: type[Options], folder: Path | None = None) -> dict[str, list[str]]:
@@ -230,12 +226,8 @@ def unknown_key(
 ) -> str:
     """The message for a key or group that the command does not have, given the groups that were
     chosen."""
-    from omegaconf import OmegaConf
-
-    composed = compose(name, options, group_choices(overrides, folder), folder)
-    config: Any = OmegaConf.to_container(composed, resolve=False)
-    del config["hydra"]
-    return unknown_in(key, config)
+    composed = hydra_config(name, options, group_choices(overrides, folder), folder)
+    return unknown_in(key, plain(name, composed, resolve=False, required=False))
 
 
 def unknown_in(key: str, config: Config) -> str:

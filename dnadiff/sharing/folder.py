@@ -1,5 +1,5 @@
-"""New folders that appear under their name only when they are complete, and replace an existing
-folder atomically.
+"""Exported models: new folders that appear under their name only when they are complete, and
+replace an existing folder atomically.
 
 Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a
 complete folder that was being replaced.
@@ -13,13 +13,24 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from dnadiff.checks import expand_user
-from dnadiff.store.disk import check_output, names_file, sync_folder
+import torch
 
+from dnadiff.checks import expand_user
+from dnadiff.config import Config
+from dnadiff.sharing import record
+from dnadiff.sharing.card import write_card
+from dnadiff.store.disk import check_output, names_file, sync_folder, write_json
+from dnadiff.weights import checkpoint, exported
+from dnadiff.weights.layouts import published_layout
+from dnadiff.weights.published import export_published
+from dnadiff.weights.tensors import fingerprint, round_weights
+
+FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
 _FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
@@ -181,3 +192,59 @@ def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
             os.close(lock)
             continue
         yield left, lock
+
+
+def export_model(
+    source: str,
+    output: Path,
+    *,
+    name: str | None = None,
+    license: str | None = None,
+    data_license: str | None = None,
+    note: str | None = None,
+    duplicate_tied: bool = True,
+    dtype: str | None = None,
+    trust: Sequence[str] = (),
+    overwrite: bool = False,
+) -> tuple[Path, Config]:
+    """Write a model as a folder to share; returns the folder and what its card says.
+
+    Args:
+        name: title of the card; None is the name of the folder.
+        license, data_license, note: None is what the source records.
+        duplicate_tied: write tied projections under both of their published names.
+        dtype: that the weights are rounded to: float32, float16 or bfloat16.
+    """
+    target = check_folder(output, overwrite, FILES)
+    loaded = checkpoint.load(source, trust)
+    published_layout(loaded.denoiser.backbone)  # refuses networks without one
+    before, kind = fingerprint(loaded.denoiser), None if dtype is None else getattr(torch, dtype)
+    if kind is not None:  # before the hash of the weights is compared with that of the evaluation
+        round_weights(loaded.denoiser, kind)
+    evaluation = record.stored_evaluation(loaded)
+    if evaluation is None and fingerprint(loaded.denoiser) != before:
+        # What the source records is of other weights.
+        loaded = replace(loaded, origin=replace(loaded.origin, likelihood=None, curve=None))
+    origin = record.origin_of(loaded, evaluation, trust, reads_data=True)
+    origin = replace(
+        origin,
+        data=record.without_paths(origin.data),
+        license=license or origin.license,
+        data_license=data_license or origin.data_license,
+        note=note or origin.note,
+    )
+    about = record.summary(loaded, origin) | {"duplicate_tied": duplicate_tied, "dtype": dtype}
+    title = name or target.name
+    with new_folder(target) as folder:
+        export_published(
+            loaded.denoiser,
+            folder,
+            needs_description=True,
+            duplicate_tied=duplicate_tied,
+            dtype=kind,
+        )
+        write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
+        if evaluation is not None:  # sampling chooses its groups from it
+            write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, title))
+        write_card(folder, title, about)
+    return target, about

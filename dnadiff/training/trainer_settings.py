@@ -1,35 +1,13 @@
-"""The settings of a training run: the types of its keys, which settings of Lightning's Trainer it may
+"""The settings of a training run: which settings of Lightning's Trainer it may
 choose, their integers, and when it validates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from dnadiff import checks
-from dnadiff.config import SHARED, Config, Json, Keys
+from dnadiff.config import Config, Json
 
-# Of the config groups the types come from the classes that they name.
-KEYS: Keys = {
-    **SHARED,
-    "init_from": str | None,
-    "context_parallel": checks.PositiveInt,
-    "time_conditioning": bool | None,
-    "weight_decay": checks.NonNegative,
-    "matmul_precision": Literal["highest", "high", "medium"],
-    "callbacks": dict[str, checks.Built | None],
-    "callbacks.checkpoints.every_n_steps": checks.PositiveInt,
-    "trainer.callbacks": list[checks.Built] | None,
-    # Of classes of other packages, whose signatures give no limits.
-    "optimizer.lr": checks.NonNegative,
-    "optimizer.eps": checks.NonNegative,
-    "trainer.max_steps": checks.PositiveInt,
-    "trainer.devices": checks.PositiveInt | list[checks.Natural] | str,
-    "trainer.num_nodes": checks.PositiveInt,
-    "trainer.strategy": str | dict,
-    "trainer.gradient_clip_val": checks.NonNegative | None,
-    "trainer.log_every_n_steps": checks.PositiveInt,
-}
 # Arguments that are the same in every run.
 FIXED: Config = {
     "logger": False,

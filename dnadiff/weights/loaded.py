@@ -254,6 +254,26 @@ class Loaded:
             )
         return int(length)
 
+    def window(self, given: int | None) -> int:
+        """The longest window in which a command reads records: the one `given`, or else that of the
+        training.
+
+        Raises:
+            ValueError: if the model is one of text, or the window exceeds what the network takes.
+        """
+        if self.tokenizer.vocab.complement is None:
+            raise ValueError(
+                f"input is read as DNA, but {self.path} was trained on text; give a model of DNA"
+            )
+        window = self.training_length("window") if given is None else given
+        longest = self.denoiser.backbone.max_length
+        if longest is not None and window > longest:
+            raise ValueError(
+                f"window {window} is more than the {longest} tokens that this network takes; set "
+                "window to that or less"
+            )
+        return window
+
     def was_trained_on(self, data: SequenceDataModule) -> bool | None:
         """Whether data have the records, the split and the sequence of its training; None if its
         source records neither."""

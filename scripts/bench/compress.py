@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from adaptive_markov import adaptive_log_probs, untrained
 
-from dnadiff import compress, decompress, likelihood
-from dnadiff.config import build, compose
+from dnadiff import likelihood
+from dnadiff.compression.files import compress, decompress
+from dnadiff.config import build
 from dnadiff.data.genome import pieces
-from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.reader import Record
+from dnadiff.formats.fasta import Record, write_fasta
 from dnadiff.likelihood import curve
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.progress import table
@@ -97,22 +97,12 @@ def main() -> None:
         fasta = Path(folder) / "x.fa"
         write_fasta(fasta, [Record("held_out", "", letters.encode())])
         for k in args.groups:
-            common = [f"checkpoint={loaded.path}", "overwrite=true"]
             packed, back = Path(folder) / "x.dnd", Path(folder) / "y.fa"
             start = time.monotonic()
             with contextlib.redirect_stdout(io.StringIO()):
-                options = [
-                    f"input={fasta}",
-                    f"output={packed}",
-                    f"num_groups={k}",
-                    f"batch_size={args.batch_size}",
-                ]
-                sizes = compress.run(compose("compress", [*common, *options]), Path(folder), [])
-                decompress.run(
-                    compose("decompress", [*common, f"input={packed}", f"output={back}"]),
-                    Path(folder),
-                    [],
-                )
+                options = {"num_groups": k, "batch_size": args.batch_size}
+                sizes = compress(str(fasta), packed, str(loaded.path), overwrite=True, **options)
+                decompress(str(packed), back, str(loaded.path), overwrite=True)
             assert back.read_bytes() == fasta.read_bytes()
             value, se = expected[k]
             add(

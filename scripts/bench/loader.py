@@ -135,9 +135,10 @@ def training_step(fasta: Path, batch_size: int, seconds: float) -> tuple[float, 
     """Seconds of a training step and of a batch."""
     import torch
 
-    from dnadiff.config import build, compose
+    from dnadiff.config import build
     from dnadiff.draws import Draws
-    from dnadiff.train import assemble
+    from dnadiff.options.command import compose
+    from dnadiff.training.run import assemble
 
     overrides = [
         f"data.path={fasta}",

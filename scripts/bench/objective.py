@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from dnadiff.bootstrap import student_t
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.draws import Draws, hash64
+from dnadiff.options.command import compose
 from dnadiff.weights import checkpoint
-from dnadiff.weights.loaded import build_objective
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 import study
@@ -174,7 +174,7 @@ class Study:
         batch = next(iter(data.train_dataloader()))
         x0, weight = batch["ids"].long(), batch["weight"].float()
         config = compose("train", self.settings(method, 1, 1))
-        objective = build_objective(config, loaded.process)
+        objective = checkpoint.build_objective(config, loaded.process)
         denoiser, rows = loaded.denoiser, torch.arange(len(x0))
         parameters = [p for p in denoiser.parameters() if p.requires_grad]
         chunks, per_chunk = self.size["chunks"], self.size["draws"] // self.size["chunks"]

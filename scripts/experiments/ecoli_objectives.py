@@ -33,7 +33,7 @@ import numpy as np
 import study
 
 from dnadiff.bootstrap import ConfidenceInterval
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.likelihood.held_out import (
     Scores,
     fit_markov,
@@ -41,6 +41,7 @@ from dnadiff.likelihood.held_out import (
     token_groups,
     window_positions,
 )
+from dnadiff.options.command import compose
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.config import Json, build, compose
+from dnadiff.config import Json, build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.options.command import compose
 from dnadiff.renamed import VERSION
 from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import metric_values

@@ -1015,8 +1015,9 @@ TEXTS = (
 def _small(backbone: str, vocab: object) -> object:
     import torch
 
-    from dnadiff.config import build, compose
+    from dnadiff.config import build
     from dnadiff.denoiser import Denoiser
+    from dnadiff.options.command import compose
 
     torch.manual_seed(0)
     sizes = (
@@ -1121,12 +1122,10 @@ def _bin(folder: Path) -> None:
 
 
 def _exported(folder: Path) -> None:
-    from dnadiff import export
+    from dnadiff.export import export
 
     if not (RUNS / "exported").is_dir():
-        export.run(
-            dict(_command("export", f"checkpoint={RUNS}/dna", f"output={RUNS}/exported")), RUNS, []
-        )
+        export(checkpoint=f"{RUNS}/dna", output=f"{RUNS}/exported")
     shutil.copytree(RUNS / "exported", folder / "p")
 
 
@@ -1348,7 +1347,7 @@ def _of_curve(folder: Path, name: str) -> object:
 
 @lru_cache
 def _command(name: str, *overrides: str) -> dict[str, object]:
-    from dnadiff.config import compose
+    from dnadiff.options.command import compose
 
     return compose(name, overrides)
 
@@ -1359,18 +1358,10 @@ def _dnd(folder: Path) -> None:
 
 
 def _decompress(folder: Path) -> object:
-    from dnadiff import decompress
+    from dnadiff.compression.files import decompress
 
-    config = dict(
-        _command(
-            "decompress",
-            f"checkpoint={folder}/run",
-            f"input={folder}/s.dnd",
-            f"output={folder}/s.fa",
-            "accelerator=cpu",
-        )
-    )
-    return decompress.run(config, folder, []).read_bytes()
+    decompress(f"{folder}/s.dnd", folder / "s.fa", f"{folder}/run")
+    return (folder / "s.fa").read_bytes()
 
 
 # Files that the package loads back

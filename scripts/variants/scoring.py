@@ -20,13 +20,14 @@ import study
 import dnadiff
 from dnadiff import variants
 from dnadiff.commands import configure_logging, keep_freed_memory
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kernels.facade import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
+from dnadiff.options.command import compose
 from dnadiff.store.disk import atomic_write
 from dnadiff.weights.tensors import fingerprint
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.config import build, compose
+from dnadiff.config import build
+from dnadiff.options.command import compose
 from dnadiff.vocab import Vocab
 
 TEXT = Vocab(33, 32, 32, (32,))

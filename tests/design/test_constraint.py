@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))

@@ -550,8 +550,8 @@ def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
-    from dnadiff.config import compose
-    from dnadiff.train import run
+    from dnadiff.options.command import compose
+    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("text")
     (folder / "book.txt").write_text("the cat sat on the mat. the dog sat on the log. " * 100)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.backbone.base import BlockBackbone, CausalBackbone
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.design.conditioning import Guided
@@ -27,6 +27,7 @@ from dnadiff.design.request import (
 )
 from dnadiff.draws import hash64
 from dnadiff.noise import LogLinear
+from dnadiff.options.command import compose
 from dnadiff.parameterization import Score
 from dnadiff.process import AbsorbingProcess
 

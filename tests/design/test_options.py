@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser
 from dnadiff.design.conditioning import Guided
@@ -15,6 +14,7 @@ from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.options import check_settings, check_weights, resolved_sampler
 from dnadiff.design.request import FREE, Pattern, Templates
 from dnadiff.noise import LogLinear
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.block import Blockwise
 from dnadiff.sampler.grouped import Grouped

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import CausalBackbone
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
@@ -19,6 +19,7 @@ from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
+from dnadiff.options.command import compose
 from dnadiff.parameterization import SUBS
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import commands, finetune, train
-from dnadiff.config import compose
-from dnadiff.formats.sequences import read_sequences
+from dnadiff import commands, finetune
+from dnadiff.formats.fasta import read_fasta
 from dnadiff.metrics.designs import header_facts
+from dnadiff.options.command import compose
 from dnadiff.reward.predicted import PredictedReward
 from dnadiff.reward.weighted import WeightedSum
 from dnadiff.supervised import saved
+from dnadiff.training.run import run
 
 FEW = [
     "epochs=1",
@@ -59,7 +60,7 @@ def trained_ps(folder):
             "data.batch_size=4",
             "data.max_valid_windows=4",
         ]
-        train.run(compose("train", args), folder / "ps", args)
+        run(compose("train", args), folder / "ps", args)
     return folder / "ps"
 
 
@@ -186,7 +187,7 @@ def test_the_difference_of_two_predictions(cli, trained, runs, tmp_path):
         "sample", f"checkpoint={trained}", "reward=weighted", *args, "method=smc", "output=a.fa"
     )
     assert status == 0, err
-    records = read_sequences(tmp_path / "a.fa")
+    records = read_fasta(tmp_path / "a.fa")
     texts = [record.sequence.decode() for record in records]
     expected = PredictedReward(str(runs["classes"]))(texts) - PredictedReward(
         str(runs["first strand"])

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone, State
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 
 

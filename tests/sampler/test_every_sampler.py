@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from dnadiff.backbone.base import CausalBackbone
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.conditioning import Guided
+from dnadiff.options.command import compose
 from dnadiff.vocab import Vocab
 
 BIT = Vocab(3, 2, 2, (2,))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
+from dnadiff.options.command import compose
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.forward_backward import ForwardBackward
 from dnadiff.sampler.gibbs import Gibbs

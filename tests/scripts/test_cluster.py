@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 
 CLUSTER = Path(__file__).parents[2] / "scripts" / "cluster"
 

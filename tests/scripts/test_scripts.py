@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.likelihood import curve
@@ -23,7 +23,7 @@ from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
-from dnadiff.train import check_compatible
+from dnadiff.training.run import check_compatible
 from dnadiff.vocab import Vocab
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff import export, info
-from dnadiff.config import compose
+from dnadiff.export import export
+from dnadiff.info import info, show
 from dnadiff.likelihood import evaluation
+from dnadiff.options.command import compose
 from dnadiff.sharing import card, record
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
@@ -92,16 +93,13 @@ def test_changed_data_are_marked_in_the_exported_folder_too(reads, trained, tmp_
     content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
     content["hyper_parameters"]["config"]["data"]["path"] = str(tmp_path / "tiny.fa")
     torch.save(content, tmp_path / "changed.ckpt")
-    folder = export.run(
-        compose("export", [f"checkpoint={tmp_path}/changed.ckpt", f"output={tmp_path}/model"]),
-        tmp_path,
-        [],
-    )
+    files = {"checkpoint": f"{tmp_path}/changed.ckpt", "output": f"{tmp_path}/model"}
+    folder = export(**files).paths[0]
     assert (
         checkpoint.load(folder).origin.data_changed
         and "changed since training" in (folder / "README.md").read_text()
     )
-    info.info.start([f"checkpoint={folder}"], tmp_path)
+    info(checkpoint=str(folder))
     assert "The files of the training data had changed" in capsys.readouterr().out
 
 
@@ -160,7 +158,7 @@ def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(traine
         found
     ) and "| 1.7500 | -0.2500 | - to - |" in card.likelihood(found)
     loaded = checkpoint.load(trained)
-    info.show(record.summary(loaded, replace(loaded.origin, likelihood=found)))
+    show(record.summary(loaded, replace(loaded.origin, likelihood=found)))
     assert "1.5000" in capsys.readouterr().out
 
 
@@ -197,6 +195,6 @@ def test_control_characters_of_a_model_are_escaped(trained, capsys):
     )
     about = record.summary(loaded, replace(loaded.origin, likelihood=found, note="a\x1b[2J"))
     for each in (about, about | {"likelihood": None, "checkpoint": "b\x1b[2J"}):
-        info.show(each)
+        show(each)
     out = capsys.readouterr().out
     assert "\x1b" not in out and out.count("\\x1b[2J") == 3 + 2 + 2

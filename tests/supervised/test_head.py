@@ -10,8 +10,9 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.options.command import compose
 from dnadiff.supervised.classifier import HeadInputs, build_classifier, check_head, pool_features
 from dnadiff.supervised.head.base import position_features
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.options.command import compose
 from dnadiff.supervised.baselines import PromoterMotif, best_scores, log_odds
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.tasks import PromoterGrid

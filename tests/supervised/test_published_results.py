@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 from dnadiff.supervised.tables import (
     num_training_sequences,
     published_accuracies,

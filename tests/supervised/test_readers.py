@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.config import build, compose, config_dir
+from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.options.command import compose
 from dnadiff.supervised.ensemble import Columns, table_rows
 from dnadiff.supervised.regions import FolderTask, GenomicBenchmark, IntervalTask
 from dnadiff.supervised.tasks import CsvTask, FastaTask, find_tables, read_rows

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 from dnadiff.supervised.regions import find_sources, find_tasks
 
 

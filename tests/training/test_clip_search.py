@@ -14,13 +14,13 @@ import torch
 import yaml
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.clipped import Clipped
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 from dnadiff.training import clip_search
 from dnadiff.training.clip_search import ClipSearch, candidates, least_variance, sums_by_count

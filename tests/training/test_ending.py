@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from dnadiff.config import compose
-from dnadiff.train import run
+from dnadiff.options.command import compose
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.module import DiffusionModule, TrainingData
+from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 
 

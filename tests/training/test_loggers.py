@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from dnadiff.config import compose
+from dnadiff.options.command import compose
 from dnadiff.training.loggers import MetricsFile, MLflow, TensorBoard, build_loggers
 
 

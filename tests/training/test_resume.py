@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import train
 from dnadiff.training import resume
+from dnadiff.training import run as train
 
 
 def test_a_changed_genome_is_refused(cli, train_args, tiny_fasta, tmp_path):

@@ -30,8 +30,8 @@ def die(*args, **kwargs):
 def eight_steps(folder, *more):
     """The folder of a run of eight steps with validations after four and eight, and its
     arguments."""
-    from dnadiff.config import compose
-    from dnadiff.train import run
+    from dnadiff.options.command import compose
+    from dnadiff.training.run import run
 
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
     args = [

@@ -8,12 +8,13 @@ import torch
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.mamba import Mamba
-from dnadiff.config import build, compose
+from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
 from dnadiff.likelihood import exact_nelbo
+from dnadiff.options.command import compose
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.effects import Scorer
 from dnadiff.variant_effect.frame import default_method

@@ -8,16 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dnadiff
-from dnadiff import export
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.config import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.export import export
 from dnadiff.objective.mlm import MLM
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.weights import checkpoint
 from dnadiff.weights.exported import check_of, portable_data
-from dnadiff.weights.published import export_published, load_published
 from dnadiff.weights.tensors import fingerprint
 
 
@@ -81,13 +79,10 @@ def test_an_exported_folder_without_its_description_is_not_taken_for_published_w
     copy, tmp_path
 ):
     (copy / "dnadiff.json").unlink()
-    for load in (checkpoint.load, load_published):
+    for load in (checkpoint.load, checkpoint.load_published):
         with pytest.raises(
             FileNotFoundError,
-            match=(
-                r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the "
-                r"complete"
-            ),
+            match=r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the complete",
         ):
             load(copy)
     config = json.loads((copy / "config.json").read_text())
@@ -243,12 +238,10 @@ def test_only_data_that_ship_with_the_package_keep_their_path(data, expected):
 
 
 def test_published_weights_that_were_exported_can_be_sampled_from(tmp_path):
-    published = export_published(
+    published = checkpoint.export_published(
         Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "published"
     )
-    folder = export.run(
-        compose("export", [f"checkpoint={published}", f"output={tmp_path}/model"]), tmp_path, []
-    )
+    folder = export(checkpoint=str(published), output=str(tmp_path / "model")).paths[0]
     model = dnadiff.load(folder, "cpu")
     assert (
         "data" not in model.config
