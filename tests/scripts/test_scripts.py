@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.options.command import compose
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, Denoiser
 from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
+from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.first_hitting import FirstHitting
 from dnadiff.sampler.grouped import Grouped
