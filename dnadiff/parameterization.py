@@ -13,13 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.positions import copies_are_cheap
 from dnadiff.vocab import Vocab
-
-# vocabulary size below which two copies of log-probabilities on a GPU cost less than waiting for it
-_COPIED_TOKENS = 1024
-# vocabulary size up to which computing more logits on a GPU costs less than waiting for it to say
-# which are needed
-FEW_TOKENS = 64
 
 
 class Parameterization(ABC):
@@ -111,9 +106,8 @@ class SUBS(Parameterization):
 
 def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
     hidden = xt == vocab.mask_id
-    # Losses and samplers often request masked positions alone: avoid two copies of (M, V), unless
-    # to ask costs more than the copies.
-    if not (log_probs.is_cuda and vocab.size < _COPIED_TOKENS) and hidden.all():
+    # losses and samplers often request masked positions alone
+    if not copies_are_cheap(log_probs) and hidden.all():
         return log_probs
     known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
     return torch.where(hidden[..., None], log_probs, known)

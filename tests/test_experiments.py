@@ -230,7 +230,7 @@ def test_block_diffusion_follows_its_mdlm_run(blocks, whole):
         "_target_": "dnadiff.objective.block_mdlm.BlockMDLM",
         "_partial_": True,
         "masking": {
-            "_target_": "dnadiff.objective.clipped.Clipped",
+            "_target_": "dnadiff.objective.masking.Clipped",
             "low": 0.0,
             "high": 1.0,
             "stratified": True,

@@ -10,7 +10,7 @@ import yaml
 
 from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.denoiser import BaseDenoiser, Denoiser
+from dnadiff.denoiser import Denoiser, MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
@@ -193,7 +193,7 @@ def test_dna_needs_none_of_the_packages_for_text(python, without, train_args, tm
     assert process.wait() == 0 and (tmp_path / "run" / "metrics.json").is_file(), process.errors
 
 
-class Spy(BaseDenoiser):
+class Spy(MaskedDenoiser):
     """A denoiser that says nothing of the tokens, and notes what it was shown."""
 
     def __init__(self, vocab):

@@ -15,7 +15,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BaseDenoiser, CausalDenoiser
+from dnadiff.denoiser import CausalDenoiser, MaskedDenoiser
 from dnadiff.design.output import ResumableOutput
 from dnadiff.formats.regions import Region
 from dnadiff.likelihood import information
@@ -30,7 +30,7 @@ VOCAB = TOKENIZER.vocab
 PROCESS = AbsorbingProcess(VOCAB, LogLinear())
 
 
-class Chain(BaseDenoiser):
+class Chain(MaskedDenoiser):
     """The exact conditionals of a stationary first-order Markov chain, as far as a window shows
     them: only the two neighbors matter."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.vocab import Vocab
 
 
@@ -27,7 +27,7 @@ class Toy:
         return float(-(self.joint * self.joint.log()).sum())
 
 
-class Oracle(BaseDenoiser):
+class Oracle(MaskedDenoiser):
     """The exact posterior p(x0_l | visible tokens) of a joint law over `sequences (S, L)`, behind
     the denoiser's contract."""
 

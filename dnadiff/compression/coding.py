@@ -31,7 +31,7 @@ from typing_extensions import override
 from dnadiff.backbone.mamba_backbone import MambaBackbone
 from dnadiff.config import Config
 from dnadiff.data.genome import pieces
-from dnadiff.denoiser import BaseDenoiser, InBlock
+from dnadiff.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.kernels import AUTO, SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess, require
@@ -132,7 +132,7 @@ def frequencies(log_probs: Tensor) -> np.ndarray:
 
 @torch.no_grad()
 def code(
-    denoiser: BaseDenoiser,
+    denoiser: MaskedDenoiser,
     process: AbsorbingProcess,
     sequences: Sequence[Tensor],
     maskable: Sequence[Tensor],
@@ -190,6 +190,7 @@ def code(
                 )
                 x[:, part][unmask] = emitted[torch.from_numpy(symbols).to(device)]
             if part.stop < length:
+                assert isinstance(denoiser, BlockDenoiser)
                 state = denoiser.advance(x[:, part], state, None, known)
         for row, i in enumerate(number):
             result[i].copy_(x[row, : len(sequences[i])])
@@ -199,7 +200,7 @@ def code(
 
 
 def _groups(
-    denoiser: BaseDenoiser,
+    denoiser: MaskedDenoiser,
     process: AbsorbingProcess,
     x: Tensor,
     masked: Tensor,
@@ -221,7 +222,7 @@ def _groups(
         t = process.time_at((x == process.vocab.mask_id).sum(-1), total).float()[
             active
         ]  # must not change: existing files depend on it
-        read = denoiser.for_rows(active)
+        read = denoiser.for_rows(active).require_any_order("compress")
         yield (
             unmask,
             read.log_probs(
@@ -246,10 +247,10 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def diffusion_denoiser(loaded: Loaded) -> BaseDenoiser:
+def diffusion_denoiser(loaded: Loaded) -> MaskedDenoiser:
     """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order
     of positions is fixed."""
-    if loaded.denoiser.autoregressive:
+    if not isinstance(loaded.denoiser, MaskedDenoiser):
         raise ValueError(
             f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of "
             "objective=mdlm"
@@ -292,7 +293,7 @@ _LIBRARIES = {
 _ROWS, _LENGTH = 2, 256  # of the input of `results`
 
 
-def describe(denoiser: BaseDenoiser) -> dict[str, str | int]:
+def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     """What floating-point results depend on besides the model and what `measure` returns. It must
     be the same for decompression."""
     device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
@@ -317,7 +318,7 @@ def describe(denoiser: BaseDenoiser) -> dict[str, str | int]:
     }
 
 
-def measure(denoiser: BaseDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
+def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
     """The number of threads, and results with it, inside `coding.threads`."""
     return {"threads": torch.get_num_threads(), "results": results(denoiser, process)}
 
@@ -341,7 +342,7 @@ def math_libraries(device: torch.device) -> str:
 
 
 @torch.no_grad()
-def results(denoiser: BaseDenoiser, process: AbsorbingProcess) -> str:
+def results(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> str:
     """A hash of probabilities that the model computes for a fixed input: two sequences of 256
     tokens, every other one masked.
 
@@ -379,7 +380,7 @@ def check_match(
             )
 
 
-def fingerprint(denoiser: BaseDenoiser, config: Config) -> str:
+def fingerprint(denoiser: MaskedDenoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any
     name."""
     digest = hashlib.blake2b(digest_size=16)

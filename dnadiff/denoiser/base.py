@@ -1,4 +1,8 @@
-"""The interface of every denoiser, and what denoisers of one network share."""
+"""What denoisers can be asked, by their kind, and what denoisers of one network share.
+
+Every denoiser is a `BaseDenoiser`. One that unmasks, in any order or in the blocks of block
+diffusion, is a `MaskedDenoiser`; an autoregressive one is a `CausalDenoiser`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,18 @@ from dnadiff.backbone.base import (
     BidirectionalBackbone,
     BlockBackbone,
     CausalBackbone,
-    State,
 )
 from dnadiff.kernels import linear_log_sum
 from dnadiff.parameterization import emitted_log_probs
+from dnadiff.positions import FUSED_TOKENS, at, indices
 from dnadiff.process import AbsorbingProcess, Process
 from dnadiff.vocab import Vocab
 
 OptTensor = Tensor | None
-# vocabulary size from which losses avoid materializing the logits; smaller arrays are not worth
-# computing twice
-LARGE = 1024
 
 
 class BaseDenoiser(nn.Module):
-    """The interface of every denoiser.
-
-    A subclass sets `reads` and implements what goes with it: `log_probs` for a
-    `BidirectionalBackbone`, `next_log_probs` and `step` for a `CausalBackbone`, and `log_probs`,
-    `step_block` and `advance` for a `BlockBackbone`. Methods that a denoiser does not support raise
-    a ValueError.
+    """A model of tokens, whatever it can be asked.
 
     Attributes:
         backbone: the network, for denoisers that have one.
@@ -46,11 +42,8 @@ class BaseDenoiser(nn.Module):
             something for each row of a batch.
         max_length: longest sequence that the network accepts; None for any.
         num_labels: C, the labels that it can be conditioned on.
-        normalized: whether the ratios of `log_score` at a masked position sum to what probabilities
-            would; those of SEDD need not.
-        banned: ids that have probability 0 in `x0_log_probs`.
         given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from
-            left to right (`score_given`); None for most denoisers.
+            left to right; None for most denoisers.
     """
 
     backbone: Backbone
@@ -62,18 +55,11 @@ class BaseDenoiser(nn.Module):
     same_for_all_rows: bool = True
     max_length: int | None = None
     num_labels: int = 0
-    normalized: bool = True
     given: OptTensor = None
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
         self.vocab = vocab
-        self.banned: tuple[int, ...] = vocab.never_emitted
-
-    @property
-    def fused_head(self) -> bool:
-        """Whether losses should call `log_sum_and_logits`, which avoids (M, V) logits."""
-        return False
 
     @property
     def unwrapped(self) -> BaseDenoiser:
@@ -105,21 +91,14 @@ class BaseDenoiser(nn.Module):
             )
         self.backbone.check_pieces(num_pieces, length)
 
-    def require_any_order(self, what: str) -> None:
-        """Raise a ValueError that begins with `what` if it goes from left to right."""
-        if self.left_to_right:
+    def require_any_order(self, what: str) -> MaskedDenoiser:
+        """Itself; raises a ValueError that begins with `what` if it goes from left to right."""
+        if self.left_to_right or not isinstance(self, MaskedDenoiser):
             raise ValueError(
                 f"{what} needs a model that unmasks in any order, and this one goes from left to "
                 "right"
             )
-
-    def require_cache(self) -> None:
-        """Raise a ValueError if it cannot predict some positions with stored keys and values of the
-        others (`around`)."""
-        raise ValueError(
-            f"{type(self).__name__} has no key-value cache; sampler=fast_dllm needs a model of "
-            "backbone=dit"
-        )
+        return self
 
     @property
     def autoregressive(self) -> bool:
@@ -151,26 +130,10 @@ class BaseDenoiser(nn.Module):
         Args:
             x0: (B, L) tokens.
             xt: (B, L) the same, some of them masked.
-            t, cond, valid: as in `log_probs`.
+            t, cond, valid: as in `MaskedDenoiser.log_probs`.
             positions: (B, L) bool; None is everywhere.
         """
-        if self.left_to_right:
-            raise ValueError(
-                f"{type(self).__name__} does not provide the nll of a model that goes from left to "
-                "right; use `unwrapped`"
-            )
-        if self.fused_head:  # without (M, V) logits
-            positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
-            ids = x0[positions].long()[:, None]
-            log_sum, at_ids = self.log_sum_and_logits(
-                ids, self.vocab.never_emitted, xt, t, cond, positions, valid
-            )
-            return log_sum - at_ids[:, 0]
-        ids, log_probs = (
-            at(x0, positions).long()[..., None],
-            self.log_probs(xt, t, cond, positions, valid),
-        )
-        return -log_probs.gather(-1, ids).flatten()
+        raise NotImplementedError
 
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         """The network's features (B, L, D) of sequences that it reads without masks, as embeddings:
@@ -181,9 +144,30 @@ class BaseDenoiser(nn.Module):
 
         Args:
             ids: (B, L) token ids.
-            valid: as in `log_probs`.
+            valid: as in `MaskedDenoiser.log_probs`.
         """
-        raise ValueError(f"{type(self).__name__} has no network with features")
+        raise NotImplementedError
+
+
+class MaskedDenoiser(BaseDenoiser):
+    """A denoiser that unmasks. A subclass implements `log_probs`.
+
+    Attributes:
+        normalized: whether the ratios of `log_score`, if it has them, sum at a masked position to
+            what probabilities would; those of SEDD need not.
+        banned: ids that have probability 0 in `x0_log_probs`.
+    """
+
+    normalized: bool = True
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab)
+        self.banned: tuple[int, ...] = vocab.never_emitted
+
+    @property
+    def fused_head(self) -> bool:
+        """Whether losses should call `log_sum_and_logits`, which avoids (M, V) logits."""
+        return False
 
     def log_probs(
         self,
@@ -205,10 +189,7 @@ class BaseDenoiser(nn.Module):
         Returns:
             (M, V) in row-major order of the M requested positions, or (B, L, V) for None.
         """
-        raise ValueError(
-            "an autoregressive model predicts from left to right (next_log_probs); unmasking needs "
-            "an objective such as mdlm"
-        )
+        raise NotImplementedError
 
     def x0_log_probs(
         self,
@@ -222,18 +203,6 @@ class BaseDenoiser(nn.Module):
         `log_probs`; under SUBS, `log_probs`."""
         return self.log_probs(xt, t, cond, positions, valid)
 
-    def log_score(
-        self,
-        xt: Tensor,
-        t: Tensor,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        """Log-ratios of probabilities at time t, shaped as `log_probs`; see
-        `Parameterization.log_score`."""
-        raise ValueError(f"{type(self).__name__} does not provide log_score")
-
     def log_sum_and_logits(
         self,
         ids: Tensor,
@@ -245,117 +214,70 @@ class BaseDenoiser(nn.Module):
         valid: OptTensor,
     ) -> tuple[Tensor, Tensor]:
         """log sum_v exp(logit_v) over the ids not in `banned`, (M,), and the logits of
-        `ids (M, K)`, at the M requested positions.
+        `ids (M, K)`, at the M requested positions, for a `fused_head`.
 
         -log p(x0) is the difference of the two. The (M, V) logits are not materialized
         (`dnadiff.kernels.linear_log_sum`).
         """
-        raise ValueError(f"{type(self).__name__} has no fused head; use log_probs")
+        raise NotImplementedError
 
-    def next_log_probs(
-        self,
-        x: Tensor,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are
-        shaped as in `log_probs`."""
-        raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
-            "objective=ar"
-        )
-
-    def step(
-        self, token: Tensor, state: State | None = None, cond: OptTensor = None
-    ) -> tuple[Tensor, State]:
-        """Read one more token and return the distribution of the next one, without reading earlier
-        tokens again.
-
-        Args:
-            token: (B,) the token just placed; the mask, which is the start token, in the first
-                call.
-            state: the network's state from the previous call; None in the first call. Do not use it
-                again afterwards.
-            cond: (B, C) labels, the same in every call.
-
-        Returns:
-            Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
-        """
-        raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
-            "objective=ar"
-        )
-
-    def read(
-        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
-    ) -> tuple[Tensor, State]:
-        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last
-        state."""
-        raise ValueError(
-            f"{type(self).__name__} is not autoregressive; use log_probs, or train a model with "
-            "objective=ar"
-        )
-
-    def step_block(
-        self,
-        xt: Tensor,
-        state: State | None = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        """`log_probs` of one block, without reading earlier blocks again.
-
-        Args:
-            xt: (B, n) the block, of at most `block_size` tokens.
-            state: after the blocks before it (see `advance`); None for the first block. It is not
-                modified.
-            cond, positions, valid: as in `log_probs`, for the block.
-        """
-        raise ValueError(
-            f"{type(self).__name__} does not read block by block; train a model with "
-            "objective=block_mdlm"
-        )
-
-    def advance(
+    @override
+    def nll(
         self,
         x0: Tensor,
-        state: State | None = None,
+        xt: Tensor,
+        t: OptTensor = None,
         cond: OptTensor = None,
+        positions: OptTensor = None,
         valid: OptTensor = None,
-    ) -> State:
-        """Read one more finished block x0 (B, n): the state after it, from the state before it (not
-        modified)."""
-        raise ValueError(
-            f"{type(self).__name__} does not read block by block; train a model with "
-            "objective=block_mdlm"
+    ) -> Tensor:
+        if self.left_to_right:
+            raise ValueError(
+                f"{type(self).__name__} does not provide the nll of a model that goes from left to "
+                "right; use `unwrapped`"
+            )
+        if self.fused_head:
+            positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+            ids = x0[positions].long()[:, None]
+            log_sum, at_ids = self.log_sum_and_logits(
+                ids, self.vocab.never_emitted, xt, t, cond, positions, valid
+            )
+            return log_sum - at_ids[:, 0]
+        ids, log_probs = (
+            at(x0, positions).long()[..., None],
+            self.log_probs(xt, t, cond, positions, valid),
         )
+        return -log_probs.gather(-1, ids).flatten()
 
-    def score_given(
-        self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
-    ) -> list[int]:
-        """Record the probability of the `given` tokens of a block whose masks are not filled yet.
+    def x0_nll(
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
+    ) -> tuple[Tensor, Tensor]:
+        """-log p(x0) and log p(mask) under `x0_log_probs`, each `(M,)`.
 
-        Args:
-            state, cond, valid: as in `step_block`.
-
-        Returns:
-            The number of sequences in each network call.
+        `positions` includes visible ones only where that distribution does not carry them over.
         """
-        return []
-
-    def around(
-        self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
-    ) -> State:
-        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside
-        `columns` to predict inside (approximate)."""
-        raise ValueError(f"{type(self).__name__} has no key-value cache")
+        target, mask_id = x0[positions][:, None], self.vocab.mask_id
+        if not self.fused_head:
+            log_probs = self.x0_log_probs(xt, t, cond, positions, valid)  # (M, V)
+            return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
+        has_mask = mask_id not in self.banned
+        ids = torch.cat([target, torch.full_like(target, mask_id)], 1) if has_mask else target
+        log_sum, found = self.log_sum_and_logits(ids, self.banned, xt, t, cond, positions, valid)
+        on_mask = found[:, 1] - log_sum if has_mask else torch.full_like(log_sum, -torch.inf)
+        return log_sum - found[:, 0], on_mask
 
 
 class NetworkDenoiser(BaseDenoiser):
     """A denoiser computed by one network. Raises ValueError if the network does not read as `reads`
     requires."""
+
+    fused_from: int = FUSED_TOKENS
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone.vocab)
@@ -371,18 +293,18 @@ class NetworkDenoiser(BaseDenoiser):
         )
 
     @property
-    @override
     def fused_head(self) -> bool:
-        return self.vocab.size >= LARGE and self.backbone.head_matrix() is not None
+        """Whether losses avoid (M, V) logits."""
+        return self.vocab.size >= self.fused_from and self.backbone.head_matrix() is not None
 
     @override
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         return self.backbone.features(ids.long(), valid=valid)
 
-    def _features(
-        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
-    ) -> Tensor:
-        raise NotImplementedError  # (M, D), or (B, L, D) where positions is None
+    def read_features(self, xt: Tensor, t: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
+        """The features (B, L, D) from which xt is predicted; arguments as in
+        `MaskedDenoiser.log_probs`."""
+        return self.backbone.features(xt.long(), None, cond, valid)
 
     def logits(
         self,
@@ -393,23 +315,12 @@ class NetworkDenoiser(BaseDenoiser):
         valid: OptTensor = None,
     ) -> Tensor:
         """Raw logits, cut to `vocab.size` columns; arguments and result are shaped as in
-        `log_probs`."""
-        return self.backbone.head(self._features(xt, t, cond, positions, valid))[
-            ..., : self.vocab.size
-        ]
+        `MaskedDenoiser.log_probs`."""
+        index = indices(positions)
+        return self._head(at(self.read_features(xt, t, cond, valid), index))
 
-    @override
-    def log_sum_and_logits(
-        self,
-        ids: Tensor,
-        banned: Sequence[int],
-        xt: Tensor,
-        t: OptTensor,
-        cond: OptTensor,
-        positions: Tensor,
-        valid: OptTensor,
-    ) -> tuple[Tensor, Tensor]:
-        return self._log_sum(self._features(xt, t, cond, positions, valid), ids, banned)
+    def _head(self, features: Tensor) -> Tensor:
+        return self.backbone.head(features)[..., : self.vocab.size]
 
     def _log_sum(
         self, features: Tensor, ids: Tensor, banned: Sequence[int]
@@ -428,25 +339,7 @@ class NetworkDenoiser(BaseDenoiser):
         """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may
         contain: (M,)."""
         ids = ids.long()[:, None]
-        if self.fused_head:  # without (M, V) logits
+        if self.fused_head:
             log_sum, at_ids = self._log_sum(features, ids, self.vocab.never_emitted)
             return log_sum - at_ids[:, 0]
-        return -emitted_log_probs(
-            self.backbone.head(features)[..., : self.vocab.size], self.vocab
-        ).gather(-1, ids)[:, 0]
-
-
-def at(x: Tensor, positions: Tensor | tuple[Tensor, ...] | None) -> Tensor:
-    """The rows of x (B, L, ...) at `positions (B, L)` bool, or at their `indices`; x itself for
-    None."""
-    return x if positions is None else x[positions]
-
-
-def indices(positions: OptTensor) -> tuple[Tensor, ...] | None:
-    """Row and column of each True in `positions (B, L)`, (M,) each.
-
-    M determines the shape of what follows, so on a GPU the process waits until the work queued so
-    far is done. Call this before the network: after it, the GPU would be idle while the process
-    queues the loss and the backward pass.
-    """
-    return None if positions is None else positions.nonzero(as_tuple=True)
+        return -emitted_log_probs(self._head(features), self.vocab).gather(-1, ids)[:, 0]

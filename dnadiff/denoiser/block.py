@@ -6,13 +6,15 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.base import Backbone, BlockBackbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
+from dnadiff.denoiser.base import MaskedDenoiser, NetworkDenoiser, OptTensor
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.parameterization import SUBS
+from dnadiff.positions import at, indices
 
 
-class BlockDenoiser(NetworkDenoiser):
+@checked
+class BlockDenoiser(NetworkDenoiser, MaskedDenoiser):
     """A network that reads blocks under SUBS: the distribution of x0 in each block given xt in it
     and x0 in all blocks before it.
 
@@ -43,9 +45,9 @@ class BlockDenoiser(NetworkDenoiser):
     reads = BlockBackbone
     backbone: BlockBackbone
 
-    def __init__(self, backbone: Backbone, block_size: int) -> None:
+    def __init__(self, backbone: Backbone, block_size: PositiveInt) -> None:
         super().__init__(backbone)
-        self.block_size: int = checks.integer("objective.block_size", block_size)
+        self.block_size: int = block_size
         self.parameterization = SUBS(backbone.vocab)
         self.banned = self.parameterization.banned
 
@@ -62,11 +64,8 @@ class BlockDenoiser(NetworkDenoiser):
         return self._both(ids, ids, None, valid)[0]
 
     @override
-    def _features(
-        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
-    ) -> Tensor:
-        index = indices(positions)
-        return at(self._both(xt, xt, cond, valid)[0], index)
+    def read_features(self, xt: Tensor, t: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
+        return self._both(xt, xt, cond, valid)[0]
 
     def _both(
         self, xt: Tensor, x0: Tensor, cond: OptTensor, valid: OptTensor, clean: bool = False
@@ -85,7 +84,7 @@ class BlockDenoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        tokens = at(xt, positions)  # before the network, see `indices`
+        tokens = at(xt, positions)
         logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.log_probs(logits, tokens)
 
@@ -133,7 +132,6 @@ class BlockDenoiser(NetworkDenoiser):
             at(clean, before), at(x0, following)
         )
 
-    @override
     def step_block(
         self,
         xt: Tensor,
@@ -142,12 +140,17 @@ class BlockDenoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        features = at(self.backbone.step_block(xt.long(), state, cond, valid), positions)
-        return self.parameterization.log_probs(
-            self.backbone.head(features)[..., : self.vocab.size], at(xt, positions)
-        )
+        """`log_probs` of one block, without reading earlier blocks again.
 
-    @override
+        Args:
+            xt: (B, n) the block, of at most `block_size` tokens.
+            state: after the blocks before it (see `advance`); None for the first block. It is not
+                modified.
+            cond, positions, valid: as in `log_probs`, for the block.
+        """
+        features = at(self.backbone.step_block(xt.long(), state, cond, valid), positions)
+        return self.parameterization.log_probs(self._head(features), at(xt, positions))
+
     def advance(
         self,
         x0: Tensor,
@@ -155,4 +158,6 @@ class BlockDenoiser(NetworkDenoiser):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> State:
+        """Read one more finished block x0 (B, n): the state after it, from the state before it (not
+        modified)."""
         return self.backbone.advance(x0.long(), state, cond, valid)

@@ -7,8 +7,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import CausalBackbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
+from dnadiff.denoiser.base import NetworkDenoiser, OptTensor
 from dnadiff.parameterization import emitted_log_probs
+from dnadiff.positions import at, indices
 
 
 class CausalDenoiser(NetworkDenoiser):
@@ -24,20 +25,12 @@ class CausalDenoiser(NetworkDenoiser):
     backbone: CausalBackbone
 
     @override
-    def _features(
-        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
-    ) -> Tensor:
+    def read_features(self, xt: Tensor, t: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         context = self.backbone.context
-        before, valid = (
-            context.shifted(xt, self.vocab.mask_id),
-            None if valid is None else context.shifted(valid, True),
-        )
-        index = indices(positions)
-        return at(
-            self.backbone.features(before.long(), None, cond, valid), index
-        )  # row l predicts token l
+        before = context.shifted(xt, self.vocab.mask_id)  # row l predicts token l
+        valid = None if valid is None else context.shifted(valid, True)
+        return self.backbone.features(before.long(), None, cond, valid)
 
-    @override
     def next_log_probs(
         self,
         x: Tensor,
@@ -45,6 +38,8 @@ class CausalDenoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
+        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are
+        shaped as in `MaskedDenoiser.log_probs`."""
         return emitted_log_probs(self.logits(x, None, cond, positions, valid), self.vocab)
 
     @override
@@ -57,24 +52,33 @@ class CausalDenoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        ids = at(x0, positions).flatten()  # before the network, see `indices`
-        features = self._features(x0, None, cond, positions, valid)
-        return self._nll_of(features.flatten(0, -2), ids)
+        index = indices(positions)
+        features = self.read_features(x0, None, cond, valid)
+        return self._nll_of(at(features, index).flatten(0, -2), at(x0, index).flatten())
 
-    @override
-    def read(
-        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
-    ) -> tuple[Tensor, State]:
-        features, state = self.backbone.read(tokens.long(), state, cond)
-        return emitted_log_probs(
-            self.backbone.head(features)[..., : self.vocab.size], self.vocab
-        ), state
-
-    @override
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
+        """Read one more token and return the distribution of the next one, without reading earlier
+        tokens again.
+
+        Args:
+            token: (B,) the token just placed; the mask, which is the start token, in the first
+                call.
+            state: the network's state from the previous call; None in the first call. Do not use it
+                again afterwards.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
+        """
         features, state = self.backbone.step(token.long(), state, cond)
-        return emitted_log_probs(
-            self.backbone.head(features)[..., : self.vocab.size], self.vocab
-        ), state
+        return emitted_log_probs(self._head(features), self.vocab), state
+
+    def read(
+        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
+        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last
+        state."""
+        features, state = self.backbone.read(tokens.long(), state, cond)
+        return emitted_log_probs(self._head(features), self.vocab), state

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import AttentionCacheBackbone, Backbone, State
-from dnadiff.denoiser.base import NetworkDenoiser, OptTensor, at, indices
+from dnadiff.denoiser.base import MaskedDenoiser, NetworkDenoiser, OptTensor
 from dnadiff.noise import NoiseSchedule
 from dnadiff.parameterization import SUBS, Parameterization
+from dnadiff.positions import at, indices
 
 
-class Denoiser(NetworkDenoiser):
+class Denoiser(NetworkDenoiser, MaskedDenoiser):
     """A backbone with a parameterization: the distribution p(x0 | xt) of a masked diffusion model.
 
     Args:
@@ -57,12 +60,9 @@ class Denoiser(NetworkDenoiser):
         self.noise, self.time_conditioning = noise, time_conditioning
 
     @override
-    def _features(
-        self, xt: Tensor, t: OptTensor, cond: OptTensor, positions: OptTensor, valid: OptTensor
-    ) -> Tensor:
+    def read_features(self, xt: Tensor, t: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         sigma = self._sigma(t) if self.time_conditioning else None
-        index = indices(positions)
-        return at(self.backbone.features(xt.long(), sigma, cond, valid), index)
+        return self.backbone.features(xt.long(), sigma, cond, valid)
 
     def _sigma(self, t: OptTensor) -> Tensor:
         if self.noise is None:
@@ -80,7 +80,7 @@ class Denoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        tokens = at(xt, positions)  # before the network, see `indices`
+        tokens = at(xt, positions)
         logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.log_probs(logits, tokens)
 
@@ -93,11 +93,24 @@ class Denoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        tokens = at(xt, positions)  # before the network, see `indices`
+        tokens = at(xt, positions)
         logits = self.logits(xt, t, cond, positions, valid)
         return self.parameterization.x0_log_probs(logits, tokens)
 
     @override
+    def log_sum_and_logits(
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
+    ) -> tuple[Tensor, Tensor]:
+        index = indices(positions)
+        return self._log_sum(at(self.read_features(xt, t, cond, valid), index), ids, banned)
+
     def step_block(
         self,
         xt: Tensor,
@@ -106,22 +119,24 @@ class Denoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        features = at(self._cached_backbone().step_block(xt.long(), state, cond, valid), positions)
-        return self.parameterization.log_probs(
-            self.backbone.head(features)[..., : self.vocab.size], at(xt, positions)
-        )
+        """`log_probs` at the positions that a state of `around` leaves out, xt (B, n)."""
+        features = at(self.cached_backbone.step_block(xt.long(), state, cond, valid), positions)
+        return self.parameterization.log_probs(self._head(features), at(xt, positions))
 
-    @override
     def around(
         self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
-        return self._cached_backbone().around(xt.long(), columns, cond, valid)
+        """Read the sequence xt (B, L), and keep what `step_block` needs of the tokens outside
+        `columns` to predict inside (approximate)."""
+        return self.cached_backbone.around(xt.long(), columns, cond, valid)
 
-    @override
-    def require_cache(self) -> None:
-        self._cached_backbone()
+    @property
+    def cached_backbone(self) -> AttentionCacheBackbone:
+        """The network, for predictions with stored keys and values (`around`).
 
-    def _cached_backbone(self) -> AttentionCacheBackbone:
+        Raises:
+            ValueError: if it has no such cache.
+        """
         if not isinstance(self.backbone, AttentionCacheBackbone):
             name = type(self.backbone).__name__
             raise ValueError(
@@ -135,7 +150,6 @@ class Denoiser(NetworkDenoiser):
             )
         return self.backbone
 
-    @override
     def log_score(
         self,
         xt: Tensor,
@@ -144,6 +158,8 @@ class Denoiser(NetworkDenoiser):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
+        """Log-ratios of probabilities at time t, shaped as `log_probs`; see
+        `Parameterization.log_score`."""
         index = indices(positions)
         tokens, sigma = at(xt, index), at(self._sigma(t)[:, None].expand(xt.shape), index)
         return self.parameterization.log_score(

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone, BidirectionalBackbone, State
-from dnadiff.denoiser.base import BaseDenoiser, OptTensor
+from dnadiff.backbone.peers import Peers
+from dnadiff.denoiser.base import BaseDenoiser, MaskedDenoiser, OptTensor
 
 
-class DenoiserWrapper(BaseDenoiser):
+class DenoiserWrapper(MaskedDenoiser):
     """A denoiser that changes the predictions of another one. Its properties are those of the
-    wrapped denoiser."""
+    wrapped denoiser.
+
+    It implements what the kinds of denoisers that it is for can be asked.
+    """
+
+    denoiser: Any  # of the kind that `reads` says
 
     def __init__(self, denoiser: BaseDenoiser) -> None:
         super().__init__(denoiser.vocab)
         self.denoiser, self.reads, self.block_size = denoiser, denoiser.reads, denoiser.block_size
-        self.process_type = denoiser.process_type
-        self.time_conditioning, self.normalized = denoiser.time_conditioning, denoiser.normalized
+        self.process_type, self.time_conditioning = (
+            denoiser.process_type,
+            denoiser.time_conditioning,
+        )
+        self.normalized = not isinstance(denoiser, MaskedDenoiser) or denoiser.normalized
         self.rows_per_sequence, self.max_length, self.num_labels = (
             denoiser.rows_per_sequence,
             denoiser.max_length,
@@ -160,3 +172,149 @@ def _is_all(rows: Tensor, count: int) -> bool:
     if rows.dtype == torch.bool:
         return bool(rows.all())
     return len(rows) == count and torch.equal(rows, torch.arange(count, device=rows.device))
+
+
+class PiecewiseDenoiser(DenoiserWrapper):
+    """Takes whole sequences, as an objective gives them, and returns predictions for all requested
+    positions in every process.
+
+    Each process computes the positions of its own piece and receives the other predictions without
+    their gradients. So the objective is the same in all processes, and the gradient of each
+    parameter is the sum over the processes.
+
+    Args:
+        denoiser: its network reads pieces (`Backbone.spread`).
+        peers: the processes that hold the pieces.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, peers: Peers) -> None:
+        super().__init__(denoiser)
+        self.peers = peers
+        if isinstance(denoiser, MaskedDenoiser):
+            self.banned = denoiser.banned
+
+    @property
+    @override
+    def fused_head(self) -> bool:
+        return self.denoiser.fused_head
+
+    @override
+    def nll(
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        positions = torch.ones_like(x0, dtype=torch.bool) if positions is None else positions
+        places = self._places(positions)
+        found = self.denoiser.nll(
+            self._own(x0), self._own(xt), t, cond, self._own(positions), self._own_valid(valid)
+        )
+        return self._joined(found, places)
+
+    @override
+    def log_probs(
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        return self._predicted(self.denoiser.log_probs, xt, t, cond, positions, valid)
+
+    @override
+    def x0_log_probs(
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        return self._predicted(self.denoiser.x0_log_probs, xt, t, cond, positions, valid)
+
+    def log_score(
+        self,
+        xt: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """See `Denoiser`."""
+        return self._predicted(self.denoiser.log_score, xt, t, cond, positions, valid)
+
+    @override
+    def log_sum_and_logits(
+        self,
+        ids: Tensor,
+        banned: Sequence[int],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: Tensor,
+        valid: OptTensor,
+    ) -> tuple[Tensor, Tensor]:
+        places = self._places(positions)
+        ids = ids[places[self.peers.rank]]
+        log_sum, logits = self.denoiser.log_sum_and_logits(
+            ids, banned, self._own(xt), t, cond, self._own(positions), self._own_valid(valid)
+        )
+        return self._joined(log_sum, places), self._joined(logits, places)
+
+    def _predicted(
+        self,
+        predict: Callable[..., Tensor],
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor,
+        positions: OptTensor,
+        valid: OptTensor,
+    ) -> Tensor:
+        requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
+        places = self._places(requested)
+        found = predict(self._own(xt), t, cond, self._own(requested), self._own_valid(valid))
+        joined = self._joined(found, places)
+        return joined if positions is not None else joined.view(*xt.shape, -1)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """The columns of this process."""
+        return x.chunk(self.peers.size, 1)[self.peers.rank]
+
+    def _own_valid(self, valid: OptTensor) -> OptTensor:
+        return None if valid is None else self._own(valid)
+
+    def _places(self, positions: Tensor) -> list[Tensor]:
+        """For each process, the places of its positions in the row-major order of all `positions`
+        (B, L); call it before the network."""
+        size = self.peers.size
+        numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
+        return [
+            number[own]
+            for number, own in zip(numbers.chunk(size, 1), positions.chunk(size, 1), strict=True)
+        ]
+
+    def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
+        """What all processes found (m, ...) at their positions, in row-major order of all
+        positions: (M, ...)."""
+        return _Join.apply(found, places, self.peers)
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
+        ctx.save_for_backward(places[peers.rank])
+        sent = found.new_zeros(max(len(place) for place in places), *found.shape[1:])
+        sent[: len(found)] = found
+        joined = found.new_empty(sum(len(place) for place in places), *found.shape[1:])
+        for place, received in zip(places, peers.gather(sent), strict=True):
+            joined[place] = received[: len(place)]
+        return joined
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient[ctx.saved_tensors[0]], None, None

@@ -117,7 +117,6 @@ class Constrained(DenoiserWrapper):
         log_probs = self.denoiser.log_probs(xt, t, cond, positions, valid)
         return self._constrain(log_probs, xt, positions, self._restrict)
 
-    @override
     def log_score(
         self,
         xt: Tensor,
@@ -126,6 +125,7 @@ class Constrained(DenoiserWrapper):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
+        """Ratios restricted to the allowed tokens; see `Denoiser.log_score`."""
         log_score = self.denoiser.log_score(xt, t, cond, positions, valid)
         emitted = self.vocab.is_emitted(log_score.device)
 
@@ -138,18 +138,18 @@ class Constrained(DenoiserWrapper):
 
         return self._constrain(log_score, xt, positions, restrict)
 
-    @override
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
+        """See `CausalDenoiser.step`."""
         # Called on `for_rows` of the column that is predicted.
         log_probs, state = self.denoiser.step(token, state, cond)
         return self._next(log_probs[:, None])[:, 0], state
 
-    @override
     def read(
         self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
+        """See `CausalDenoiser.read`."""
         # Called on `for_rows` of the columns that are predicted.
         log_probs, state = self.denoiser.read(tokens, state, cond)
         return self._next(log_probs), state
@@ -170,7 +170,6 @@ class Constrained(DenoiserWrapper):
             self._record(row, column, mass[row, column])
         return restricted
 
-    @override
     def step_block(
         self,
         xt: Tensor,
@@ -179,6 +178,7 @@ class Constrained(DenoiserWrapper):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
+        """See `BlockDenoiser.step_block`."""
         # Called on `for_rows` of the columns of the block.
         return self._constrain(
             self.denoiser.step_block(xt, state, cond, positions, valid),
@@ -187,7 +187,6 @@ class Constrained(DenoiserWrapper):
             self._restrict,
         )
 
-    @override
     def advance(
         self,
         x0: Tensor,
@@ -195,12 +194,20 @@ class Constrained(DenoiserWrapper):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> State:
+        """See `BlockDenoiser.advance`."""
         return self.denoiser.advance(x0, state, cond, valid)
 
-    @override
     def score_given(
         self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> list[int]:
+        """Record the probability of the `given` tokens of a block whose masks are not filled yet.
+
+        Args:
+            state, cond, valid: as in `BlockDenoiser.step_block`.
+
+        Returns:
+            The number of sequences in each network call.
+        """
         # Called on `for_rows` of the columns of the block. A row asks for one token: it and those
         # to its right are masked. A call has as many rows as one that fills masks, so that memory
         # does not depend on the number of tokens.
@@ -222,10 +229,10 @@ class Constrained(DenoiserWrapper):
             sizes.append(len(row))
         return sizes
 
-    @override
     def around(
         self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
+        """See `Denoiser.around`."""
         return self.denoiser.around(xt, columns, cond, valid)
 
     def log_weight(self) -> Tensor:
@@ -332,7 +339,6 @@ class Guided(DenoiserWrapper):
             self.denoiser.log_probs(torch.cat([xt, xt]), t, _with_unlabeled(cond), positions, valid)
         )
 
-    @override
     def step_block(
         self,
         xt: Tensor,
@@ -341,6 +347,7 @@ class Guided(DenoiserWrapper):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
+        """See `BlockDenoiser.step_block`."""
         if self._single(cond) is not None:
             return self.denoiser.step_block(xt, state, self._single(cond), positions, valid)
         positions, valid = (None if x is None else torch.cat([x, x]) for x in (positions, valid))
@@ -350,7 +357,6 @@ class Guided(DenoiserWrapper):
             )
         )
 
-    @override
     def advance(
         self,
         x0: Tensor,

@@ -29,7 +29,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.blocks import block_rows, sequence_rows
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import BaseDenoiser, MaskedDenoiser
 from dnadiff.draws import Draws, float64_device, hash64
 from dnadiff.likelihood.estimates import (
     BLOCKS,
@@ -559,6 +559,7 @@ def ordered(
         ValueError: for a model that goes from left to right.
     """
     check_ordered(denoiser)
+    model = denoiser.require_any_order("order")
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, masked = batch.ids, batch.groups["all"].clone()
@@ -577,7 +578,7 @@ def ordered(
                 if order.needs_predictions
                 else _first(order.priorities(hidden, None), hidden)
             )
-            found = denoiser.log_probs(xt, t, cond, requested, valid)
+            found = model.log_probs(xt, t, cond, requested, valid)
             if order.needs_predictions:
                 largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
                 largest[hidden] = found.amax(-1)
@@ -640,7 +641,7 @@ def exact_curve(
         ValueError: if there are too many masks, or nothing to mask, or for a model that goes from
             left to right.
     """
-    denoiser.require_any_order("enumeration of all masks")
+    denoiser = denoiser.require_any_order("enumeration of all masks")
     require("enumeration of all masks", denoiser, AbsorbingProcess)
     maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
     if not len(maskable_at):
@@ -686,7 +687,7 @@ def exact_nelbo(
 
 
 def _mean_cross_entropy(
-    denoiser: BaseDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor
+    denoiser: MaskedDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor
 ) -> Tensor:
     """(M,) cross-entropy per masked token of one sequence `x (L,)` under each of `masks (M, L)`."""
     log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks)

@@ -163,7 +163,7 @@ def site_log_probs(
         ValueError: for a model that goes from left to right, and for a vocabulary without
             complement unless `stranded`.
     """
-    denoiser.require_any_order("the distribution at a site given both sides")
+    denoiser = denoiser.require_any_order("the distribution at a site given both sides")
     require("the distribution at a masked site", denoiser, AbsorbingProcess)
     xt = torch.where(sites, process.vocab.mask_id, ids)
     t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -39,15 +38,8 @@ class AR(Objective):
         cond: OptTensor,
         valid: OptTensor,
     ) -> Loss:
-        counted = weight > 0
-        if self._few_tokens_on_gpu(x0):
-            nll = torch.where(
-                counted.flatten(), denoiser.nll(x0, x0, None, cond, None, valid), 0.0
-            )  # infinite for a token that is not emitted
-            loss = mean_over(nll * weight.flatten(), weight.sum())
-        else:
-            token_weight = weight[counted]  # before the network, see `denoiser.base.indices`
-            loss = mean_over(
-                denoiser.nll(x0, x0, None, cond, counted, valid) * token_weight, weight.sum()
-            )
+        counted = self.where(weight > 0)
+        token_weight = counted.at(weight)
+        nll = counted.only(denoiser.nll(x0, x0, None, cond, counted.requested, valid))
+        loss = mean_over(nll * token_weight, weight.sum())
         return Loss(loss, loss.detach(), weight.sum())

@@ -4,7 +4,7 @@ positions of the diffusion bounds."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -17,17 +17,17 @@ from dnadiff.denoiser import (
     BlockBackbone,
     CausalBackbone,
     Denoiser,
+    MaskedDenoiser,
     OptTensor,
 )
 from dnadiff.draws import Draws
 from dnadiff.objective.masking import Bernoulli, MaskedBatch, Masking
-from dnadiff.parameterization import FEW_TOKENS, SUBS, Parameterization
+from dnadiff.parameterization import SUBS, Parameterization
+from dnadiff.positions import Occasional, Positions
 from dnadiff.process import AbsorbingProcess, Process, require
 
-_CHECKED = 16  # calls on a GPU per check of the token ids, for whose result the process waits
 _MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
-# Whether padding is masked like any token, and hidden from the network which positions are padding.
-PROTOCOLS = {"count": False, "mdlm": True}
+Protocol: TypeAlias = Literal["count", "mdlm"]  # see `MaskedObjective`
 
 
 class Loss(NamedTuple):
@@ -79,7 +79,8 @@ class Objective(ABC):
 
     def __init__(self, process: Process) -> None:
         require(f"objective {type(self).__name__}", process, self.process_type)
-        self.process, self._calls = cast(AbsorbingProcess, process), 0  # see `process_type`
+        self.process = cast(AbsorbingProcess, process)  # see `process_type`
+        self._checks = Occasional()
 
     def __call__(
         self,
@@ -105,10 +106,9 @@ class Objective(ABC):
                 be infinite. On a GPU, the first of every 16 calls checks this.
         """
         x0, weight = x0.long(), weight.float()
-        if not x0.is_cuda or self._calls % _CHECKED == 0:
+        if self._checks.due(x0):
             self._check(x0, weight)
-        self._calls += 1
-        return self.compute(denoiser, x0, weight, draws, cond, valid)
+        return self.compute(cast(MaskedDenoiser, denoiser), x0, weight, draws, cond, valid)
 
     def _check(self, x0: Tensor, weight: Tensor) -> None:
         vocab = self.process.vocab
@@ -123,7 +123,7 @@ class Objective(ABC):
     @abstractmethod
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,
@@ -132,10 +132,10 @@ class Objective(ABC):
     ) -> Loss:
         """`__call__` with checked int64 `x0` and float32 `weight`."""
 
-    def _few_tokens_on_gpu(self, x0: Tensor) -> bool:
-        """Whether to compute logits everywhere: to count the masked positions, the process would
-        wait for the GPU, several times a step."""
-        return x0.is_cuda and self.process.vocab.size <= FEW_TOKENS
+    def where(self, chosen: Tensor) -> Positions:
+        """The positions `chosen (B, L)` bool, or all of them if the cost of every token can be
+        computed and that is faster."""
+        return Positions.fastest(chosen, self.process.vocab.size)
 
     def evaluation(self) -> Objective:
         """The form of this objective with the lowest variance, for validation; itself by
@@ -181,20 +181,15 @@ class MaskedObjective(Objective):
     """
 
     bound: bool = True  # whether it is what is differentiated
-    takes_every_position: ClassVar[bool] = (
-        False  # whether `token_nll` may be called without positions
-    )
 
     def __init__(
-        self, process: AbsorbingProcess, masking: Masking | None = None, protocol: str = "count"
+        self,
+        process: AbsorbingProcess,
+        masking: Masking | None = None,
+        protocol: Protocol = "count",
     ) -> None:
         super().__init__(process)
-        if protocol not in PROTOCOLS:
-            raise ValueError(
-                f"objective.protocol {protocol!r} is not known; choose one of "
-                f"{', '.join(PROTOCOLS)}"
-            )
-        self.protocol, self.masks_padding = protocol, PROTOCOLS[protocol]
+        self.protocol, self.masks_padding = protocol, protocol == "mdlm"
         if self.masks_padding and process.vocab.complement is not None:
             raise ValueError(
                 "objective.protocol=mdlm corrupts padding, which is for text; DNA has "
@@ -210,48 +205,31 @@ class MaskedObjective(Objective):
     @abstractmethod
     def token_nll(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         masked: MaskedBatch,
-        positions: OptTensor,
+        positions: Positions,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
-        """Cost of each masked token before its row's weight: `(M,)` in row-major order of
-        `positions (B, L)` bool.
-
-        `positions` None, only if `takes_every_position`: of every token, (B L,); those that are
-        visible are not counted.
-        """
+        """Cost of each masked token before its row's weight: `(M,)` in row-major order of the
+        positions that `where` made."""
 
     @override
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Loss:
-        masked, positions = self.masked_positions(x0, weight, draws)
-        valid = None if self.masks_padding else valid
-        if self.takes_every_position and self._few_tokens_on_gpu(x0):
-            nll, factor = self.token_nll(denoiser, x0, masked, None, cond, valid), masked.weight
-            factor = (factor[:, None] if factor.ndim == 1 else factor).expand(x0.shape).flatten()
-            # Of other tokens the first may be infinite, if they are never emitted, and the second
-            # 0/0, in rows without masks.
-            nll, factor = (torch.where(positions.flatten(), value, 0.0) for value in (nll, factor))
-            return self._reduced(
-                nll, factor, torch.where(positions, weight, 0.0).flatten(), weight.sum()
-            )
-        factor, counted = self.token_weights(masked, positions, weight)
-        return self._reduced(
-            self.token_nll(denoiser, x0, masked, positions, cond, valid),
-            factor,
-            counted,
-            weight.sum(),
-        )
+        masked, chosen = self.masked_positions(x0, weight, draws)
+        positions, valid = self.where(chosen), None if self.masks_padding else valid
+        factor, counted = positions.at(masked.weights()), positions.at(weight)
+        nll = positions.only(self.token_nll(denoiser, x0, masked, positions, cond, valid))
+        return self._reduced(nll, factor, counted, weight.sum())
 
     def masked_positions(
         self, x0: Tensor, weight: Tensor, draws: Draws
@@ -262,15 +240,6 @@ class MaskedObjective(Objective):
             x0, torch.ones_like(counted) if self.masks_padding else counted, draws
         )
         return masked, (masked.xt == self.process.vocab.mask_id) & counted
-
-    @staticmethod
-    def token_weights(
-        masked: MaskedBatch, positions: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The weight of its row, and its own, of each masked token, (M,) each. Call it before the
-        network (`denoiser.base.indices`)."""
-        index = positions.nonzero(as_tuple=True)
-        return masked.weight[index[: masked.weight.ndim]], weight[index]
 
     def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
         """The loss from the cost, the row's weight and the token's weight of each token (M,)."""
@@ -300,32 +269,6 @@ class MaskedObjective(Objective):
 def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
     """The sum of `nll (M,)` per token; 0 for an empty batch."""
     return nll.sum() / num_tokens.clamp(min=_MIN_TOKENS)
-
-
-def x0_nll(
-    denoiser: BaseDenoiser,
-    x0: Tensor,
-    xt: Tensor,
-    t: Tensor,
-    cond: OptTensor,
-    positions: Tensor,
-    valid: OptTensor,
-    mask_id: int,
-) -> tuple[Tensor, Tensor]:
-    """-log p(x0) and log p(mask) under the distribution that the objective trains
-    (`BaseDenoiser.x0_log_probs`), each `(M,)`.
-
-    `positions` includes visible ones only where that distribution does not carry them over.
-    """
-    target = x0[positions][:, None]
-    if not denoiser.fused_head:
-        log_probs = denoiser.x0_log_probs(xt, t, cond, positions, valid)  # (M, V)
-        return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
-    banned = denoiser.banned
-    ids = target if mask_id in banned else torch.cat([target, torch.full_like(target, mask_id)], 1)
-    log_sum, at = denoiser.log_sum_and_logits(ids, banned, xt, t, cond, positions, valid)
-    on_mask = torch.full_like(log_sum, -torch.inf) if mask_id in banned else at[:, 1] - log_sum
-    return log_sum - at[:, 0], on_mask
 
 
 def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:

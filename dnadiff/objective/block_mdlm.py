@@ -6,16 +6,18 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.blocks import block_rows, sequence_rows
-from dnadiff.denoiser import Backbone, BaseDenoiser, BlockBackbone, BlockDenoiser, OptTensor
+from dnadiff.denoiser import Backbone, BlockBackbone, BlockDenoiser, MaskedDenoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, check_fit, mean_over
+from dnadiff.fields import NonNegative, PositiveInt, checked
+from dnadiff.objective.base import Loss, Protocol, check_fit, mean_over
 from dnadiff.objective.masking import ExactCount, MaskedBatch, Masking
-from dnadiff.objective.mdlm import MDLM
+from dnadiff.objective.mdlm import MDLM, Weighting
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 
 
+@checked
 class BlockMDLM(MDLM):
     """The sum over blocks of the NELBO of each block given the clean blocks before it (arXiv
     2503.09573v3, eq. 7).
@@ -41,22 +43,14 @@ class BlockMDLM(MDLM):
     def __init__(
         self,
         process: AbsorbingProcess,
-        block_size: int,
+        block_size: PositiveInt,
         masking: Masking | None = None,
-        weighting: str = "cross_entropy",
-        next_token_weight: float = 0.0,
-        protocol: str = "count",
+        weighting: Weighting = "cross_entropy",
+        next_token_weight: NonNegative = 0.0,
+        protocol: Protocol = "count",
     ) -> None:
         super().__init__(process, masking or ExactCount(), weighting, protocol)
-        self.block_size = checks.integer("objective.block_size", block_size)
-        self.next_token_weight = float(
-            checks.number("objective.next_token_weight", next_token_weight)
-        )
-        if self.next_token_weight < 0:
-            raise ValueError(
-                f"objective.next_token_weight {next_token_weight} must be 0 or more; 0 leaves the "
-                "auxiliary loss out"
-            )
+        self.block_size, self.next_token_weight = block_size, float(next_token_weight)
 
     @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
@@ -98,19 +92,19 @@ class BlockMDLM(MDLM):
     @override
     def token_nll(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         masked: MaskedBatch,
-        positions: OptTensor,
+        positions: Positions,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
-        return denoiser.nll(x0, masked.xt, None, cond, positions, valid)
+        return denoiser.nll(x0, masked.xt, None, cond, positions.requested, valid)
 
     @override
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,
@@ -120,17 +114,16 @@ class BlockMDLM(MDLM):
         if self.next_token_weight == 0:
             return super().compute(denoiser, x0, weight, draws, cond, valid)
         assert isinstance(denoiser, BlockDenoiser)
-        masked, positions = self.masked_positions(x0, weight, draws)
+        masked, chosen = self.masked_positions(x0, weight, draws)
         following = weight > 0
         following[:, 0] = False  # no token before it
-        (factor, masked_weight), counted = (
-            self.token_weights(masked, positions, weight),
-            weight[following],
-        )
+        positions, counted = Positions(chosen), weight[following]
         nll, next_nll = denoiser.nll_with_next(
-            x0, masked.xt, cond, positions, following, None if self.masks_padding else valid
+            x0, masked.xt, cond, chosen, following, None if self.masks_padding else valid
         )
-        bound = self._reduced(nll, factor, masked_weight, weight.sum())
+        bound = self._reduced(
+            nll, positions.at(masked.weights()), positions.at(weight), weight.sum()
+        )
         return bound._replace(
             loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum())
         )

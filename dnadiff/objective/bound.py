@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser, OptTensor
+from dnadiff.denoiser import MaskedDenoiser, OptTensor
 from dnadiff.draws import Draws
 from dnadiff.objective.base import Loss, Objective, mean_over
 from dnadiff.objective.masking import strata
@@ -43,7 +43,7 @@ class Bound(Objective):
     @override
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser, OptTensor
+from dnadiff.denoiser import MaskedDenoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, MaskedObjective, mean_over, x0_nll
+from dnadiff.fields import checked
+from dnadiff.objective.base import Loss, MaskedObjective, Protocol, mean_over
 from dnadiff.objective.masking import DiscreteTime, MaskedBatch, Masking
 from dnadiff.parameterization import Parameterization, Softmax
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 
 
+@checked
 class D3PM(MaskedObjective):
     """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log
     p(x0 | x at t = 0).
@@ -42,7 +45,7 @@ class D3PM(MaskedObjective):
         masking: Masking | None = None,
         zero_masking: bool = False,
         carry_over: bool = False,
-        protocol: str = "count",
+        protocol: Protocol = "count",
     ) -> None:
         masking = masking or DiscreteTime()
         if not isinstance(masking, DiscreteTime):
@@ -58,21 +61,22 @@ class D3PM(MaskedObjective):
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
 
     @override
+    def where(self, chosen: Tensor) -> Positions:
+        return Positions(chosen)
+
+    @override
     def token_nll(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         masked: MaskedBatch,
-        positions: OptTensor,
+        positions: Positions,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
         # The KL divided by `unmask`.
-        assert positions is not None
-        mask_id = self.process.vocab.mask_id
-        rows = positions.nonzero()[:, 0]  # before the network, see `denoiser.base.indices`
-        cross_entropy, on_mask = x0_nll(
-            denoiser, x0, masked.xt, masked.t.float(), cond, positions, valid, mask_id
+        cross_entropy, on_mask = denoiser.x0_nll(
+            x0, masked.xt, masked.t.float(), cond, positions.chosen, valid
         )
         if self.zero_masking:
             return cross_entropy
@@ -85,7 +89,7 @@ class D3PM(MaskedObjective):
         each = torch.stack(
             [odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1
         )  # differences before rounding to float32
-        odds, gain, unmask = each.to(on_mask)[rows].unbind(-1)
+        odds, gain, unmask = each.to(on_mask)[positions.index[0]].unbind(-1)
         # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting
         # almost equal logarithms.
         return (
@@ -97,7 +101,7 @@ class D3PM(MaskedObjective):
     @override
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,
@@ -113,12 +117,17 @@ class D3PM(MaskedObjective):
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
 
     def reconstruction(
-        self, denoiser: BaseDenoiser, x0: Tensor, weight: Tensor, cond: OptTensor, valid: OptTensor
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        cond: OptTensor,
+        valid: OptTensor,
     ) -> Tensor:
         """-log p(x0 | x0) at t = 0, nats per token."""
         counted = weight > 0
         t, token_weight = torch.zeros(len(x0), device=x0.device), weight[counted]
-        nll = x0_nll(denoiser, x0, x0, t, cond, counted, valid, self.process.vocab.mask_id)[0]
+        nll = denoiser.x0_nll(x0, x0, t, cond, counted, valid)[0]
         return mean_over(nll * token_weight, weight.sum())
 
     @override

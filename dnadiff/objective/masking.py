@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.draws import Draws, hash64
-from dnadiff.noise import NoiseSchedule, refuse_cut
-from dnadiff.noise.base import LARGEST_CUT
+from dnadiff.fields import Fraction, PositiveInt, checked
+from dnadiff.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
 from dnadiff.process import AbsorbingProcess
+
+Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
+_BINS = 4096  # of equal probability, of a Beta distribution
 
 
 class MaskedBatch(NamedTuple):
@@ -37,6 +40,11 @@ class MaskedBatch(NamedTuple):
     xt: Tensor
     t: Tensor
     weight: Tensor
+
+    def weights(self) -> Tensor:
+        """The weight of each position, (B, L)."""
+        weight = self.weight[:, None] if self.weight.ndim == 1 else self.weight
+        return weight.expand(self.xt.shape)
 
 
 def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
@@ -105,6 +113,7 @@ class Masking(ABC):
         return ExactCount()
 
 
+@checked
 class Bernoulli(Masking):
     """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1
     - alpha).
@@ -115,12 +124,11 @@ class Bernoulli(Masking):
             integral over [0, 1]: it is 1/(1 - t_min) times the integral over [t_min, 1].
     """
 
-    def __init__(self, stratified: bool = True, t_min: float = 1e-3) -> None:
-        if not 0 <= checks.number("objective.masking.t_min", t_min) <= LARGEST_CUT:
-            raise ValueError(
-                f"objective.masking.t_min {t_min} must be from 0 to {LARGEST_CUT}, or the bound "
-                "leaves out too much; 1e-3 is published"
-            )
+    def __init__(
+        self,
+        stratified: bool = True,
+        t_min: Annotated[float, Interval(ge=0, le=LARGEST_CUT)] = 1e-3,
+    ) -> None:
         self.stratified, self.t_min = stratified, t_min
 
     @override
@@ -139,6 +147,7 @@ class Bernoulli(Masking):
         return f"t_min {self.t_min}"
 
 
+@checked
 class Importance(Masking):
     """Independent masks at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is
     uniform, and all rows have equal weight.
@@ -152,8 +161,9 @@ class Importance(Masking):
         p_min: the smallest mask probability, or 1 - alpha(0) where that is larger.
     """
 
-    def __init__(self, stratified: bool = True, p_min: float = 1e-3) -> None:
-        checks.fraction("objective.masking.p_min", p_min, inclusive=False)
+    def __init__(
+        self, stratified: bool = True, p_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-3
+    ) -> None:
         self.stratified, self.p_min = stratified, p_min
 
     @override
@@ -176,6 +186,7 @@ class Importance(Masking):
         return f"p_min {self.p_min}"
 
 
+@checked
 class DiscreteTime(Masking):
     """Independent masks at one of T discrete times i/T; the weight is T times the unmasking
     probability, (alpha_s - alpha_t)/(1 - alpha_t).
@@ -189,14 +200,8 @@ class DiscreteTime(Masking):
         stratified: spread the steps over the global batch.
     """
 
-    def __init__(self, num_steps: int = 1000, stratified: bool = True) -> None:
-        if not checks.is_integer(num_steps, 1):
-            raise ValueError(
-                f"objective.masking.num_steps {num_steps!r} must be an integer of at least 1: "
-                "discrete time has T steps; "
-                "for continuous time set objective=mdlm objective/masking=bernoulli"
-            )
-        self.num_steps, self.stratified = int(num_steps), stratified
+    def __init__(self, num_steps: PositiveInt = 1000, stratified: bool = True) -> None:
+        self.num_steps, self.stratified = num_steps, stratified
 
     @override
     def __call__(
@@ -255,6 +260,7 @@ class ImportanceDiscreteTime(DiscreteTime):
         )
 
 
+@checked
 class ExactCount(Masking):
     """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight
     is L_i/k.
@@ -282,3 +288,185 @@ class ExactCount(Masking):
             t,
             available.to(u) / count.clamp(min=1),
         )
+
+
+@checked
+class Clipped(Masking):
+    """Each position is masked independently at a rate that is uniform on [low, high]; the weight of
+    a row is 1/rate.
+
+    With [0, 1] the mean is the NELBO. With any other interval it is the mean of the NELBO's
+    integrand over the interval, which is not a bound: it is for training. Validation and evaluation
+    are, over all rates, by exact counts. As with exact counts the schedule has no other influence.
+
+    A row without a mask costs 0, which is its term of the NELBO: nothing is drawn again. The
+    published code draws the masks of a block until their fraction is inside the interval, which
+    also changes the mean of the loss at each rate.
+
+    Args:
+        low, high: ends of the interval; `dnadiff.training.clip_search.ClipSearch` chooses them
+            during training.
+        stratified: spread the rates over the global batch.
+    """
+
+    def __init__(self, low: Fraction = 0.0, high: Fraction = 1.0, stratified: bool = True) -> None:
+        if low >= high:
+            raise ValueError(f"low {low} must be below high {high}")
+        self.low, self.high, self.stratified = float(low), float(high), stratified
+
+    @override
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
+        rate = self.low + (self.high - self.low) * strata(draws, self.stratified, x0.device)
+        return MaskedBatch(
+            process.corrupt_rate(x0, rate, maskable, draws),
+            process.noise.inverse(1 - rate),
+            1 / rate,
+        )
+
+    @override
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        return self.low, self.high
+
+    @override
+    def check(self, noise: NoiseSchedule) -> None:
+        """Any schedule and any interval will do: the cut is intended, and `evaluation` has none."""
+
+    def moments(self, length: int) -> Tensor:
+        """Coefficients (2, length) float64 of the mean and of the second moment of a row's loss,
+        nats per token.
+
+        If the masks of a row of `length` tokens cost S, its loss is S/(rate * length). Given k
+        masks they are uniformly distributed at every rate, as with exact counts. So E[loss] is the
+        sum over k = 1..length of `moments[0, k - 1]` E[S | k], and E[loss^2] that of
+        `moments[1, k - 1]` E[S^2 | k]. The integrals over rates are exact. With low = 0 the second
+        moment is infinite, by rows with one mask at a small rate.
+        """
+        return (_integrals(length, self.high) - _integrals(length, self.low)) / (
+            self.high - self.low
+        )
+
+
+def _integrals(length: int, rate: float) -> Tensor:
+    """Antiderivatives at `rate` of P(k masks) / (rate * length) and of P(k masks) / (rate *
+    length)^2, k = 1..length: (2, length).
+
+    With n = length and C(n, k) p^k (1 - p)^(n - k) for P they are, up to constants, P(Binomial(n,
+    p) >= k)/k / n and P(Binomial(n - 1, p) >= k - 1) / (k (k - 1)) / n. The second one for k = 1 is
+    the integral of (1 - p)^(n - 1)/p, a geometric series.
+    """
+    k, p = torch.arange(1, length + 1, dtype=torch.float64), torch.tensor(rate, dtype=torch.float64)
+    one_mask = p.log() + ((1 - p) ** k[:-1] / k[:-1]).sum()
+    second = torch.cat([one_mask[None], _tails(length - 1, p)[1:] / (k * (k - 1))[1:]])
+    return torch.stack([_tails(length, p)[1:] / k, second]) / length
+
+
+def _tails(n: int, p: Tensor) -> Tensor:
+    """P(Binomial(n, p) >= k) for k = 0..n: (n + 1,)."""
+    k = torch.arange(n + 1, dtype=torch.float64)
+    log_choose = (
+        torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64))
+        - torch.lgamma(k + 1)
+        - torch.lgamma(n - k + 1)
+    )
+    probs = (log_choose + torch.special.xlogy(k, p) + torch.special.xlog1py(n - k, -p)).exp()
+    return probs.flip(0).cumsum(0).flip(0)
+
+
+@checked
+class BetaRates(Masking):
+    """Each position is masked independently at a rate that is uniform on [0, 1] in a share of the
+    rows, and Beta(alpha, beta) in the others.
+
+    With `objective.weighting=cross_entropy` the network is trained on the plain mean over masked
+    tokens, so the distribution of rates decides what it learns best. The weight of a row is 1/(rate
+    density(rate)), so that its mean is the NELBO whatever the distribution (importance sampling):
+    `train_nll` stays a bound, with more variance the smaller `uniform` is. Validation and
+    evaluation use exact counts.
+
+    Masked language modeling at 15 % (arXiv 1810.04805) is close to Beta(3, 17), whose mean is 0.15.
+
+    Quantiles of the Beta distribution are interpolated linearly between 4,097 exact ones, which are
+    computed once and kept on the device, so that no step waits for it. `density` is that of the
+    interpolated distribution, so the mean is exact.
+
+    Args:
+        alpha, beta: parameters of the Beta distribution; (1, 1) is uniform. Below 1 the density of
+            the mask rates would not be bounded.
+        uniform: the share of rows with uniform rates, in (0, 1], so that every rate has a density.
+        stratified: spread the rates over the global batch.
+    """
+
+    def __init__(
+        self,
+        alpha: Annotated[float, Interval(ge=1)] = 3.0,
+        beta: Annotated[float, Interval(ge=1)] = 17.0,
+        uniform: Share = 0.5,
+        stratified: bool = True,
+    ) -> None:
+        self.alpha, self.beta, self.uniform, self.stratified = (
+            alpha,
+            beta,
+            float(uniform),
+            stratified,
+        )
+        self._quantiles: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    @override
+    def __call__(
+        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
+    ) -> MaskedBatch:
+        rate = self.rates(strata(draws, self.stratified, x0.device))
+        xt = process.corrupt_rate(x0, rate, maskable, draws)
+        return MaskedBatch(xt, process.noise.inverse(1 - rate), 1 / (rate * self.density(rate)))
+
+    def rates(self, u: Tensor) -> Tensor:
+        """Mask rates (B,) from uniforms u (B,): those below `uniform` are stretched to [0, 1], the
+        others go through the Beta quantiles."""
+        quantiles = self._quantiles_like(u)
+        place = ((u - self.uniform) / max(1 - self.uniform, 1e-12)).clamp(0, 1) * _BINS
+        index = place.long().clamp(max=_BINS - 1)
+        drawn = torch.lerp(quantiles[index], quantiles[index + 1], place - index)
+        return torch.where(u < self.uniform, u / self.uniform, drawn).clamp(
+            min=1e-12, max=1
+        )  # the density of 0 is no rate
+
+    def density(self, rate: Tensor) -> Tensor:
+        """The density of the mask rates, (B,) -> (B,)."""
+        quantiles = self._quantiles_like(rate)
+        index = (torch.searchsorted(quantiles, rate) - 1).clamp(0, _BINS - 1)
+        return self.uniform + (1 - self.uniform) / (
+            _BINS * (quantiles[index + 1] - quantiles[index])
+        )
+
+    def _quantiles_like(self, x: Tensor) -> Tensor:
+        """The exact quantiles 0, 1/4096, ..., 1 of the Beta distribution, on the device of `x`."""
+        kind = (x.device, x.dtype)
+        if kind not in self._quantiles:
+            from scipy.special import betaincinv
+
+            levels = torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)
+            self._quantiles[kind] = torch.from_numpy(
+                betaincinv(self.alpha, self.beta, levels.numpy())
+            ).to(x)
+        return self._quantiles[kind]
+
+    @override
+    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    @override
+    def check(self, noise: NoiseSchedule) -> None:
+        """Any schedule will do: the rates are drawn without it."""
+
+    @override
+    def notes(self, trains_bound: bool) -> list[str]:
+        if not trains_bound:
+            return []
+        return [
+            "objective/masking=beta changes only the variance of a loss that is the bound itself "
+            "(weighting=nelbo, objective=sedd); "
+            "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is "
+            "learned"
+        ]

@@ -3,19 +3,22 @@ masked-language-model losses."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Literal, TypeAlias
 
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser, OptTensor
-from dnadiff.objective.base import Loss, MaskedObjective
+from dnadiff.denoiser import MaskedDenoiser, OptTensor
+from dnadiff.fields import checked
+from dnadiff.objective.base import Loss, MaskedObjective, Protocol
 from dnadiff.objective.masking import MaskedBatch, Masking
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 
-WEIGHTINGS = {"nelbo": True, "cross_entropy": False}  # whether the bound is differentiated
+Weighting: TypeAlias = Literal["nelbo", "cross_entropy"]  # whether the bound is differentiated
 
 
+@checked
 class MDLM(MaskedObjective):
     """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10)
     or in T steps (`DiscreteTime`).
@@ -43,34 +46,27 @@ class MDLM(MaskedObjective):
         256.0
     """
 
-    takes_every_position: ClassVar[bool] = True
-
     def __init__(
         self,
         process: AbsorbingProcess,
         masking: Masking | None = None,
-        weighting: str = "nelbo",
-        protocol: str = "count",
+        weighting: Weighting = "nelbo",
+        protocol: Protocol = "count",
     ) -> None:
         super().__init__(process, masking, protocol)
-        if weighting not in WEIGHTINGS:
-            raise ValueError(
-                f"objective.weighting {weighting!r} is not known; choose one of "
-                f"{', '.join(WEIGHTINGS)}"
-            )
-        self.bound = WEIGHTINGS[weighting]
+        self.bound = weighting == "nelbo"
 
     @override
     def token_nll(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         masked: MaskedBatch,
-        positions: OptTensor,
+        positions: Positions,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
-        return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions, valid)
+        return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions.requested, valid)
 
     @override
     def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:

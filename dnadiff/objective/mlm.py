@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
-from dnadiff.denoiser import BaseDenoiser, OptTensor
+from dnadiff.denoiser import MaskedDenoiser, OptTensor
 from dnadiff.draws import Draws
-from dnadiff.objective.base import Loss, Objective, mean_over, x0_nll
+from dnadiff.fields import Fraction, checked
+from dnadiff.objective.base import Loss, Objective, mean_over
+from dnadiff.objective.masking import Share
 from dnadiff.parameterization import Parameterization, Softmax
 from dnadiff.process import AbsorbingProcess
 
 
+@checked
 class MLM(Objective):
     """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 %
     unchanged.
@@ -38,23 +40,15 @@ class MLM(Objective):
     def __init__(
         self,
         process: AbsorbingProcess,
-        selected: float = 0.15,
-        masked: float = 0.8,
-        replaced: float = 0.1,
+        selected: Share = 0.15,
+        masked: Fraction = 0.8,
+        replaced: Fraction = 0.1,
     ) -> None:
         super().__init__(process)
-        if not checks.is_number(selected) or not 0 < selected <= 1:
+        if masked + replaced > 1:
             raise ValueError(
-                f"objective.selected {selected!r} must be in (0, 1]; BERT's value is 0.15"
-            )
-        if (
-            checks.fraction("objective.masked", masked)
-            + checks.fraction("objective.replaced", replaced)
-            > 1
-        ):
-            raise ValueError(
-                f"objective.masked {masked} and replaced {replaced} must sum to at most 1; BERT's "
-                "values are 0.8 and 0.1"
+                f"masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are "
+                "0.8 and 0.1"
             )
         self.selected, self.masked, self.replaced = selected, masked, replaced
 
@@ -83,7 +77,7 @@ class MLM(Objective):
     @override
     def compute(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: MaskedDenoiser,
         x0: Tensor,
         weight: Tensor,
         draws: Draws,
@@ -92,11 +86,7 @@ class MLM(Objective):
     ) -> Loss:
         xt, chosen = self.corrupt(x0, weight > 0, draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
-        t, mask_id = self.process.noise.inverse(alpha), self.process.vocab.mask_id
-        weight = weight[chosen]  # (M,); before the network, see `denoiser.base.indices`
-        nll, tokens = (
-            x0_nll(denoiser, x0, xt, t, cond, chosen, valid, mask_id)[0] * weight,
-            weight.sum(),
-        )
-        loss = mean_over(nll, tokens)
+        t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)
+        nll, tokens = denoiser.x0_nll(x0, xt, t, cond, chosen, valid)[0], weight.sum()
+        loss = mean_over(nll * weight, tokens)
         return Loss(loss, loss.detach(), tokens)

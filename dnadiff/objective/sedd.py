@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.denoiser import BaseDenoiser, OptTensor
+from dnadiff.denoiser import OptTensor
 from dnadiff.objective.base import MaskedObjective
 from dnadiff.objective.masking import MaskedBatch
 from dnadiff.parameterization import Parameterization, Score, log_expm1
+from dnadiff.positions import Positions
 
 
 class SEDD(MaskedObjective):
@@ -35,30 +37,32 @@ class SEDD(MaskedObjective):
         return Score(self.process.vocab)
 
     @override
+    def where(self, chosen: Tensor) -> Positions:
+        return Positions(chosen)
+
+    @override
     def token_nll(
         self,
-        denoiser: BaseDenoiser,
+        denoiser: Any,  # has `log_score`
         x0: Tensor,
         masked: MaskedBatch,
-        positions: OptTensor,
+        positions: Positions,
         cond: OptTensor,
         valid: OptTensor,
     ) -> Tensor:
         # Score entropy divided by sigma' q.
-        assert positions is not None
         if denoiser.fused_head:
             scale = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
-            target, banned = x0[positions][:, None], self.process.vocab.never_emitted
+            target, banned = positions.at(x0)[:, None], self.process.vocab.never_emitted
             log_sum, at = denoiser.log_sum_and_logits(
-                target, banned, masked.xt, masked.t.float(), cond, positions, valid
+                target, banned, masked.xt, masked.t.float(), cond, positions.chosen, valid
             )
             return (log_sum - scale).exp() - 1 - (at[:, 0] - scale)
-        index = positions.nonzero(as_tuple=True)  # before the network, see `denoiser.base.indices`
         log_score = denoiser.log_score(
-            masked.xt, masked.t.float(), cond, positions, valid
+            masked.xt, masked.t.float(), cond, positions.chosen, valid
         )  # (M, V)
-        log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)[index[0]]  # -log q
-        log_ratio = log_score + log_odds[:, None]
+        log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)  # -log q
+        log_ratio = log_score + log_odds[positions.index[0], None]
         # The ratio of the mask to itself is left out: score entropy sums over the tokens that a
         # sample may contain.
         total = (
@@ -66,7 +70,7 @@ class SEDD(MaskedObjective):
             .exp()
             .sum(-1)
         )
-        return total - 1 - log_ratio.gather(-1, x0[index][:, None])[:, 0]
+        return total - 1 - log_ratio.gather(-1, positions.at(x0)[:, None])[:, 0]
 
     @override
     def evaluation(self) -> SEDD:

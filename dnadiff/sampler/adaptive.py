@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, in_chunks, time_of
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, Sampler, in_chunks, time_of
 
 _STEPS = 64
 _EQUAL = 1e-4
@@ -131,6 +130,7 @@ class TokensFirstSampler(AdaptiveSampler):
         return log_probs.gather(-1, tokens[:, None])[:, 0]
 
 
+@checked
 @dataclass(eq=False)
 class StepsSampler(AdaptiveSampler):
     """An adaptive sampler that unmasks (almost) equally many positions in each of `num_steps`
@@ -141,11 +141,7 @@ class StepsSampler(AdaptiveSampler):
             the length if that is less.
     """
 
-    num_steps: checks.PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.num_steps = checks.optional_integer("sampler.num_steps", self.num_steps)
+    num_steps: PositiveInt | None = None
 
     @override
     def check_length(self, length: int) -> None:

@@ -10,8 +10,7 @@ from dnadiff.draws import Draws
 from dnadiff.parameterization import log_expm1
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ancestral import Ancestral
-from dnadiff.sampler.base import time_left
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, time_left
 
 
 class Analytic(Ancestral):

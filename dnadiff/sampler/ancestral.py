@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Plan, PlannedSampler
-from dnadiff.sampler.grid import GridSampler
+from dnadiff.sampler.base import GridSampler, Plan, PlannedSampler
 
 
 class Ancestral(GridSampler, PlannedSampler):

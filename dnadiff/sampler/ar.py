@@ -10,8 +10,7 @@ from typing_extensions import override
 from dnadiff.denoiser import CausalBackbone, State
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, Sampler
 
 _PIECE = 64  # given tokens that are read in one call,
 _NUMBERS = 1 << 22  # fewer if their distributions have more numbers than this

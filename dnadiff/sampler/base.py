@@ -11,15 +11,16 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import repeat
-from typing import ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import categorical, checks
+from dnadiff import categorical
 from dnadiff.config import Json
 from dnadiff.denoiser import (
     Backbone,
@@ -27,10 +28,13 @@ from dnadiff.denoiser import (
     BidirectionalBackbone,
     BlockBackbone,
     CausalBackbone,
+    InBlock,
+    InContext,
+    State,
 )
-from dnadiff.draws import Draws, float64_device
+from dnadiff.draws import Draws, float64_device, hash64
+from dnadiff.fields import Positive, PositiveInt, checked
 from dnadiff.process import AbsorbingProcess, Process, require
-from dnadiff.sampler.counted import CountedDenoiser
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
 # positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
@@ -63,6 +67,173 @@ class Samples(NamedTuple):
     tokens: Tensor
     nfe: int
     rows: int
+
+
+class CountedDenoiser:
+    """A denoiser for one batch, and how much it was used.
+
+    Only sequences with a requested position are evaluated. If all of these are equal, as at the
+    beginning, when everything is masked, one of them is evaluated and the others share its
+    predictions.
+
+    Attributes:
+        nfe: network calls so far.
+        rows: sequences evaluated in them.
+    """
+
+    def __init__(
+        self, denoiser: BaseDenoiser, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> None:
+        self.denoiser: Any = denoiser  # of the kind that the sampler is for
+        self.cond, self.valid = cond, valid
+        self.nfe = self.rows = 0
+
+    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times
+        `t (B,)`."""
+        return self._call("log_probs", x, t, positions, self.denoiser.time_conditioning)
+
+    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the
+        network is not conditioned on it."""
+        return self._call("log_score", x, t, positions, True)
+
+    def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`:
+        the state afterwards."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, columns)
+        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
+
+    def step(
+        self, token: Tensor, state: State | None, rows: Tensor, column: int
+    ) -> tuple[Tensor, State]:
+        """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
+        return denoiser.step(token, state, None if self.cond is None else self.cond[rows])
+
+    def without_recording(self) -> None:
+        """From here on use the denoiser without side effects (see `Constrained`)."""
+        self.denoiser = self.denoiser.without_recording()
+
+    def for_columns(self, columns: slice) -> CountedDenoiser:
+        """A counter for some positions of the batch; add its counts with `add`."""
+        return CountedDenoiser(
+            self.denoiser.for_rows(None, columns),
+            self.cond,
+            None if self.valid is None else self.valid[:, columns],
+        )
+
+    def for_block(self, rows: Tensor, columns: slice, state: State | None) -> CountedDenoiser:
+        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see
+        `for_columns`."""
+        cond, valid = self._of_block(rows, columns)
+        return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
+
+    def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
+        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
+        `read` again in each call; see `for_columns`.
+
+        The other tokens are read here, once, and their keys and values are used in each call
+        (`BaseDenoiser.around`).
+
+        Args:
+            x: (B, L) tokens of the batch.
+            rows: index of sequences.
+            read: includes `columns`.
+            columns: positions to predict.
+        """
+        x, (cond, valid) = x[rows], self._of_block(rows, slice(None))
+        equal, state = self._equal(x, cond, valid), None
+        if read.stop - read.start < x.shape[1]:
+            self.nfe += 1
+            self.rows += (1 if equal else len(x)) * self.denoiser.rows_per_sequence
+            first = slice(1 if equal else None)
+            state = self.denoiser.around(
+                x[first],
+                read,
+                *(None if given is None else given[first] for given in (cond, valid)),
+            )
+            state = state.select(x.new_zeros(len(x))) if equal else state
+        inside = slice(columns.start - read.start, columns.stop - read.start)
+        context = None if valid is None else valid[:, read]
+        inner = InContext(
+            self.denoiser.for_rows(rows, read), state, x[:, read], inside, context, equal
+        )
+        return CountedDenoiser(inner, cond, None if valid is None else valid[:, columns])
+
+    def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
+        """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled
+        yet."""
+        if self.denoiser.given is not None:
+            calls = self.denoiser.for_rows(rows, columns).score_given(
+                state, *self._of_block(rows, columns)
+            )
+            self.nfe += len(calls)
+            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+
+    def ends(self, masked: Tensor) -> Tensor:
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0
+        if there are none: (B,)."""
+        asked = masked if self.denoiser.given is None else masked | self.denoiser.given
+        return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
+
+    def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
+        """Labels and padding of a block."""
+        return None if self.cond is None else self.cond[
+            rows
+        ], None if self.valid is None else self.valid[rows, columns]
+
+    def add(self, other: CountedDenoiser) -> None:
+        """Add the counts of another one."""
+        self.nfe, self.rows = self.nfe + other.nfe, self.rows + other.rows
+
+    def _equal(self, *inputs: Tensor | None) -> bool:
+        """Whether several sequences with these inputs have the same predictions."""
+        given = [x for x in inputs if x is not None]
+        return (
+            self.denoiser.same_for_all_rows
+            and len(given[0]) > 1
+            and all(bool((x == x[:1]).all()) for x in given)
+        )
+
+    def _call(
+        self,
+        method: Literal["log_probs", "log_score"],
+        x: Tensor,
+        t: Tensor,
+        positions: Tensor,
+        timed: bool,
+    ) -> Tensor:
+        active = positions.any(-1).nonzero()[:, 0]
+        x, t, positions = x[active], t[active], positions[active]
+        cond, valid = (
+            None if given is None else given[active] for given in (self.cond, self.valid)
+        )
+        call = getattr(self.denoiser.for_rows(active), method)
+        equal = self._equal(x, cond, valid, t if timed else None)
+        self.nfe += 1
+        self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
+        if not equal:
+            return call(x, t, cond, positions, valid)
+        union = positions.any(0, keepdim=True)  # (1, L)
+        found = call(
+            x[:1],
+            t[:1],
+            None if cond is None else cond[:1],
+            union,
+            None if valid is None else valid[:1],
+        )
+        return found[(union.cumsum(-1) - 1).expand(positions.shape)[positions]]
 
 
 class Configurable:
@@ -100,6 +271,7 @@ def _plain(value: Json) -> Json:
     )
 
 
+@checked
 @dataclass(eq=False, kw_only=True)
 class Sampler(Configurable, ABC):
     """Fills the masked positions of a template.
@@ -126,9 +298,9 @@ class Sampler(Configurable, ABC):
             from these distributions is the sample's importance weight.
     """
 
-    temperature: float = 1.0
-    top_k: checks.PositiveInt | None = None
-    nucleus: float = 1.0
+    temperature: Positive = 1.0
+    top_k: PositiveInt | None = None
+    nucleus: Annotated[float, Interval(gt=0, le=1)] = 1.0
 
     exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
@@ -136,14 +308,6 @@ class Sampler(Configurable, ABC):
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
     has_blocks: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        checks.number("sampler.temperature", self.temperature)
-        checks.number("sampler.nucleus", self.nucleus)
-        self.top_k = checks.optional_integer("sampler.top_k", self.top_k)
-        categorical.adjust(
-            torch.zeros(1, 2), self.temperature, self.top_k, self.nucleus
-        )  # refuses impossible values
 
     def adjust(self, log_probs: Tensor) -> Tensor:
         """Temperature and truncation: (M, V) -> (M, V)."""
@@ -292,18 +456,6 @@ def draw_in_chunks(
     return in_chunks(drawn, local, uniform).to(log_probs.device)
 
 
-def check_inner(sampler: Sampler, example: str) -> None:
-    """Raise a ValueError that suggests `example` for a sampler that cannot fill the masks of a
-    block."""
-    usable = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
-    if not usable or sampler.moves_window or sampler.has_blocks:
-        name = type(sampler).__name__
-        raise ValueError(
-            f"sampler.sampler {name} does not fill the masks of a block in any order; choose "
-            f"{example} or another one"
-        )
-
-
 def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
     """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
     `AbsorbingProcess.time_at`."""
@@ -374,3 +526,92 @@ class PlannedSampler(Sampler):
             # Row-major over the batch, like the positions of the active rows.
             x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)
         return x
+
+
+@checked
+@dataclass(eq=False)
+class GridSampler(Sampler):
+    """A sampler on a uniform grid of times from 1 to 0. Its last step unmasks whatever is left.
+
+    If the fraction m of a template is masked, the network is conditioned on the times at which the
+    fractions m (1 - alpha(t))/(1 - alpha(1)) are.
+
+    Args:
+        num_steps: T.
+        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable
+            token (as MDLM's code does after its grid), `none` leaves the masks.
+    """
+
+    num_steps: PositiveInt = 128
+    _: KW_ONLY
+    noise_removal: Literal["sample", "argmax", "none"] = "sample"
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        return self.num_steps
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        draws = self.noise_removal != "argmax"  # the most probable token is not a draw
+        return super().supports_weights(length) and draws
+
+    def times(self, device: torch.device | str = "cpu") -> Tensor:
+        """The grid, (T + 1,) float64 from 1 to 0."""
+        return torch.linspace(1, 0, self.num_steps + 1, dtype=torch.float64, device=device)
+
+    def leaves_masks(self, step: int) -> bool:
+        """Whether this step unmasks nothing: the last one with `noise_removal=none`."""
+        return self.noise_removal == "none" and step == self.num_steps - 1
+
+    def takes_argmax(self, step: int) -> bool:
+        """Whether this step takes the most probable tokens: the last one with
+        `noise_removal=argmax`."""
+        return self.noise_removal == "argmax" and step == self.num_steps - 1
+
+    @override
+    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        if self.takes_argmax(step):
+            return log_probs.argmax(-1)
+        return super().unmask(step, num_steps, log_probs, uniform)
+
+
+class OuterSampler(Sampler):
+    """A sampler that fills the parts of a sequence one after another by another sampler.
+
+    Args:
+        sampler: unmasks in any order; its settings are those of a part.
+        example: one that does, for the message.
+    """
+
+    def __init__(self, sampler: Sampler, example: str) -> None:
+        nested = self.has_blocks and (sampler.moves_window or sampler.has_blocks)
+        if sampler.reads is not BidirectionalBackbone or nested:
+            raise ValueError(
+                f"sampler.sampler {type(sampler).__name__} does not fill the masks of "
+                f"{'a block' if self.has_blocks else 'a window'} in any order; choose {example} or "
+                "another one"
+            )
+        super().__init__(
+            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
+        )
+        self.sampler = sampler
+
+    @abstractmethod
+    def size_for(self, length: int) -> int:
+        """Tokens of the largest part of a sequence of `length` tokens."""
+
+    @override
+    def check_length(self, length: int) -> None:
+        self.sampler.check_length(self.size_for(length))
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        return self.has_weights and self.sampler.supports_weights(self.size_for(length))
+
+
+def draws_of_part(draws: Draws, what: str, number: int, rows: Tensor | None = None) -> Draws:
+    """The random numbers of part `number` of a sequence, those of the sequence for the first part,
+    for some `rows` of the batch."""
+    seed = draws.seed if number == 0 else hash64(draws.seed, what, number)
+    kept = draws.rows if rows is None else draws.rows[rows.to(draws.rows.device)]
+    return replace(draws, seed=seed, rows=kept)

@@ -3,20 +3,18 @@ sampler; any length in constant memory."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.denoiser import BaseDenoiser, BlockBackbone
-from dnadiff.draws import Draws, hash64
+from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, check_inner
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, OuterSampler, Sampler, draws_of_part
 
 
-class Blockwise(Sampler):
+@checked
+class Blockwise(OuterSampler):
     """Another sampler in the blocks that the model was trained with, each given the finished blocks
     to its left.
 
@@ -42,13 +40,9 @@ class Blockwise(Sampler):
     has_weights = True  # those of the other sampler
     has_blocks = True
 
-    def __init__(self, sampler: Sampler, block_size: int | None = None) -> None:
-        check_inner(sampler, "grouped")
-        super().__init__(
-            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
-        )
-        self.block_size = checks.optional_integer("sampler.block_size", block_size)
-        self.sampler, self.exact = sampler, sampler.exact
+    def __init__(self, sampler: Sampler, block_size: PositiveInt | None = None) -> None:
+        super().__init__(sampler, "grouped")
+        self.block_size, self.exact = block_size, sampler.exact
 
     @override
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
@@ -59,13 +53,9 @@ class Blockwise(Sampler):
             )
         return Blockwise(self.sampler, denoiser.block_size)
 
-    def size_for(self, length: int) -> int:
-        """Tokens of a block of a sequence of `length` tokens."""
-        return length if self.block_size is None else min(self.block_size, length)
-
     @override
-    def check_length(self, length: int) -> None:
-        self.sampler.check_length(self.size_for(length))
+    def size_for(self, length: int) -> int:
+        return length if self.block_size is None else min(self.block_size, length)
 
     @override
     def window_for(self, length: int) -> int:
@@ -77,10 +67,6 @@ class Blockwise(Sampler):
         full, rest = divmod(length, size)
         each = 1 + self.sampler.num_steps_for(size)
         return full * each + (1 + self.sampler.num_steps_for(rest) if rest else 0)
-
-    @override
-    def supports_weights(self, length: int) -> bool:
-        return self.sampler.supports_weights(self.size_for(length))
 
     @override
     def fill(
@@ -102,8 +88,7 @@ class Blockwise(Sampler):
             part = slice(start, min(start + size, x.shape[1]))
             calls.score_given(state, active, part)
             if masked[active, part].any():
-                seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
-                noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
+                noise = draws_of_part(draws, "block", number, active)
                 inner = calls.for_block(active, part, state)
                 x[active, part] = self.sampler.fill(
                     x[active, part], masked[active, part], inner, process, noise

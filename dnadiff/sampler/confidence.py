@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.fields import checked
 from dnadiff.sampler.adaptive import ORDERS, StepsSampler
 
 
+@checked
 @dataclass(eq=False)
 class Confidence(StepsSampler):
     """In each of K calls the positions with the most confident distributions are unmasked; their
@@ -31,17 +34,10 @@ class Confidence(StepsSampler):
         32
     """
 
-    order: str = "entropy"
+    order: Literal["max", "margin", "entropy"] = "entropy"
 
     exact = True
     has_weights = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.order, str) or self.order not in ORDERS:
-            raise ValueError(
-                f"sampler.order {self.order!r} is not known; choose {', '.join(ORDERS)}"
-            )
 
     @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
+from dnadiff.fields import NonNegative, checked
 from dnadiff.sampler.adaptive import AdaptiveSampler, entropy
 
 
+@checked
 @dataclass(eq=False)
 class EntropyBounded(AdaptiveSampler):
     """Unmask the positions of lowest entropy as long as sum(H) - max(H) over them is at most
@@ -34,15 +35,10 @@ class EntropyBounded(AdaptiveSampler):
         512
     """
 
-    bound: float = 0.1
+    bound: NonNegative = 0.1
 
     exact = True
     has_weights = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if checks.number("sampler.bound", self.bound) < 0:
-            raise ValueError(f"sampler.bound {self.bound} must be 0 or more nats")
 
     @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

@@ -4,17 +4,15 @@ key-value caches."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
 
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
-from dnadiff.denoiser import BaseDenoiser
-from dnadiff.draws import Draws, hash64
+from dnadiff.denoiser import BaseDenoiser, Denoiser
+from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Configurable, Sampler, check_inner
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import Configurable, CountedDenoiser, OuterSampler, Sampler, draws_of_part
 
 
 class Cache(Configurable, ABC):
@@ -52,7 +50,8 @@ class DualCache(Cache):
         return block
 
 
-class FastDLLM(Sampler):
+@checked
+class FastDLLM(OuterSampler):
     """Another sampler in blocks from left to right, for a bidirectional transformer that was
     trained without blocks.
 
@@ -76,13 +75,15 @@ class FastDLLM(Sampler):
 
     has_blocks = True
 
-    def __init__(self, sampler: Sampler, block_size: int = 32, cache: Cache | None = None) -> None:
-        check_inner(sampler, "threshold")
-        super().__init__(
-            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
-        )
-        self.sampler, self.block_size = sampler, checks.integer("sampler.block_size", block_size)
-        self.cache = DualCache() if cache is None else cache
+    def __init__(
+        self, sampler: Sampler, block_size: PositiveInt = 32, cache: Cache | None = None
+    ) -> None:
+        super().__init__(sampler, "threshold")
+        self.block_size, self.cache = block_size, DualCache() if cache is None else cache
+
+    @override
+    def size_for(self, length: int) -> int:
+        return min(self.block_size, length)
 
     def blocks(self, length: int) -> list[slice]:
         """The blocks of a sequence of `length` tokens."""
@@ -94,11 +95,11 @@ class FastDLLM(Sampler):
     @override
     def check_model(self, denoiser: BaseDenoiser) -> None:
         super().check_model(denoiser)
-        denoiser.unwrapped.require_cache()
-
-    @override
-    def check_length(self, length: int) -> None:
-        self.sampler.check_length(min(self.block_size, length))
+        unwrapped = denoiser.unwrapped
+        if not hasattr(unwrapped, "around"):
+            raise ValueError(f"{type(unwrapped).__name__} has no key-value cache")
+        if isinstance(unwrapped, Denoiser):
+            _ = unwrapped.cached_backbone  # raises if the network has none
 
     @override
     def num_steps_for(self, length: int) -> int:
@@ -123,8 +124,7 @@ class FastDLLM(Sampler):
             active = masked[:, block].any(-1).nonzero()[:, 0]
             if not len(active):
                 continue
-            seed = draws.seed if number == 0 else hash64(draws.seed, "block", number)
-            noise = replace(draws, seed=seed, rows=draws.rows[active.to(draws.rows.device)])
+            noise = draws_of_part(draws, "block", number, active)
             inner = calls.in_context(x, active, self.cache.read(block, x.shape[1]), block)
             x[active, block] = self.sampler.fill(
                 x[active, block], masked[active, block], inner, process, noise

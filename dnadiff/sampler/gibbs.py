@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, time_of
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, Sampler, time_of
 from dnadiff.sampler.grouped import Grouped
 
 
+@checked
 @dataclass(eq=False)
 class Gibbs(Sampler):
     """Refine sequences in sweeps; each sweep masks every position and draws it again once, in
@@ -43,19 +43,16 @@ class Gibbs(Sampler):
         96
     """
 
-    num_sweeps: checks.PositiveInt = 1
-    num_groups: checks.PositiveInt | None = None
+    num_sweeps: PositiveInt = 1
+    num_groups: PositiveInt | None = None
 
     exact = True
     has_weights = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.num_sweeps = checks.integer("sampler.num_sweeps", self.num_sweeps)
         self._grouped = Grouped(
             self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus
         )
-        self.num_groups = self._grouped.num_groups
 
     @override
     def supports_weights(self, length: int) -> bool:

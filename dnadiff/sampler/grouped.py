@@ -3,22 +3,23 @@ order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.base import Plan, PlannedSampler
 
 _GROUPS = 64
 
 
+@checked
 @dataclass(eq=False)
 class Grouped(PlannedSampler):
     """Unmask random groups of positions in `num_groups` network calls.
@@ -39,42 +40,35 @@ class Grouped(PlannedSampler):
         (64, 32)
     """
 
-    num_groups: checks.PositiveInt | None = None
+    num_groups: PositiveInt | None = None
     _: KW_ONLY
-    sizes: Annotated[Sequence[int] | None, str] = (
-        None  # the command line replaces the word `optimal`
-    )
+    # the command line replaces the word
+    sizes: Sequence[PositiveInt] | Literal["optimal"] | None = None
 
     exact = True
     has_weights = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.num_groups = checks.optional_integer("sampler.num_groups", self.num_groups)
         if self.sizes is None:
             return
-        if (
-            isinstance(self.sizes, str)
-            or not isinstance(self.sizes, Iterable)
-            or len(self.sizes) == 0
-            or not all(checks.is_integer(size, 1) for size in self.sizes)
-        ):
+        if isinstance(self.sizes, str) or not self.sizes:
             raise ValueError(
-                f"sampler.sizes {self.sizes!r} must be integers of at least 1; leave it out for "
-                "equal groups"
+                f"sizes {self.sizes!r} must be integers of at least 1; leave it out for equal "
+                "groups"
             )
         if self.num_groups not in (None, len(self.sizes)):
             raise ValueError(
-                f"sampler.num_groups {self.num_groups} is not the number of sizes, "
-                f"{len(self.sizes)}; leave one of them out"
+                f"num_groups {self.num_groups} is not the number of sizes, {len(self.sizes)}; "
+                "leave one of them out"
             )
-        self.num_groups, self.sizes = len(self.sizes), [int(size) for size in self.sizes]
+        self.num_groups, self.sizes = len(self.sizes), list(self.sizes)
 
     @override
     def check_length(self, length: int) -> None:
-        if self.sizes is not None and sum(self.sizes) != length:
+        total = length if self.sizes is None else sum(map(int, self.sizes))
+        if total != length:
             raise ValueError(
-                f"sizes add up to {sum(self.sizes)}, not to the length {length}; set sampler.sizes "
+                f"sizes add up to {total}, not to the length {length}; set sampler.sizes "
                 "for this length"
             )
         if self.num_groups is not None and self.num_groups > length:

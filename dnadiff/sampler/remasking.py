@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.draws import Draws
+from dnadiff.fields import Fraction, checked
 from dnadiff.noise import NoiseSchedule
 from dnadiff.process import AbsorbingProcess, unmask_probability
-from dnadiff.sampler.base import Configurable, time_left
-from dnadiff.sampler.counted import CountedDenoiser
-from dnadiff.sampler.grid import GridSampler
+from dnadiff.sampler.base import Configurable, CountedDenoiser, GridSampler, time_left
+
+Inside: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 
 
 class Remasking(Configurable, ABC):
@@ -46,28 +48,24 @@ class Remasking(Configurable, ABC):
         return probability
 
 
+@checked
 @dataclass(eq=False)
 class Cap(Remasking):
     """At most `eta` per step (ReMDM-cap)."""
 
-    eta: float = 0.008
-
-    def __post_init__(self) -> None:
-        checks.fraction("sampler.remasking.eta", self.eta)
+    eta: Fraction = 0.008
 
     @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return largest.clamp(max=self.eta)
 
 
+@checked
 @dataclass(eq=False)
 class Rescale(Remasking):
     """The fraction `eta` of the largest possible r (ReMDM-rescale)."""
 
-    eta: float = 0.015
-
-    def __post_init__(self) -> None:
-        checks.fraction("sampler.remasking.eta", self.eta)
+    eta: Fraction = 0.015
 
     @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
@@ -93,6 +91,7 @@ class Confident(Remasking):
         )  # 0 where nothing can be remasked
 
 
+@checked
 @dataclass(eq=False)
 class Loop(Remasking):
     """Unmask the fraction `alpha_on` until `t_on`, remask `eta` per step at that level until
@@ -102,22 +101,14 @@ class Loop(Remasking):
     its ramp.
     """
 
-    eta: float = 0.02
-    t_on: float = 0.55
-    t_off: float = 0.05
-    alpha_on: float = 0.9
+    eta: Fraction = 0.02
+    t_on: Inside = 0.55
+    t_off: Inside = 0.05
+    alpha_on: Inside = 0.9
 
     def __post_init__(self) -> None:
-        checks.fraction("sampler.remasking.eta", self.eta)
-        checks.fraction("sampler.remasking.alpha_on", self.alpha_on, inclusive=False)
-        t_on, t_off = (
-            checks.number("sampler.remasking.t_on", self.t_on),
-            checks.number("sampler.remasking.t_off", self.t_off),
-        )
-        if not 1 > t_on > t_off > 0:
-            raise ValueError(
-                f"sampler.remasking.t_on {t_on} and t_off {t_off} must satisfy 1 > t_on > t_off > 0"
-            )
+        if self.t_on <= self.t_off:
+            raise ValueError(f"t_on {self.t_on} must be above t_off {self.t_off}")
 
     @override
     def alpha(self, noise: NoiseSchedule, time: Tensor) -> Tensor:

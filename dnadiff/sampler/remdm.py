@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dnadiff import checks
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.sampler.remasking import Remasking, RemaskingSampler
 
 
+@checked
 @dataclass(eq=False)
 class ReMDM(RemaskingSampler):
     """The remasking sampler with a fixed strength per step: `sampler/remasking=cap`, `rescale`,
@@ -27,4 +28,4 @@ class ReMDM(RemaskingSampler):
     """
 
     remasking: Remasking
-    num_steps: checks.PositiveInt = field(default=128, kw_only=True)
+    num_steps: PositiveInt = field(default=128, kw_only=True)

@@ -8,9 +8,7 @@ from typing_extensions import override
 
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess, Process
-from dnadiff.sampler.base import draw_in_chunks
-from dnadiff.sampler.counted import CountedDenoiser
-from dnadiff.sampler.grid import GridSampler
+from dnadiff.sampler.base import CountedDenoiser, GridSampler, draw_in_chunks
 
 
 class Reverse(GridSampler):

@@ -3,20 +3,18 @@ window from left to right."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
-from dnadiff.denoiser import BaseDenoiser, BidirectionalBackbone
-from dnadiff.draws import Draws, hash64
+from dnadiff.denoiser import BaseDenoiser
+from dnadiff.draws import Draws
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import CountedDenoiser, OuterSampler, Sampler, draws_of_part
 
 
-class SemiAR(Sampler):
+@checked
+class SemiAR(OuterSampler):
     """Another sampler in windows that advance by `stride` tokens; each window sees the end of the
     previous one.
 
@@ -42,23 +40,17 @@ class SemiAR(Sampler):
     has_weights = True  # those of the other sampler
 
     def __init__(
-        self, sampler: Sampler, window: int | None = None, stride: int | None = None
+        self,
+        sampler: Sampler,
+        window: PositiveInt | None = None,
+        stride: PositiveInt | None = None,
     ) -> None:
-        super().__init__(
-            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
-        )
-        self.sampler = sampler
-        self.window = checks.optional_integer("sampler.window", window)
-        self.stride = checks.optional_integer("sampler.stride", stride)
-        if self.window is not None and self.stride is not None and self.stride > self.window:
+        super().__init__(sampler, "grouped")
+        self.window, self.stride = window, stride
+        if window is not None and stride is not None and stride > window:
             raise ValueError(
-                f"stride {self.stride} is larger than the window {self.window}; set sampler.stride "
-                f"to at most {self.window}"
-            )
-        if sampler.reads is not BidirectionalBackbone:
-            raise ValueError(
-                f"semi_ar is for samplers that unmask in any order; {type(sampler).__name__} "
-                "samples any length without windows"
+                f"stride {stride} is larger than the window {window}; set sampler.stride to at "
+                f"most {window}"
             )
 
     @override
@@ -81,10 +73,6 @@ class SemiAR(Sampler):
         )
 
     @override
-    def check_length(self, length: int) -> None:
-        self.sampler.check_length(self.window_for(length))
-
-    @override
     def window_for(self, length: int) -> int:
         return length if self.window is None else min(self.window, length)
 
@@ -94,8 +82,8 @@ class SemiAR(Sampler):
         return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
 
     @override
-    def supports_weights(self, length: int) -> bool:
-        return self.sampler.supports_weights(self.window_for(length))
+    def size_for(self, length: int) -> int:
+        return self.window_for(length)
 
     def starts(self, length: int, window: int) -> list[int]:
         """First position of each window."""
@@ -114,9 +102,7 @@ class SemiAR(Sampler):
         window = self.window_for(x.shape[1])
         for number, start in enumerate(self.starts(x.shape[1], window)):
             part = slice(start, start + window)
-            noise = (
-                draws if number == 0 else replace(draws, seed=hash64(draws.seed, "window", number))
-            )
+            noise = draws_of_part(draws, "window", number)
             inner = calls.for_columns(part)
             hidden = masked[:, part] & (x[:, part] == process.vocab.mask_id)
             x[:, part] = self.sampler.fill(x[:, part].clone(), hidden, inner, process, noise)

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
+from dnadiff.fields import checked
 from dnadiff.sampler.adaptive import TokensFirstSampler
 
 
+@checked
 @dataclass(eq=False)
 class Threshold(TokensFirstSampler):
     """In each call a token is drawn at every masked position. The most probable one is kept, and
@@ -30,12 +33,7 @@ class Threshold(TokensFirstSampler):
         512
     """
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < checks.number("sampler.threshold", self.threshold) <= 1:
-            raise ValueError(f"sampler.threshold {self.threshold} must be a probability in (0, 1]")
+    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9
 
     @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:

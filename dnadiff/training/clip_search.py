@@ -17,12 +17,13 @@ from typing_extensions import override
 
 from dnadiff import checks
 from dnadiff.config import Config, build, locate
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.objective.base import MaskedObjective, Objective
 from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.clipped import Clipped
+from dnadiff.objective.masking import Clipped
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.positions import Positions
 from dnadiff.training.module import Batch, DiffusionModule
 from dnadiff.training.parallel import reshard
 
@@ -133,10 +134,12 @@ class ClipSearch(Callback):
         assert isinstance(pl_module, DiffusionModule)
         objective = pl_module.valid_objective
         assert isinstance(objective, MaskedObjective)
+        model = pl_module.for_windows
+        assert isinstance(model, MaskedDenoiser)
         with trainer.precision_plugin.val_step_context():
             found = sums_by_count(
                 objective,
-                pl_module.for_windows,
+                model,
                 batch,
                 pl_module.draws("clip", len(batch["ids"]), batch_idx),
             )
@@ -186,7 +189,7 @@ def candidates(widths: Sequence[float], step: float) -> list[Clipped]:
 
 
 def sums_by_count(
-    objective: MaskedObjective, denoiser: BaseDenoiser, batch: Batch, draws: Draws
+    objective: MaskedObjective, denoiser: MaskedDenoiser, batch: Batch, draws: Draws
 ) -> Tensor:
     """Sums over the blocks of a batch that have k masks, and are counted as a whole: (3, b) float64
     on the CPU, k = 1..b.
@@ -199,7 +202,7 @@ def sums_by_count(
         denoiser,
         x0,
         masked,
-        positions,
+        Positions(positions),
         batch.get("cond"),
         None if objective.masks_padding else batch.get("valid"),
     )

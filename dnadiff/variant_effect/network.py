@@ -214,6 +214,7 @@ class Network:
         """
         x0 = torch.from_numpy(np.stack(ids).astype(np.int64))
         mask_id, rows = self.process.vocab.mask_id, iter(masks)
+        model = self.denoiser.require_any_order("the distribution at masked sites")
         for first in range(0, len(allele), self.batch_size):
             x = x0[list(allele[first : first + self.batch_size])]
             hidden, where = (
@@ -224,7 +225,7 @@ class Network:
             yield (
                 x,
                 where,
-                self.denoiser.log_probs(xt, t.to(self.device), positions=where.to(self.device))
+                model.log_probs(xt, t.to(self.device), positions=where.to(self.device))
                 .double()
                 .cpu(),
             )

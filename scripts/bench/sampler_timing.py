@@ -21,7 +21,7 @@ import torch
 from measuring import peak_memory
 from torch import Tensor
 
-from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
+from dnadiff.denoiser import CausalDenoiser, Denoiser, MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.process import AbsorbingProcess
 from dnadiff.sampler.ar import Autoregressive
@@ -195,7 +195,7 @@ def time_ddpm(
     return Timed(took, result.nfe, result.rows, 1.0, known["memory_mb"], costs)
 
 
-class Uniform(BaseDenoiser):
+class Uniform(MaskedDenoiser):
     """A uniform denoiser without cost, to count calls and rows."""
 
     def log_probs(self, x: Tensor, t: Tensor, cond: None, positions: Tensor, valid: None) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dnadiff import likelihood
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
@@ -20,7 +20,7 @@ def process(toy):
     return AbsorbingProcess(toy.vocab, LogLinear(eps=0.0))
 
 
-class Wrong(BaseDenoiser):
+class Wrong(MaskedDenoiser):
     """A predictor of the toy's letters that is no posterior of any law: logits are arbitrary
     functions of what is visible."""
 

@@ -6,7 +6,7 @@ import torch
 
 from dnadiff import likelihood
 from dnadiff.backbone.base import BlockBackbone
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.likelihood.evaluation import OneDraw
 from dnadiff.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.process import AbsorbingProcess
@@ -130,7 +130,7 @@ def test_doubling_stops_at_max_draws(oracle, process, many):
         likelihood.estimate_to(oracle, process, whole(many[:2]), 0)
 
 
-class Uniform(BaseDenoiser):
+class Uniform(MaskedDenoiser):
     """1/3 for each letter of the toy, the same for all that is asked."""
 
     def __init__(self):

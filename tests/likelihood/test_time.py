@@ -9,7 +9,7 @@ import torch
 
 from dnadiff import likelihood
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import Templates, dna_pattern
 from dnadiff.draws import Draws
@@ -20,7 +20,7 @@ from dnadiff.sampler.grouped import Grouped
 DNA = DNATokenizer()
 
 
-class Timed(BaseDenoiser):
+class Timed(MaskedDenoiser):
     """A (with p) and C at every position; p depends on the time, and on the number of A to the
     left."""
 

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.base import check_fit
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -108,20 +110,16 @@ def test_misfits_are_refused(denoiser):
         CausalDenoiser(both_sides)
     with pytest.raises(ValueError, match="AR has no time"):
         AR(PROCESS).denoiser(denoiser.backbone, True)
-    with pytest.raises(ValueError, match="from left to right"):
-        denoiser.log_probs(torch.tensor([[3]]))
+    assert not hasattr(denoiser, "log_probs")  # it predicts from left to right
 
 
-def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(
-    denoiser, monkeypatch
-):
+def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(denoiser):
+    objective = AR(PROCESS)
     x, weight, found = torch.randint(7, 11, (3, 12)), torch.rand(3, 12), []
     x[:, 4], weight[:, 4] = 11, 0
     for everywhere in (False, True):
-        monkeypatch.setattr(
-            AR, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere
-        )
-        result = AR(PROCESS)(denoiser, x, weight, Draws.for_batch(0, 3))
+        objective.where = partial(Positions, everywhere=everywhere)
+        result = objective(denoiser, x, weight, Draws.for_batch(0, 3))
         found.append(
             [
                 result.nll,

@@ -13,8 +13,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.noise import Geometric, LogLinear, ShiftedLogOdds
 from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.clipped import Clipped
-from dnadiff.objective.masking import ExactCount
+from dnadiff.objective.masking import Clipped, ExactCount
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.process import AbsorbingProcess
 
@@ -155,8 +154,8 @@ def test_a_cut_is_accepted_and_evaluation_has_none(objective):
 def test_impossible_intervals_are_refused(low, high):
     with pytest.raises(
         ValueError,
-        match=rf"objective\.masking\.low {low} and objective\.masking\.high {high} must satisfy 0 <= low < high",
+        match=rf"low {low} must be|high {high} must be",
     ):
         Clipped(low, high)
-    with pytest.raises(ValueError, match=r"objective\.masking\.high 'x' must be a finite number"):
+    with pytest.raises(ValueError, match="high 'x' must be a number from 0 to 1"):
         Clipped(0.0, "x")

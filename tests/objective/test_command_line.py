@@ -144,7 +144,7 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
         (["noise=shifted_log_odds"], "set objective/masking=importance or count"),
         (
             ["noise=linear", "noise.sigma_max=0"],
-            "noise.sigma_min 0.0 and noise.sigma_max 0 must satisfy",
+            "noise.sigma_max 0 must be a number above 0",
         ),
         (["objective.weighting=elbo"], "choose one of nelbo, cross_entropy"),
         (

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Bernoulli, DiscreteTime, MaskedBatch
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -21,7 +22,7 @@ VOCAB = Vocab(5, 4, 4, (4,))
 PROCESS = AbsorbingProcess(VOCAB, LogLinear(0.0))
 
 
-class Fixed(BaseDenoiser):
+class Fixed(MaskedDenoiser):
     """The same distribution of x0 everywhere."""
 
     def __init__(self, probs):
@@ -38,7 +39,9 @@ def term(objective, probs, t):
     alpha_t, alpha_s = objective.masking.alphas(PROCESS.noise, t)
     reveal = (alpha_s - alpha_t) / (1 - alpha_t)
     xt, x0 = torch.tensor([[4]]), torch.tensor([[0]])
-    nll = objective.token_nll(Fixed(probs), x0, MaskedBatch(xt, t, reveal), xt == 4, None, None)
+    nll = objective.token_nll(
+        Fixed(probs), x0, MaskedBatch(xt, t, reveal), Positions(xt == 4), None, None
+    )
     return float(reveal * nll)
 
 

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import numpy
 import pytest
@@ -7,24 +8,25 @@ import torch
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.denoiser import BaseDenoiser, Denoiser
+from dnadiff.denoiser import Denoiser, MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective import masking as masking_module
-from dnadiff.objective.base import Objective, check_fit
+from dnadiff.objective.base import check_fit
 from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 
 
-class Uniform(BaseDenoiser):
+class Uniform(MaskedDenoiser):
     """Predicts every emitted token alike."""
 
     def __init__(self, vocab):
@@ -217,7 +219,7 @@ def test_logits_exist_at_masked_positions_only(make):
 )
 @pytest.mark.parametrize("blocks", [False, True], ids=["sequence", "blocks"])
 def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(
-    blocks, masking, weighting, monkeypatch
+    blocks, masking, weighting
 ):
     process = AbsorbingProcess(DNA, LogLinear())
     objective = (
@@ -234,9 +236,7 @@ def test_logits_at_every_position_as_on_a_gpu_give_the_same_loss_and_gradient(
     x0[1, 12:], weight[1, 12:], valid[1, 12:] = 4, 0, False  # padding
     found = []
     for everywhere in (False, True):
-        monkeypatch.setattr(
-            Objective, "_few_tokens_on_gpu", lambda self, x0, everywhere=everywhere: everywhere
-        )
+        objective.where = partial(Positions, everywhere=everywhere)
         result = objective(denoiser, x0, weight, Draws.for_batch(0, 3), valid=valid)
         found.append(
             [

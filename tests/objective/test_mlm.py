@@ -99,7 +99,7 @@ def test_an_empty_batch_costs_nothing():
 
 def test_impossible_fractions_are_refused():
     process = AbsorbingProcess(DNA, LogLinear())
-    with pytest.raises(ValueError, match=r"objective.selected 0 must be in \(0, 1\]"):
+    with pytest.raises(ValueError, match="selected 0 must be a number above 0 and at most 1"):
         MLM(process, selected=0)
     with pytest.raises(ValueError, match="must sum to at most 1"):
         MLM(process, masked=0.8, replaced=0.3)

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.objective.d3pm import D3PM
 from dnadiff.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.objective.sedd import SEDD
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -19,7 +20,7 @@ FILES = pytest.mark.parametrize(
 NOISE = LogLinear(1e-3)
 
 
-class Fixed(BaseDenoiser):
+class Fixed(MaskedDenoiser):
     """Raw logits from a file behind a parameterization."""
 
     def __init__(self, logits, parameterization):
@@ -54,7 +55,7 @@ def per_token(objective, file, xt, t, weight):
     denoiser = Fixed(file["raw_logits"], objective.parameterization())
     result = torch.zeros(xt.shape)
     result[positions] = objective.token_nll(
-        denoiser, file["x0"], MaskedBatch(xt, t, weight), positions, None, None
+        denoiser, file["x0"], MaskedBatch(xt, t, weight), Positions(positions), None, None
     )
     return result * weight[:, None]
 

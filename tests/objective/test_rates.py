@@ -12,10 +12,10 @@ from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import ExactCount, strata
+from dnadiff.objective.masking import BetaRates, ExactCount, strata
 from dnadiff.objective.mdlm import MDLM
-from dnadiff.objective.rates import BetaRates
 from dnadiff.objective.sedd import SEDD
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 
 DNA = DNATokenizer().vocab
@@ -84,7 +84,7 @@ def test_the_weights_are_those_of_every_objective(name):
         .view(6, -1)
         .repeat_interleave(2 if name == "block_mdlm" else 5, 1)[:, :5]
     )
-    nll = objective.token_nll(denoiser, x0, batch, positions, None, None)
+    nll = objective.token_nll(denoiser, x0, batch, Positions(positions), None, None)
     found = objective(denoiser, x0, weight, draws)
     torch.testing.assert_close(found.nll, (nll * factor[positions]).sum() / 30)
     found.loss.backward()
@@ -131,11 +131,11 @@ def test_training_sees_the_rates_and_evaluation_does_not():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 0.5}, "objective.masking.alpha 0.5 must be 1 or more"),
-        ({"beta": 0}, "objective.masking.beta 0 must be 1 or more"),
-        ({"uniform": 0}, "objective.masking.uniform 0 must be above 0 and at most 1"),
-        ({"uniform": 1.5}, "objective.masking.uniform 1.5 must be above 0 and at most 1"),
-        ({"alpha": "a"}, "objective.masking.alpha 'a' must be a finite number"),
+        ({"alpha": 0.5}, "alpha 0.5 must be a number of at least 1"),
+        ({"beta": 0}, "beta 0 must be a number of at least 1"),
+        ({"uniform": 0}, "uniform 0 must be a number above 0 and at most 1"),
+        ({"uniform": 1.5}, "uniform 1.5 must be a number above 0 and at most 1"),
+        ({"alpha": "a"}, "alpha 'a' must be a number of at least 1"),
     ],
 )
 def test_settings_are_checked(settings, message):

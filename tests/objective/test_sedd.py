@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from dnadiff.backbone.dit import DiT
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.masking import MaskedBatch
 from dnadiff.objective.sedd import SEDD
 from dnadiff.parameterization import SUBS
+from dnadiff.positions import Positions
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 
@@ -23,13 +24,18 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
     objective = SEDD(AbsorbingProcess(DNA, noise))
     t, xt = torch.tensor([0.5], dtype=torch.float64), torch.tensor([[3]])
 
-    class Uniform(BaseDenoiser):
+    class Uniform(MaskedDenoiser):
         def log_score(self, xt, t, cond, positions, valid):
             logits = torch.zeros(1, 12, dtype=torch.float64)
             return SUBS(DNA).log_score(logits, xt[positions], noise.sigma(t.double()))
 
     nll = objective.token_nll(
-        Uniform(DNA), torch.tensor([[7]]), MaskedBatch(xt, t, noise.weight(t)), xt == 3, None, None
+        Uniform(DNA),
+        torch.tensor([[7]]),
+        MaskedBatch(xt, t, noise.weight(t)),
+        Positions(xt == 3),
+        None,
+        None,
     )
     assert float(noise.weight(t) * nll) == pytest.approx(2.772589, abs=1e-6)
     # Written out as in the paper: sigma' [sum of ratios - q log s + q (log q - 1)].
@@ -78,7 +84,7 @@ def test_the_loss_is_finite_where_alpha_vanishes():
         denoiser,
         torch.tensor([[7, 8]]),
         MaskedBatch(xt, t, objective.process.noise.weight(t)),
-        xt == 3,
+        Positions(xt == 3),
         None,
         None,
     )

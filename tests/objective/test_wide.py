@@ -7,7 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.transformer import Transformer
-from dnadiff.denoiser import base as module
 from dnadiff.draws import Draws
 from dnadiff.likelihood import WindowBatch, estimate
 from dnadiff.noise import LogLinear
@@ -46,12 +45,12 @@ def network(reads=BidirectionalBackbone):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_loss_and_gradient_are_the_same_without_logits(name, monkeypatch):
+def test_loss_and_gradient_are_the_same_without_logits(name):
     results = {}
     for large in (1024, 1):
-        monkeypatch.setattr(module, "LARGE", large)
         objective = OBJECTIVES[name](AbsorbingProcess(VOCAB, LogLinear()))
         denoiser = objective.denoiser(network(objective.reads))
+        denoiser.fused_from = large
         assert denoiser.fused_head == (large == 1)
         x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
         weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
@@ -98,7 +97,6 @@ class Waits(TorchDispatchMode):
 def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
     # By the operators of a step on the CPU. D3PM without carry-over has two network calls, and
     # waits before the second.
-    monkeypatch.setattr(module, "LARGE", 1)
     process = AbsorbingProcess(VOCAB, LogLinear())
     if name.startswith("block"):
         objective, backbone = (
@@ -112,6 +110,7 @@ def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
         objective = OBJECTIVES[name](process)
         backbone = network(objective.reads)
     denoiser, waits = objective.denoiser(backbone), Waits()
+    denoiser.fused_from = 1
     backbone.blocks[0].register_forward_hook(lambda *_: setattr(waits, "armed", True))
     x0 = torch.randint(0, 58, (4, 12), generator=torch.Generator().manual_seed(0))
     weight = (torch.arange(12) < torch.tensor([[12], [9], [5], [12]])).float()
@@ -122,21 +121,21 @@ def test_a_step_does_not_wait_for_a_gpu_after_the_network(name, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [MDLM, AR])
-def test_likelihoods_are_the_same_without_logits(kind, monkeypatch):
+def test_likelihoods_are_the_same_without_logits(kind):
     process = AbsorbingProcess(VOCAB, LogLinear())
     denoiser = kind(process).denoiser(network(kind.reads)).eval()
     ids = torch.randint(0, 58, (3, 10))
     batch, nats = WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)}), []
     for large in (1024, 1):
-        monkeypatch.setattr(module, "LARGE", large)
+        denoiser.fused_from = large
         nats.append(torch.from_numpy(estimate(denoiser, process, [batch], 4).nats["all"]))
     torch.testing.assert_close(*nats, rtol=1e-5, atol=1e-5)
 
 
-def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch):
-    monkeypatch.setattr(module, "LARGE", 1)
+def test_the_loss_is_float32_under_autocast_and_zero_without_tokens():
     objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
     denoiser = objective.denoiser(network())
+    denoiser.fused_from = 1
     x0 = torch.full((2, 6), 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (
@@ -148,11 +147,11 @@ def test_the_loss_is_float32_under_autocast_and_zero_without_tokens(monkeypatch)
     assert empty == 0 and all(p.grad is None or (p.grad == 0).all() for p in denoiser.parameters())
 
 
-def test_log_probs_of_the_network_add_up_to_the_same(monkeypatch):
+def test_log_probs_of_the_network_add_up_to_the_same():
     objective = MDLM(AbsorbingProcess(VOCAB, LogLinear()))
     denoiser = objective.denoiser(network()).eval()
     xt = torch.tensor([[1, 59, 2, 59]])
     x0, positions = torch.tensor([[1, 5, 2, 7]]), torch.tensor([[False, True, False, True]])
     expected = -denoiser.log_probs(xt)[0, [1, 3], [5, 7]]
-    monkeypatch.setattr(module, "LARGE", 1)
+    denoiser.fused_from = 1
     torch.testing.assert_close(denoiser.nll(x0, xt, positions=positions), expected)

@@ -9,14 +9,14 @@ import torch
 
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone, State
 from dnadiff.config import build
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
 
 
-class Table(BaseDenoiser):
+class Table(MaskedDenoiser):
     """The exact posteriors of a joint distribution over all (V - 1)^L sequences, as a table over
     all V^L states; the mask is the last id.
 
@@ -48,9 +48,6 @@ class Table(BaseDenoiser):
         assert t.shape == (len(xt),) and t.dtype == torch.float32 and ((t >= 0) & (t <= 1)).all()
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         return self.table[xt @ self.powers][positions]
-
-    def require_cache(self):
-        pass
 
     def around(self, xt, columns, cond=None, valid=None):
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.sampler.adaptive import ORDERS
 from dnadiff.sampler.confidence import Confidence
 from dnadiff.sampler.entropy_bounded import EntropyBounded
@@ -22,7 +22,7 @@ def product(*distributions):
     return joint
 
 
-class Recorder(BaseDenoiser):
+class Recorder(MaskedDenoiser):
     """A model that remembers which positions it was requested about."""
 
     def __init__(self, model):
@@ -109,12 +109,12 @@ def test_the_threshold_keeps_probable_tokens_and_at_least_one(world):
     [
         (
             lambda: Confidence(order="random"),
-            "order 'random' is not known; choose max, margin, entropy",
+            "order 'random' is not known; choose one of max, margin, entropy",
         ),
-        (lambda: Confidence(0), "sampler.num_steps 0 must be an integer of at least 1"),
+        (lambda: Confidence(0), "num_steps 0 must be an integer of at least 1"),
         (lambda: LowConfidence(5).check_length(4), "num_steps 5 is larger than the length 4"),
-        (lambda: EntropyBounded(-1.0), "bound -1.0 must be 0 or more"),
-        (lambda: Threshold(0.0), "threshold 0.0 must be a probability"),
+        (lambda: EntropyBounded(-1.0), "bound -1.0 must be a number of at least 0"),
+        (lambda: Threshold(0.0), "threshold 0.0 must be a number above 0 and at most 1"),
     ],
 )
 def test_impossible_settings_are_refused(call, message):

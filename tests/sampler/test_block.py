@@ -220,7 +220,7 @@ def test_models_and_samplers_that_do_not_fit_are_refused():
             ValueError, match=r"sampler\.sampler .* does not fill the masks of a block in any order"
         ):
             Blockwise(other)
-    with pytest.raises(ValueError, match="semi_ar is for samplers that unmask in any order"):
+    with pytest.raises(ValueError, match="does not fill the masks of a window in any order"):
         SemiAR(Blockwise(Grouped()))
     with pytest.raises(ValueError, match="num_groups 5 is larger than the length 4"):
         sample(model, Blockwise(Grouped(5)), x_init)

@@ -7,7 +7,7 @@ import torch
 
 from dnadiff.backbone.base import CausalBackbone
 from dnadiff.config import build, config_dir
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.design.conditioning import Guided
 from dnadiff.options.command import compose
 from dnadiff.vocab import Vocab
@@ -144,7 +144,7 @@ def test_temperature_top_k_and_nucleus_reach_the_draw(name, world):
     ]
     free = world.draw(world.make(name), world.table(world.make(name)), 300).tokens
     assert all(len(tokens.unique(dim=0)) < len(free.unique(dim=0)) for tokens in few)
-    with pytest.raises(ValueError, match="temperature -1 must be positive"):
+    with pytest.raises(ValueError, match="temperature -1 must be a number above 0"):
         world.make(name, temperature=-1)
 
 
@@ -237,7 +237,7 @@ def test_the_exact_distribution_of_one_position_at_a_time_is_the_model(world):
         torch.testing.assert_close(distribution_of(order, table, world), world.joint)
 
 
-class Twice(BaseDenoiser):
+class Twice(MaskedDenoiser):
     """Asks the table about both halves of a doubled batch; labels are not looked at."""
 
     def __init__(self, table, normalized):

@@ -139,7 +139,7 @@ def test_calls_are_counted(world):
     assert (
         result.nfe == model.calls == (1 + 4) * 2 and 80 < result.rows == model.rows <= 91
     )  # ten sequences are one at first
-    with pytest.raises(ValueError, match=r"sampler.num_sweeps 0 must be an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"num_sweeps 0 must be an integer of at least 1"):
         Gibbs(0)
     with pytest.raises(ValueError, match="num_groups 4 is larger than the length 3"):
         world.draw(Gibbs(1, 4), model, 1)

@@ -156,7 +156,7 @@ def test_the_last_step_is_explicit(name, world):
     ).tokens[:, 0]
     assert (left == 2).double().mean().item() == pytest.approx(0.25, abs=0.05)
     with pytest.raises(
-        ValueError, match="noise_removal 'no' is not known; choose sample, argmax, none"
+        ValueError, match="noise_removal 'no' is not known; choose one of sample, argmax, none"
     ):
         world.make(name, noise_removal="no")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -93,7 +93,7 @@ def test_ancestral_unmasks_as_the_posterior_says():
     assert still == pytest.approx(0, abs=1e-12)
 
 
-class FairBits(BaseDenoiser):
+class FairBits(MaskedDenoiser):
     """Fair bits that know nothing of each other."""
 
     calls = 0
@@ -219,9 +219,9 @@ def test_temperature_sharpens(toy, oracle):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Ancestral(0), "sampler.num_steps 0 must be an integer of at least 1"),
-        (lambda: Grouped(0), "sampler.num_groups 0 must be an integer of at least 1"),
-        (lambda: Grouped(temperature=-1.0), "temperature -1.0 must be positive"),
+        (lambda: Ancestral(0), "num_steps 0 must be an integer of at least 1"),
+        (lambda: Grouped(0), "num_groups 0 must be an integer of at least 1"),
+        (lambda: Grouped(temperature=-1.0), "temperature -1.0 must be a number above 0"),
         (lambda: Grouped(4).check_length(3), "num_groups 4 is larger than the length 3"),
     ],
 )

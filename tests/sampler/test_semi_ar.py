@@ -133,9 +133,9 @@ def test_a_model_that_the_inner_sampler_cannot_sample_is_refused_up_front(denois
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: SemiAR(Grouped(), 0), "sampler.window 0 must be an integer of at least 1"),
+        (lambda: SemiAR(Grouped(), 0), "window 0 must be an integer of at least 1"),
         (lambda: SemiAR(Grouped(), 8, 9), "stride 9 is larger than the window 8"),
-        (lambda: SemiAR(Autoregressive()), "semi_ar is for samplers that unmask"),
+        (lambda: SemiAR(Autoregressive()), "does not fill the masks of a window"),
         (
             lambda: SemiAR(Grouped(20), 16).check_length(40),
             "num_groups 20 is larger than the length 16",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dnadiff.config import build, config_dir
+from dnadiff.fields import checked
 from dnadiff.options.command import compose
 from dnadiff.sampler.base import Sampler
 from dnadiff.sampler.forward_backward import ForwardBackward
@@ -47,6 +48,7 @@ def test_nested_settings_are_dicts_with_the_class():
     assert Gibbs(1e1).settings() == {"num_sweeps": 10, "num_groups": None, **DEFAULTS}
 
 
+@checked
 @dataclass(eq=False)
 class LeftToRight(Sampler):
     """A user's own sampler: `width` positions per call from the left, by the most probable
@@ -86,7 +88,7 @@ def test_a_users_own_sampler_needs_one_method_and_records_its_settings(world):
     ).all()
     assert sampler.settings() == {**DEFAULTS, "width": 2, "nucleus": 0.5}
     assert not sampler.exact and not sampler.has_weights and not sampler.supports_weights(8)
-    with pytest.raises(ValueError, match=r"sampler.temperature 'x' must be a finite number"):
+    with pytest.raises(ValueError, match="temperature 'x' must be a number above 0"):
         LeftToRight(temperature="x")
     with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
         LeftToRight(widht=2)

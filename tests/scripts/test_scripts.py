@@ -16,7 +16,7 @@ import torch
 
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BaseDenoiser, Denoiser
+from dnadiff.denoiser import Denoiser, MaskedDenoiser
 from dnadiff.likelihood import curve
 from dnadiff.noise import LogLinear
 from dnadiff.options.command import compose
@@ -139,7 +139,7 @@ def timing():
     return script("bench/sampler_timing")
 
 
-class Logits(BaseDenoiser):
+class Logits(MaskedDenoiser):
     """The interface of a denoiser that `ddpm_cache` uses, from an oracle."""
 
     def __init__(self, oracle, vocab):
@@ -198,7 +198,7 @@ def test_timed_parts_add_up_to_the_complete_time(timing, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    class Slow(BaseDenoiser):
+    class Slow(MaskedDenoiser):
         """Takes 3 s for a sequence on a fake clock."""
 
         def log_probs(self, x, t, cond, positions, valid):

@@ -18,7 +18,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.clipped import Clipped
+from dnadiff.objective.masking import Clipped
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
 from dnadiff.variant_effect.block import Block
@@ -17,7 +17,7 @@ VOCAB = DNATokenizer().vocab
 LENGTH = 5
 
 
-class Inconsistent(BaseDenoiser):
+class Inconsistent(MaskedDenoiser):
     """A random function of what is visible: its conditionals belong to no joint distribution."""
 
     def __init__(self, length=LENGTH, seed=0, local=False):

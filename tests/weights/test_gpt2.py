@@ -6,7 +6,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dnadiff.denoiser import base as module
 from dnadiff.vocab import Vocab
 from dnadiff.weights import published
 
@@ -40,9 +39,7 @@ def test_logits_match_the_published_network(folder):
     torch.testing.assert_close(logits[..., :60], arrays["logits"], rtol=1e-5, atol=1e-5)
 
 
-def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emitted(
-    folder, monkeypatch
-):
+def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emitted(folder):
     path, arrays = folder()
     judge, ids = published.load_gpt2(path, VOCAB), arrays["input_ids"]
     log_probs = judge.next_log_probs(ids)
@@ -50,7 +47,7 @@ def test_texts_start_with_the_published_token_and_mask_and_padding_are_never_emi
     shifted = torch.cat([torch.full((2, 1), 59), ids[:, :-1]], 1)
     expected = judge.backbone(shifted)[..., :60].log_softmax(-1)
     torch.testing.assert_close(log_probs[..., :60], expected)
-    monkeypatch.setattr(module, "LARGE", 1)  # as for its 50,257 tokens
+    judge.fused_from = 1  # as for its 50,257 tokens
     torch.testing.assert_close(
         judge.nll(ids, ids), -expected.gather(-1, ids[..., None]).flatten(), rtol=1e-5, atol=1e-5
     )

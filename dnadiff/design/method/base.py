@@ -19,8 +19,7 @@ from dnadiff.design.request import Target
 from dnadiff.design.reward import CountedReward
 from dnadiff.draws import Draws, float64_device
 from dnadiff.process import AbsorbingProcess, Process
-from dnadiff.sampler.base import Configurable, Sampler, draw_in_chunks
-from dnadiff.sampler.counted import CountedDenoiser
+from dnadiff.sampler.base import Configurable, CountedDenoiser, Sampler, draw_in_chunks
 
 
 @dataclass(frozen=True)
