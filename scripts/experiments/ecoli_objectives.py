@@ -15,7 +15,7 @@ apart.
 
 `mdlm` trains on plain cross-entropy; score entropy and D3PM train on their bounds here, and
 `mdlm_nelbo`, which has the same weighting, is their baseline. Each model is one training run, and
-the intervals are over windows only: the seeds of scripts/bench/objective.py ended up to 0.0034 bits
+the intervals are over windows only: seeds of an earlier study ended up to 0.0034 bits
 apart with one method, so smaller differences are no evidence about the objectives.
 
 `sedd` is not conditioned on time, so that its network is the same as the others' (with its usual

@@ -19,7 +19,6 @@ import coding
 import long_window
 import methods
 import promoters
-import throughput
 
 ROOT = Path(__file__).parents[2]
 PAGE, FOLDER = ROOT / "docs" / "results" / "variants.md", ROOT / "docs" / "tables"
@@ -30,7 +29,6 @@ TABLES: dict[str, tuple[str, Callable]] = {
     "coding": ("variants_coding", coding.table),
     "sigma70": ("variants_sigma70", promoters.table),
     "hnf4a": ("variants_hnf4a", promoters.table),
-    "throughput": ("variants_throughput", throughput.table),
     "long_window": ("long_window", long_window.markdown),
 }
 _PLACE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
