@@ -81,7 +81,8 @@ INTENDED = (
     Intended("a run names its process", "*", "*config.yaml", " keys"),
     Intended("a run names its process", key="*config keys"),
     Intended("classes have moved", key="*_target_"),
-    Intended("a digest of predictions has names of classes; old ones are found", key="digest[[]*"),
+    Intended("a digest of predictions covers the code that made them", key="digest[[]*"),
+    Intended("predictions of another version are not used again", "finetune/again"),
     Intended("there are new choices", "error/unknown_*", "printed*"),
     Intended("the list of commands is generated from them", "printed/commands", "printed*"),
 )
