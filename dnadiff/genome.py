@@ -3,13 +3,13 @@ of it."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff import commands
+from dnadiff.checks import expand_user
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.progress import table
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.packed import RecordInfo
     from dnadiff.formats.reader import Record
     from dnadiff.formats.regions import Region
-    from dnadiff.shards.assignment import Assignment
+    from dnadiff.jobs.job import Job
 
-FILES = "files"  # name of the stream of shards
 _SHOWN = 40  # records in the table
 KEYS: Keys = {
     **SHARED,
@@ -34,8 +33,6 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
     """Run the action of the configuration."""
-    from dnadiff.shards.assignment import assignment_of
-
     action = ACTIONS.get(config["action"])
     if action is None:
         raise ValueError(f"action {config['action']!r} is not known; choose {', '.join(ACTIONS)}")
@@ -43,7 +40,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
         raise ValueError(
             f"shard={config['shard']} is for action=pack; leave it out, or set action=pack"
         )
-    assignment = assignment_of(config, "genome", overrides)
     if config["output"] is not None and action is verify:
         raise ValueError("action=verify writes no file; leave output out")
     for key in ("regions", "feature") if action is not extract else ():
@@ -51,61 +47,56 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
             raise ValueError(
                 f"{key} belongs to action=extract; leave it out, or set action=extract"
             )
+    if (action is pack and config["output"] is not None) or config["shard"] is not None:
+        from dnadiff.jobs.runner import RunOptions, run_jobs
+
+        options = RunOptions.checked(
+            "genome",
+            overrides,
+            config["output"],
+            shard=config["shard"],
+            overwrite=config["overwrite"],
+        )
+        return run_jobs(jobs(config, run_dir, overrides), options)
+    return action(genome_data(config), config)
+
+
+def genome_data(config: Config) -> DNADataModule:
+    """The data module of a genome."""
     data = build(config["data"], trust=None)
     if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
-    return pack(data, config, assignment) if action is pack else action(data, config)
+    return data
 
 
-def pack(
-    data: DNADataModule, config: Config, assignment: Assignment | None = None
-) -> list[str] | Path:
-    """Pack the genome into the cache unless it is there already, and print its folders, or a shard
-    of its files.
+def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+    """The list of packed files."""
+    from dnadiff.data.genome.work import PackJob
 
-    With `output` the files are listed in a JSON file.
-    """
-    from dnadiff.data.genome.work import PackWork
-    from dnadiff.shards.assignment import Assignment
-    from dnadiff.shards.manifest import Task
-    from dnadiff.store.disk import check_output, write_json
-    from dnadiff.store.files import resolve
+    return [PackJob(genome_data(config), expand_user(config["output"]), packed)]
 
-    assignment, start = assignment or Assignment(), time.monotonic()
-    output = (
-        None if config["output"] is None else check_output(config["output"], config["overwrite"])
-    )
-    if output is not None:
-        work = PackWork(data.source_files())
-        settings = {
-            "files": [[source.path, resolve(source.path).stat().st_size] for source in work.sources]
-        }
-        if (folder := assignment.compute(output, {FILES: Task(work, settings)})) is not None:
-            return folder
-        assignment.settings(FILES, settings)  # refuses shards of others
-    genome = data.open()  # packs in several processes, and finds what shards have packed
-    rows = (
-        []
-        if output is None
-        else [json.loads(result.content) for result in assignment.results(FILES, work)]
-    )
+
+def pack(data: DNADataModule, config: Config) -> list[str]:
+    """Pack the genome into the cache unless it is there already, and print its folders."""
+    start = time.monotonic()
+    genome = data.open()
+    print(packed(data, time.monotonic() - start))
+    return list(dict.fromkeys(str(file.folder) for _, file in genome.files))
+
+
+def packed(data: DNADataModule, seconds: float) -> str:
+    """What is printed of a packed genome."""
+    genome = data.open()
     folders = list(dict.fromkeys(str(file.folder) for _, file in genome.files))
-    print(
-        table(
-            [
-                ("records", f"{len(genome.names):,}"),
-                ("bases", f"{genome.total:,}"),
-                ("seconds", f"{time.monotonic() - start:.1f}"),
-            ]
-        )
-    )
-    print("\n".join(f"packed in {folder}" for folder in folders[:_SHOWN]))
+    rows = [
+        ("records", f"{len(genome.names):,}"),
+        ("bases", f"{genome.total:,}"),
+        ("seconds", f"{seconds:.1f}"),
+    ]
+    lines = [table(rows), *(f"packed in {folder}" for folder in folders[:_SHOWN])]
     if len(folders) > _SHOWN:
-        print(f"({len(folders) - _SHOWN:,} more folders in {Path(folders[0]).parent})")
-    if output is not None:
-        write_json(output, {"files": rows})
-        print(f"files are in {output}")
-    return folders
+        lines.append(f"({len(folders) - _SHOWN:,} more folders in {Path(folders[0]).parent})")
+    return "\n".join(lines)
 
 
 def verify(data: SequenceDataModule, config: Config) -> int:

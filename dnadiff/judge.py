@@ -3,25 +3,22 @@ every metric with a real-vs-real baseline."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dnadiff import checks, commands
-from dnadiff.config import SHARED, Config, Json, Keys
-from dnadiff.progress import table
+from dnadiff.config import SHARED, Config, Keys
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.jobs.job import Job
     from dnadiff.metrics.sample_quality import SampleQuality
 
-METRICS = "metrics"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -35,23 +32,28 @@ KEYS: Keys = {
 }
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json] | Path:
-    """Compare samples with real windows, and return the content of the JSON file, or the folder of
-    a shard."""
+def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+    """Compare samples with real windows, and return the JSON file."""
+    from dnadiff.jobs.runner import RunOptions, run_jobs
+
+    options = RunOptions.checked(
+        "judge",
+        overrides,
+        config["output"],
+        shard=config["shard"],
+        overwrite=config["overwrite"],
+    )
+    return run_jobs(jobs(config, run_dir, overrides), options)
+
+
+def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+    """The metrics of the samples."""
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
     from dnadiff.metrics.sample_quality import SampleQualityEvaluator
-    from dnadiff.metrics.work import QualityWork, part_of
-    from dnadiff.shards.assignment import assignment_of
-    from dnadiff.shards.manifest import Task
+    from dnadiff.metrics.work import JudgeJob
     from dnadiff.store.address import shown
-    from dnadiff.store.disk import check_output
 
-    assignment = assignment_of(config, "judge", overrides)
-    output = check_output(config["output"] or run_dir / "judge.json", config["overwrite"])
-    picture = check_output(
-        output.with_name(f"{output.name.removesuffix('.json')}.png"), config["overwrite"]
-    )
     order, num_splits = (
         checks.integer("order", config["order"], 0),
         checks.integer("num_splits", config["num_splits"], 20),
@@ -91,20 +93,12 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     evaluator = SampleQualityEvaluator(
         samples, real, training, not stranded, order, num_splits, seed
     )
-    work, options = (
-        QualityWork(evaluator),
-        {"both_strands": not stranded, "order": order, "num_splits": num_splits, "seed": seed},
-    )
-    inputs = {"samples": array_digest(evaluator.samples), "real": array_digest(evaluator.real)}
-    depends = (
-        options
-        | inputs
-        | {"searched": None if training is None or searched is None else searched.digest}
-    )
-    if (folder := assignment.compute(output, {METRICS: Task(work, depends)})) is not None:
-        return folder
-    assignment.settings(METRICS, depends)  # refuses shards of others
-    quality = evaluator.joined(map(part_of, assignment.results(METRICS, work)))
+    options = {
+        "both_strands": not stranded,
+        "order": order,
+        "num_splits": num_splits,
+        "seed": seed,
+    }
     about = {
         "samples": {"path": shown(config["samples"]), "number": len(samples)},
         "real": {
@@ -115,28 +109,18 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
         "searched": None if training is None or searched is None else searched.describe(),
         "settings": options,
     }
-    content = about | quality.content()
-    write(content, quality, output, picture)
-    show(quality)
-    print(f"files are in {output} and {picture}")
-    return content
+    digest = None if training is None or searched is None else searched.digest
+    output = checks.expand_user(config["output"] or run_dir / "judge.json")
+    return [JudgeJob(evaluator, output, about, options, digest, picture)]
 
 
-def write(content: Config, quality: SampleQuality, output: Path, picture: Path) -> None:
-    """Write the picture, then the JSON file, which says that both are complete; nothing before both
-    are known."""
+def picture(quality: SampleQuality) -> bytes:
+    """The picture of the metrics that are curves, as a PNG file."""
     from dnadiff.report import figures
     from dnadiff.report.panels import kmer_divergences, mutual_information
-    from dnadiff.store.disk import atomic_write, write_json
 
-    panels = [
-        partial(kmer_divergences, quality=quality),
-        partial(mutual_information, quality=quality),
-    ]
-    drawn = figures.rendered(figures.overview(panels), "png")
-    with atomic_write(picture, overwrite=True) as file:  # an existing one has been refused
-        file.write(drawn)
-    write_json(output, content)
+    panels = [partial(panel, quality=quality) for panel in (kmer_divergences, mutual_information)]
+    return figures.rendered(figures.overview(panels), "png")
 
 
 def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
@@ -164,11 +148,6 @@ def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModu
     return data, memorization.searched_data(model, data, config["trust"])
 
 
-def array_digest(windows: np.ndarray) -> str:
-    """SHA-256 of bases."""
-    return hashlib.sha256(windows.tobytes()).hexdigest()
-
-
 def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     """The length of all samples; raises ValueError if their lengths differ."""
     lengths = sorted({len(bases) for bases in samples})
@@ -178,44 +157,6 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
             "same length, so cut them to it"
         )
     return lengths[0]
-
-
-def show(quality: SampleQuality) -> None:
-    """Print the closing table and the warnings."""
-    rows: list[tuple[str, ...]] = [
-        (
-            m.name,
-            m.unit,
-            f"{m.distance.samples:.4g}",
-            ""
-            if math.isnan(m.distance.interval[0])
-            else f"{m.distance.interval[0]:.4g} to {m.distance.interval[1]:.4g}",
-            f"{m.distance.baseline:.4g}",
-            f"{m.distance.low:.4g} to {m.distance.high:.4g}",
-            "WARNING: too similar" if m.warns else m.verdict,
-        )
-        for m in quality.metrics
-    ]
-    print(
-        table(
-            rows,
-            (
-                "metric",
-                "unit",
-                "samples",
-                "95 % interval",
-                "real",
-                "95 % of real sets",
-                "the samples are",
-            ),
-        )
-    )
-    print(
-        f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; distances are "
-        "between a set and as many real windows"
-    )
-    for line in quality.warnings():
-        print(f"WARNING: {line}")
 
 
 def main() -> None:

@@ -18,27 +18,18 @@ from dnadiff.checks import boolean, expand_user
 from dnadiff.config import PACKAGE, SHARED, Config, Json, Keys, config_dir, locate
 
 if TYPE_CHECKING:
-    from dnadiff.shards.folder import ShardFolder
-    from dnadiff.shards.manifest import Manifest
-    from dnadiff.shards.mark import MergeMark
+    from dnadiff.jobs.job import Job
+    from dnadiff.jobs.shards import Manifest, MergeMark, ShardFolder
 
-SHARDED = (
-    "score",
-    "variants",
-    "embed",
-    "sample",
-    "predict",
-    "genome",
-    "judge",
-)  # commands with the key `shard`
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
 
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Merge and return the output."""
-    from dnadiff.shards.folder import ShardFolder
-    from dnadiff.shards.mark import MergeMark
+    from dnadiff.jobs.job import ResumableJob
+    from dnadiff.jobs.runner import RunOptions, run_jobs
+    from dnadiff.jobs.shards import MergeMark, ShardFolder
     from dnadiff.store.disk import check_output
 
     for key in ("keep", "overwrite"):
@@ -61,26 +52,27 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
             "shards were computed in different environments, and numbers may differ in their last "
             f"digits: {'; '.join(different)}"
         )
-    settings = command_config(config, manifest, folder)
     resume = mark.is_under_way and not config["overwrite"]
     check_output(output, config["overwrite"] or resume)
+    jobs = jobs_of(config, manifest, folder, run_dir, resume)
     if not resume:
         mark.set()
-    # A command without `resume` writes its output last. What is next to it was refused by the first
-    # merge, or written by it.
-    overwrite = config["overwrite"] or (is_repeated and "resume" not in settings)
-    settings |= {"output": str(output), "overwrite": overwrite} | (
-        {"resume": resume} if "resume" in settings else {}
+    # A job that is written at once writes its output last. What is next to it was refused by the
+    # first merge, or written by it.
+    repeated = is_repeated and not isinstance(jobs[0], ResumableJob)
+    options = RunOptions(
+        manifest.command,
+        manifest.overrides,
+        resume,
+        config["overwrite"] or repeated,
+        merged=folder,
     )
     try:
-        importlib.import_module(f"dnadiff.{manifest.command}").run(
-            settings, run_dir, list(manifest.overrides)
-        )
+        run_jobs(jobs, options)
     except FileExistsError:
-        if not resume or "resume" in settings:
-            if not resume:
-                mark.remove()
-            raise  # otherwise of a command without `resume`, which writes its output last
+        if not resume:
+            mark.remove()
+        raise
     return finish(mark, None if config["keep"] else folder)
 
 
@@ -101,15 +93,18 @@ def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
     return mark.output
 
 
-def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> Config:
-    """The configuration of the command that made the shards, for merging them: no network runs, so
-    it needs no GPU.
+def jobs_of(
+    config: Config, manifest: Manifest, folder: ShardFolder, run_dir: Path, resume: bool
+) -> Sequence[Job]:
+    """The jobs that the shards are of, for merging them: no network runs, so they need no GPU.
 
     Raises:
         ValueError: if the manifest is of no command with shards, or names classes that are neither
             in a YAML file nor trusted.
     """
-    if manifest.command not in SHARDED:
+    is_known = manifest.command in commands.COMMANDS
+    command = importlib.import_module(f"dnadiff.{manifest.command}" if is_known else "dnadiff")
+    if not hasattr(command, "jobs"):
         raise ValueError(
             f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its "
             "folder and start over"
@@ -124,12 +119,15 @@ def command_config(config: Config, manifest: Manifest, folder: ShardFolder) -> C
         if target not in known:
             locate(target, (PACKAGE, *config["trust"]))
     given = {
-        "shard": folder,
+        "output": config["output"],
+        "overwrite": config["overwrite"],
+        "resume": resume,
         "trust": config["trust"],
         "accelerator": "cpu",
         "reward": on_cpu(settings.get("reward")),
     }
-    return settings | {key: value for key, value in given.items() if key in settings}
+    settings |= {key: value for key, value in given.items() if key in settings}
+    return command.jobs(settings, run_dir, manifest.overrides)
 
 
 def on_cpu(settings: Json) -> Json:

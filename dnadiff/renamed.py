@@ -56,6 +56,7 @@ MOVED = {
 MOVED_PACKAGES = {
     "dnadiff.downstream.target": "dnadiff.supervised.targets",
     "dnadiff.downstream": "dnadiff.supervised",
+    "dnadiff.shards.launcher": "dnadiff.jobs.launcher",
 }
 # Renamed choices of the command line. The old names work with a warning until version 0.3.
 RENAMED_CHOICES = {

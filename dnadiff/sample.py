@@ -3,10 +3,7 @@ templates and motifs, or within a genome."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,33 +11,13 @@ from dnadiff import commands
 from dnadiff.checks import Natural, NonNegative, PositiveInt, Range, boolean, expand_user, integer
 from dnadiff.config import SHARED, Config, Json, Keys, build
 from dnadiff.design import options, reward_options
-from dnadiff.design.records import check_suffix, header_of, text_record, writer_of
-from dnadiff.progress import Progress, duration, table
+from dnadiff.design.records import check_suffix, header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from dnadiff.design.generate import ConditionalSampler
-    from dnadiff.design.output import ResumableOutput
-    from dnadiff.design.request import Request
-    from dnadiff.design.work import SampleWork
-    from dnadiff.metrics.memorization import TrainingIndex
-    from dnadiff.model import Model
-    from dnadiff.report.designs import DesignPage
-    from dnadiff.sampler.base import Sampler
-    from dnadiff.shards.assignment import Assignment
+    from dnadiff.jobs.job import Job
 
-SAMPLES = "samples"  # name of the stream of shards
-TOTALS: dict[str, Json] = {
-    "nfe": 0,
-    "rows": 0,
-    "tokens": 0,
-    "gc": [0, 0],
-    "seconds": 0.0,
-    "tilt": None,
-    "sessions": 0,
-}
-log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
     "length": PositiveInt | str | None,
@@ -68,17 +45,30 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Sample and return the file written."""
-    from dnadiff.design.output import ResumableOutput, discard
-    from dnadiff.design.provenance import is_complete
-    from dnadiff.design.work import SampleWork
+    from dnadiff.jobs.runner import RunOptions, run_jobs
+
+    check_options(config)
+    run_options = RunOptions.checked(
+        "sample",
+        overrides,
+        config["output"],
+        shard=config["shard"],
+        resume=config["resume"],
+        overwrite=config["overwrite"],
+    )
+    return run_jobs(jobs(config, run_dir, overrides), run_options)
+
+
+def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+    """The file of samples."""
+    from dnadiff.design import provenance
+    from dnadiff.design.work import SampleJob
+    from dnadiff.jobs.journal import temporary_path
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
-    from dnadiff.shards.assignment import assignment_of
-    from dnadiff.shards.manifest import Task
     from dnadiff.weights import checkpoint
 
     check_options(config)
-    assignment = assignment_of(config, "sample", overrides)
     reward_options.check(config)
     options.check_settings(config["sampler"])
     device = commands.pick_device(config["accelerator"])
@@ -86,8 +76,6 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     is_dna = model.tokenizer.vocab.complement is not None
     output = expand_user(config["output"] or run_dir / ("samples.fa" if is_dna else "samples.txt"))
     check_suffix(output, is_dna)
-    if config["resume"] and config["output"] is None:
-        raise ValueError("resume=true needs output=, the file to resume")
     model.conditioned(config["label"], config["guidance"])
     request = options.make_request(config, model)
     settings = options.sampler_settings(config, model, request, output)
@@ -111,65 +99,46 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
         generator, design = reward_options.make_designer(config, generator, request, search)
     weighted = options.check_weights(config, generator, request, is_dna)
     kept = options.output_settings(config, model, request, settings) | design
-    written = header_of(generator.sampler, config), writer_of(output)
-    work = SampleWork(
-        generator, request, config["seed"], config["batch_size"], *written, weighted, config["gc"]
-    )
-    if (folder := assignment.compute(output, {SAMPLES: Task(work, kept)})) is not None:
-        return folder
-    kept = assignment.settings(SAMPLES, kept)
-    complete = config["resume"] and is_complete(output, kept)
-    page = _page(config, generator, request, model, complete or _is_begun(config, output))
-    if complete:
-        discard(output)  # of a process that was stopped while it removed them
-        print(
-            f"{output} is complete already"
-            + (" (python -m dnadiff.copies looks for copies in it)" if config["copies"] else "")
+    page: Callable[[], object] | None = None
+    if config["report"] is not None and config["shard"] is None:
+        from dnadiff.design.designer import Designer
+        from dnadiff.report.designs import open_page  # loads Lightning
+
+        assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without one
+        found = output.is_file() or temporary_path(output, "journal").is_file()
+        opened = open_page(
+            config["report"],
+            generator,
+            request,
+            model.loaded,
+            trust=config["trust"],
+            real=config["real"],
+            num_samples=config["num_samples"],
+            batch_size=config["batch_size"],
+            seed=config["seed"],
+            replace=config["overwrite"] or (config["resume"] and found),
         )
-        if page is not None:
-            page.write(output, overrides)
-        return output
-    if config["resume"] and not _is_begun(config, output):
-        log.info(f"{output}: nothing to resume; starting a new file")
-    stream = ResumableOutput(
-        output, kept, config["resume"], config["overwrite"], assignment.interval
-    )
-    generate(config, model, work, stream, assignment)
-    finish(config, model, request, generator.sampler, stream, index)
-    if page is not None:
-        page.write(output, overrides)
-    return output
-
-
-def _is_begun(config: Config, output: Path) -> bool:
-    """Whether `resume=true` finds an unfinished file."""
-    from dnadiff.design.output import temporary_path
-
-    return config["resume"] and temporary_path(output, "journal").is_file()
-
-
-def _page(
-    config: Config, generator: ConditionalSampler, request: Request, model: Model, resumed: bool
-) -> DesignPage | None:
-    """The page of `report=`; its import loads Lightning, which sampling does not need."""
-    if config["report"] is None:
-        return None
-    from dnadiff.design.designer import Designer
-    from dnadiff.report.designs import open_page
-
-    assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without one
-    return open_page(
-        config["report"],
-        generator,
-        request,
-        model.loaded,
-        trust=config["trust"],
-        real=config["real"],
-        num_samples=config["num_samples"],
-        batch_size=config["batch_size"],
-        seed=config["seed"],
-        replace=config["overwrite"] or resumed,
-    )
+        page = partial(opened.write, output, overrides)
+    return [
+        SampleJob(
+            model.loaded,
+            generator,
+            request,
+            output,
+            seed=config["seed"],
+            batch_size=config["batch_size"],
+            header=header_of(generator.sampler, config),
+            weighted=weighted,
+            gc=config["gc"],
+            resampled=config["num_samples"] if config["resample"] else None,
+            settings=kept,
+            started=config["sampler"],
+            inputs=provenance.inputs(config),
+            index=index,
+            design=reward_options.Summary(config) if design else None,
+            page=page,
+        )
+    ]
 
 
 def check_options(config: Config) -> None:
@@ -217,208 +186,6 @@ def check_options(config: Config) -> None:
             "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or "
             "leave feature out"
         )
-
-
-def generate(
-    config: Config, model: Model, work: SampleWork, stream: ResumableOutput, assignment: Assignment
-) -> None:
-    """Generate and write the remaining batches."""
-    request, sampler = work.request, work.generator.sampler
-    low, high = request.lengths
-    span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
-    calls = (
-        ""
-        if reward_options.is_design(config)
-        else f", at most {sampler.num_steps_for(high)} network calls per batch"
-    )
-    if work.weighted and model.denoiser.block_size is not None:
-        calls += ", and one for each token that is fixed in a later block"
-    log.info(
-        f"model: {model.path}; {len(request)} sequences of {span} by "
-        f"{work.header['sampler']}{calls}"
-    )
-    started = {
-        "sampler_options": config["sampler"]
-    }  # `options.sampler_settings` of a resumed file reads them
-    totals = (
-        TOTALS
-        | started
-        | (reward_options.TOTALS if reward_options.is_design(config) else {})
-        | stream.notes
-    )
-    totals["sessions"] += 1
-    if stream.done:
-        log.info(f"resuming after {stream.done:,} sequences")
-    if config["gc"] is not None and not stream.complete:
-        calibrate(work, totals, assignment)
-    start, bar = time.monotonic(), Progress(len(request), "sample", stream.done)
-    work.report = bar.update
-    try:
-        for result in assignment.results(SAMPLES, work, stream.done):
-            for key in ("nfe", "rows", "tokens", "seconds"):
-                totals[key] += result.about[key]
-            if config["gc"] is not None:
-                totals["gc"] = [a + b for a, b in zip(totals["gc"], result.about["gc"])]
-            if reward_options.is_design(config):
-                reward_options.add_totals(totals, result.about)
-            stream.append(result.content, result.items, **totals)
-            rate = (stream.done - bar.initial) / max(time.monotonic() - start, 1e-9)
-            bar.update(
-                0, 0, **{"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"}
-            )
-    finally:
-        bar.close()
-        stream.close()
-
-
-def calibrate(work: SampleWork, totals: Json, assignment: Assignment) -> None:
-    """Set the tilt for the target GC, calibrated now or, for a resumed file or shards, when they
-    were started."""
-    if totals["tilt"] is None:
-        start = time.monotonic()
-        found = assignment.prepared(SAMPLES, work)
-        totals["tilt"] = {
-            "log_odds": found["log_odds"],
-            "pilot": found["pilot"],
-            "pilot_calls": found["calls"],
-        }
-        for key, value in (
-            ("nfe", found["calls"]),
-            ("rows", found["rows"]),
-            ("seconds", time.monotonic() - start),
-        ):
-            totals[key] += value
-        log.info(
-            f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f} "
-            f"for G and C ({found['calls']} network calls)"
-        )
-    work.prepared = totals["tilt"]
-
-
-def finish(
-    config: Config,
-    model: Model,
-    request: Request,
-    sampler: Sampler,
-    stream: ResumableOutput,
-    index: Callable[[], TrainingIndex] | None,
-) -> None:
-    """Resample if requested, give the file its name, write the JSON file next to it, and print the
-    closing table."""
-    from dnadiff.design import provenance
-    from dnadiff.design.output import discard
-    from dnadiff.metrics import memorization
-
-    output, totals = stream.output, stream.notes
-    written, compressed = len(request), provenance.is_compressed(stream.output)
-    extra: dict[str, Json] = {}
-    part = stream.part if stream.part.exists() else output
-    if writer_of(output) is not text_record and provenance.has_weights(part, compressed):
-        extra["weights"] = provenance.summarize_weights(
-            provenance.weights(part, compressed), request.each
-        )
-    gc = totals["gc"]
-    if config["resample"]:  # which also changes the GC
-        gc = provenance.resample(
-            stream.part, output, request.each, config["num_samples"], config["seed"]
-        )
-        written = request.num_groups * config["num_samples"]
-        extra["weights"] |= {"resampled": config["num_samples"]}
-    else:
-        stream.finish()
-    if config["gc"] is not None:
-        extra = {
-            "gc": {"target": config["gc"], "reached": gc[0] / max(gc[1], 1), **totals["tilt"]},
-            **extra,
-        }
-    if (
-        index is not None
-    ):  # the longest exact match of each record with the training part, either strand
-        extra["copies"] = memorization.summary(memorization.of_file(output, index()))
-    if reward_options.is_design(config):
-        extra["design"] = reward_options.summary(config, totals, len(request), output)
-    content = {
-        "records": written,
-        "model": {
-            "checkpoint": str(model.path),
-            "sha256": stream.settings["model"],
-            "step": model.step,
-        },
-        "sampler": provenance.sampler_name(sampler),
-        "sampler_settings": provenance.sampler_settings(sampler),
-        "sampler_options": totals.get(
-            "sampler_options"
-        ),  # as given, with defaults that depend on the model left open
-        # Upper limit of the network calls that fill the masks of a batch; methods of designs make
-        # more.
-        **(
-            {}
-            if reward_options.is_design(config)
-            else {"steps": sampler.num_steps_for(request.lengths[1])}
-        ),
-        "network_calls": totals["nfe"],
-        "rows": totals["rows"],
-        "tokens": totals["tokens"],
-        "seconds": round(totals["seconds"], 3),
-        "sessions": totals["sessions"],
-        "seed": config["seed"],
-        **extra,
-        "inputs": provenance.inputs(config),
-        "settings": stream.settings,
-    }
-    provenance.write(output, content)
-    discard(output)
-    show(config, content, len(request))
-    print(f"files are in {output} and {provenance.json_path(output)}")
-
-
-def show(config: Config, content: Json, generated: int) -> None:
-    """Print the closing table."""
-    seconds, pilot = (
-        content["seconds"],
-        f"; {content['gc']['pilot_calls']:,} of them set the GC" if "gc" in content else "",
-    )
-    rows: list[tuple[str, ...]] = [
-        ("sequences", f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"),
-        ("sampler", f"{content['sampler']}, seed {config['seed']}"),
-        (
-            "network calls",
-            f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})",
-        ),
-        ("time", duration(seconds)),
-        ("sequences/s", f"{generated / max(seconds, 1e-9):.2f}"),
-    ]
-    if "gc" in content:
-        rows.append(("GC", f"{content['gc']['reached']:.4f}, target {content['gc']['target']:g}"))
-    if "design" in content:
-        rows += reward_options.rows(content["design"], generated)
-    if "weights" in content:
-        w = content["weights"]
-        size = w["effective_size"]
-        rows.append(
-            (
-                "effective sample size",
-                f"{size['mean']:.1f} of {w['proposals']:,}"
-                + (", resampled" if "resampled" in w else ""),
-            )
-        )
-        rows.append(
-            (
-                "log normalizing constant"
-                if "design" in content
-                else "log mass of the constraints",
-                f"{w['log_mass']['mean']:.2f} nats",
-            )
-        )
-    if "copies" in content:
-        longest = content["copies"]["longest"]
-        rows.append(
-            (
-                "longest match with training",
-                f"{longest['max']} bases, {longest['mean']:.1f} on average",
-            )
-        )
-    print(table(rows))
 
 
 def main() -> None:

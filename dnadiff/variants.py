@@ -4,8 +4,7 @@ some regions."""
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,26 +12,17 @@ from typing import TYPE_CHECKING, Literal
 from dnadiff import commands
 from dnadiff.checks import PositiveInt, expand_user
 from dnadiff.config import SHARED, Config, Json, Keys, build
-from dnadiff.progress import Progress, table
 from dnadiff.variant_effect import options
 
 if TYPE_CHECKING:
-    from dnadiff.design.output import ResumableOutput
     from dnadiff.formats.regions import Region
-    from dnadiff.shards.assignment import Assignment
+    from dnadiff.jobs.job import Job
     from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.effects import RowScorer
-    from dnadiff.variant_effect.extra_outputs import ExtraOutputs
     from dnadiff.variant_effect.network import Network
     from dnadiff.variant_effect.sources import VariantSource
-    from dnadiff.variant_effect.summary import InputSummary
-    from dnadiff.variant_effect.training_part import TrainingPart
     from dnadiff.variant_effect.variant import Reference
-    from dnadiff.variant_effect.work import VariantWork
-    from dnadiff.variant_effect.writers import Writer
     from dnadiff.weights.loaded import Loaded
 
-ROWS = "rows"  # name of the stream of shards
 log = logging.getLogger("dnadiff")
 KEYS: Keys = {
     **SHARED,
@@ -56,29 +46,49 @@ KEYS: Keys = {
 
 def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     """Score the variants and return the file written."""
-    from dnadiff.report.heat_map import draw_regions
-    from dnadiff.shards.assignment import assignment_of
-    from dnadiff.shards.manifest import Task
-    from dnadiff.supervised import runs
-    from dnadiff.variant_effect.base import check_method
-    from dnadiff.variant_effect.effects import COLUMNS, Scorer
-    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
-    from dnadiff.variant_effect.training_part import training_part
-    from dnadiff.variant_effect.variant import Alleles
-    from dnadiff.variant_effect.work import VariantWork
-    from dnadiff.variant_effect.writers import writer_of
-    from dnadiff.weights import checkpoint
+    from dnadiff.jobs.runner import RunOptions, run_jobs
 
     options.check(config)
-    assignment = assignment_of(config, "variants", overrides)
+    run_options = RunOptions.checked(
+        "variants",
+        overrides,
+        config["output"],
+        shard=config["shard"],
+        resume=config["resume"],
+        overwrite=config["overwrite"],
+    )
+    return run_jobs(jobs(config, run_dir, overrides), run_options)
+
+
+def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+    """The file of effects, by a pretrained model or by the predictions of a fine-tuned run."""
+    from dnadiff.supervised import runs
+
+    options.check(config)
     output = expand_user(config["output"] or run_dir / "variants.tsv")
     if runs.is_fine_tuned(config["checkpoint"]):
-        return compare_predictions(config, output, assignment)
+        return [compare_predictions(config, output)]
     if config["target"] is not None:
         raise ValueError(
             f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is "
             "a pretrained one; leave it out"
         )
+    return [compare_likelihoods(config, run_dir, output)]
+
+
+def compare_likelihoods(config: Config, run_dir: Path, output: Path) -> Job:
+    """Score the variants by the log-likelihood ratios of a pretrained model."""
+    from dnadiff.report.heat_map import draw_regions
+    from dnadiff.variant_effect.base import check_method
+    from dnadiff.variant_effect.effects import COLUMNS, Scorer
+    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
+    from dnadiff.variant_effect.training_part import training_part
+    from dnadiff.variant_effect.variant import Alleles
+    from dnadiff.variant_effect.work import ExtraOutputs, VariantJob
+    from dnadiff.variant_effect.writers import writer_of
+    from dnadiff.weights import checkpoint
+    from dnadiff.weights.tensors import earlier_identities
+
     writer = writer_of(
         output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG
     )
@@ -89,46 +99,48 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
     source, regions = open_variants(config, network.reference)
     training = training_part(model, network.reference, config["trust"])
     alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
-    summarized = partial(
-        summarize,
-        alleles=alleles,
-        method=method,
-        training=training,
-        mismatch_is_error=options.mismatch_is_error(config),
-    )
-    work = VariantWork(Scorer(network, method, alleles, config["L2"]), source, writer, summarized)
-    settings = output_settings(config, model, network, method, source, regions)
-    if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
-        return folder
-    summary, settings = summarized(source), assignment.settings(ROWS, settings)
-    writer.check_order(source, summary.is_sorted, output)
-    extras = extra_outputs(config, run_dir, network, summary)
-    extras.check(output, config["overwrite"] or config["resume"])
     about = {
         "checkpoint": str(config["checkpoint"]),
         "method": method.name,
         "window": network.window,
     }
-    draw = partial(draw_regions, regions=regions, read=lambda: writer.read(output), about=about)
-    if (stream := open_output(config, writer, output, settings, assignment.interval)) is None:
-        if (
-            config["report"] is not None or not regions
-        ):  # a page in the folder of an earlier run is not drawn again
-            extras.missing().write(draw)
-        return output
-    return score(work, stream, summary, training, assignment, lambda: extras.write(draw))
+    page = expand_user(config["report"] or run_dir / "report.html") if regions else None
+    extras = ExtraOutputs(
+        network,
+        None if config["dependency"] is None else expand_user(config["dependency"]),
+        config["dependency_span"],
+        page,
+        config["report"] is not None,
+        partial(draw_regions, regions=regions, read=partial(writer.read, output), about=about),
+    )
+    return VariantJob(
+        Scorer(network, method, alleles, config["L2"]),
+        source,
+        writer,
+        output,
+        training=training,
+        summarized=partial(
+            summarize,
+            alleles=alleles,
+            method=method,
+            training=training,
+            mismatch_is_error=options.mismatch_is_error(config),
+        ),
+        settings=output_settings(config, model, network, method, regions),
+        earlier=earlier_identities(model.denoiser),
+        extras=extras,
+    )
 
 
-def compare_predictions(config: Config, output: Path, assignment: Assignment) -> Path:
-    """Score the variants by the predictions of a fine-tuned run; the file written."""
+def compare_predictions(config: Config, output: Path) -> Job:
+    """Score the variants by the predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.shards.manifest import Task
     from dnadiff.supervised import saved
     from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
     from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
     from dnadiff.variant_effect.training_part import TrainingPart
     from dnadiff.variant_effect.variant import Alleles
-    from dnadiff.variant_effect.work import VariantWork
+    from dnadiff.variant_effect.work import VariantJob
     from dnadiff.variant_effect.writers import writer_of
 
     options.check_fine_tuned(config)
@@ -151,73 +163,30 @@ def compare_predictions(config: Config, output: Path, assignment: Assignment) ->
         fixed_length=model.limits.fixed is not None,
     )
     training = TrainingPart({}, {}, "not known of a fine-tuned run")
-    summarized = partial(
-        summarize,
-        alleles=alleles,
-        method=None,
-        training=training,
-        mismatch_is_error=options.mismatch_is_error(config),
-    )
-    work = VariantWork(
+    log.info(f"predictions are {writer.predicted}")
+    return VariantJob(
         PredictedScorer(predict, GenomeWindows(window, reference), alleles),
         source,
         writer,
-        summarized,
+        output,
+        training=training,
+        summarized=partial(
+            summarize,
+            alleles=alleles,
+            method=None,
+            training=training,
+            mismatch_is_error=options.mismatch_is_error(config),
+        ),
+        settings={
+            "networks": [member.sha256 for member in model.members],
+            "device": model.device.type,
+            **input_settings(config, reference, window, regions),
+            **{key: config[key] for key in ("deletions", "on_mismatch", "batch_size")},
+            "target": target,
+            "predicted": writer.predicted,
+        },
+        earlier={},
     )
-    settings = {
-        "networks": [member.sha256 for member in model.members],
-        "device": model.device.type,
-        **input_settings(config, reference, window, regions),
-        **{key: config[key] for key in ("deletions", "on_mismatch", "batch_size")},
-        "target": target,
-        "predicted": writer.predicted,
-    }
-    if (folder := assignment.compute(output, {ROWS: Task(work, settings)})) is not None:
-        return folder
-    summary, settings = summarized(source), assignment.settings(ROWS, settings)
-    writer.check_order(source, summary.is_sorted, output)
-    log.info(f"predictions are {writer.predicted}")
-    stream = open_output(config, writer, output, settings, assignment.interval)
-    return output if stream is None else score(work, stream, summary, training, assignment)
-
-
-def open_output(
-    config: Config, writer: Writer, output: Path, settings: Mapping[str, Json], interval: float
-) -> ResumableOutput | None:
-    """The output; None if resuming finds that it is complete."""
-    from dnadiff.design.bgzip import BgzipOutput
-    from dnadiff.design.output import ResumableOutput, discard, is_compressed
-    from dnadiff.design.provenance import is_complete
-
-    if config["resume"] and is_complete(output, settings):
-        discard(output)
-        print(f"{output} is complete already")
-        return None
-    kind = BgzipOutput if writer.bgzip and is_compressed(output) else ResumableOutput
-    return kind(output, settings, config["resume"], config["overwrite"], interval)
-
-
-def score(
-    work: VariantWork,
-    stream: ResumableOutput,
-    summary: InputSummary,
-    training: TrainingPart,
-    assignment: Assignment,
-    write_extras: Callable[[], None] = lambda: None,
-) -> Path:
-    """Score the remaining rows, write everything, and print the closing table; the file written."""
-    from dnadiff.variant_effect.closing_table import closing_rows
-
-    start = time.monotonic()
-    generate(work, stream, summary, assignment)
-    seconds = time.monotonic() - start
-    if not work.writer.convert(stream.part, stream.output):
-        stream.finish()
-    write_extras()
-    write_about(work.scorer, stream, summary, training)
-    print(table(closing_rows(summary, training, work.scorer, seconds)))
-    print(f"files are in {stream.output}")
-    return stream.output
 
 
 def open_network(config: Config, model: Loaded) -> Network:
@@ -251,35 +220,19 @@ def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, lis
     return Saturation(regions, genome, config["deletions"]), regions
 
 
-def extra_outputs(
-    config: Config, run_dir: Path, network: Network, summary: InputSummary
-) -> ExtraOutputs:
-    """The files next to the scores."""
-    from dnadiff.variant_effect.extra_outputs import ExtraOutputs
-
-    matrix = None if config["dependency"] is None else expand_user(config["dependency"])
-    page = (
-        None
-        if config["saturate"] is None
-        else expand_user(config["report"] or run_dir / "report.html")
-    )
-    return ExtraOutputs(network, summary, matrix, config["dependency_span"], page)
-
-
 def output_settings(
     config: Config,
     model: Loaded,
     network: Network,
     method: VariantMethod,
-    source: VariantSource,
     regions: Sequence[Region],
 ) -> dict[str, Json]:
     """Everything that the contents of the output depend on."""
-    from dnadiff.weights.tensors import fingerprint
+    from dnadiff.weights.tensors import identity
 
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return {
-        "model": fingerprint(model.denoiser),
+        "model": identity(model.denoiser),
         "device": network.device.type,
         **input_settings(config, network.reference, network.window, regions),
         "variant_method": method.settings(),
@@ -291,72 +244,11 @@ def input_settings(
     config: Config, reference: Reference, window: int, regions: Sequence[Region]
 ) -> dict[str, Json]:
     """What is read, of the settings that the contents of the output depend on."""
-    from dnadiff.design.output import sha256
+    from dnadiff.jobs.journal import sha256
     from dnadiff.store.files import resolve
 
     variants = [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"]))
     return {"variants": variants, "genome": reference.digest, "window": window}
-
-
-def generate(
-    work: VariantWork, stream: ResumableOutput, summary: InputSummary, assignment: Assignment
-) -> None:
-    """Score and write the remaining rows."""
-    from dnadiff.variant_effect.effects import Audit
-
-    scorer, writer = work.scorer, work.writer
-    log.info(
-        f"{summary.alleles:,} alleles in {summary.rows:,} rows, windows of {scorer.network.window} "
-        f"bases, method {scorer.method_name}"
-    )
-    if stream.done:
-        log.info(f"resuming after {stream.done:,} rows")
-    bar = Progress(summary.rows, "variants", stream.done)
-    audit, missing = Audit(*stream.notes.get("audit", ())), stream.notes.get("missing", 0)
-    work.report, scorer.audited = bar.update, audit.sites
-    content = (
-        b""
-        if stream.done
-        else writer.header(work.source, summary.contigs(scorer.network.reference.lengths))
-    )
-    try:
-        for result in assignment.results(ROWS, work, stream.done):
-            audit.include(Audit(*result.about["audit"]))
-            missing += result.about["missing"]
-            stream.append(
-                content + result.content, result.items, audit=audit.values, missing=missing
-            )
-            content = b""
-    finally:
-        bar.close()
-        stream.close()
-    scorer.audit, scorer.num_missing = audit, missing
-
-
-def write_about(
-    scorer: RowScorer, stream: ResumableOutput, summary: InputSummary, training: TrainingPart
-) -> None:
-    """Write the JSON file next to the finished output, which cannot be resumed afterwards."""
-    from dnadiff.design.output import discard
-    from dnadiff.design.provenance import write_settings
-
-    audit = scorer.audit
-    write_settings(
-        stream.output,
-        stream.settings,
-        **summary.counts(),
-        without_value=scorer.num_missing,
-        in_training_part=summary.in_training if training.known else None,
-        training_part=training.note,
-        sites_per_window_error={
-            "rms": audit.rms,
-            "sites": audit.sites,
-            "shared_sites": audit.shared,
-        }
-        if audit.shared
-        else None,
-    )
-    discard(stream.output)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.genome.inputs import ArrayInput
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser
-from dnadiff.likelihood.records import RecordSums, WindowScores
+from dnadiff.genomics.scores import ScoreJob
 from dnadiff.model import Model
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
@@ -101,12 +101,10 @@ def test_nll_of_an_autoregressive_model_is_the_chain_rule_and_what_score_compute
     )
     ids = [model.tokenizer.encode(s) for s in sequences]
     source = ArrayInput(ids)
-    sums = RecordSums(source, 2000)
-    scores = [
-        one
-        for found in WindowScores(model.denoiser, model.process, source, 2000, 2, 8, 1).results()
-        for one in sums.add(found)
-    ]
+    job = ScoreJob(
+        model.loaded, source, Path("s.tsv"), window=2000, batch_size=2, num_draws=8, seed=1
+    )
+    scores = [score for found in job.results() for _, score in job.completed(found)]
     for i in (0, 1, 3):
         total, tokens = by_the_chain_rule(model, ids[i])
         assert (

@@ -191,8 +191,8 @@ def output_settings(
     config: Config, model: SamplingModel, request: Request, sampler: Config
 ) -> dict[str, Json]:
     """Everything that the bytes of the output file depend on."""
-    from dnadiff.design.output import sha256
     from dnadiff.design.request import Infill
+    from dnadiff.jobs.journal import sha256
     from dnadiff.store.files import resolve
 
     plain = (
@@ -246,7 +246,7 @@ def sampler_settings(
     A file of the same model that is resumed with the same options keeps the choices that it was
     started with, also if `evaluate.json` has changed since.
     """
-    from dnadiff.design.output import sha256
+    from dnadiff.jobs.journal import sha256
 
     settings, (low, high) = config["sampler"], request.lengths
     options, earlier = (
@@ -268,8 +268,7 @@ def _started_with(output: Path, overwrite: bool) -> tuple[Config | None, Config]
 
     A complete file that may be overwritten is not one that is continued.
     """
-    from dnadiff.design.output import read_journal
-    from dnadiff.design.provenance import json_path
+    from dnadiff.jobs.journal import json_path, read_journal
     from dnadiff.renamed import with_current_names
     from dnadiff.store.disk import read_json
 

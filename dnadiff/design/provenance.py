@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from dnadiff.checks import is_number
 from dnadiff.config import Config, Json
 from dnadiff.design.generate import effective_size, systematic_resample
-from dnadiff.design.output import is_compressed, open_bytes, sha256
 from dnadiff.draws import hash64
-from dnadiff.renamed import VERSION, with_current_names
+from dnadiff.jobs.journal import is_compressed, open_bytes
 from dnadiff.sampler.base import Configurable, Sampler
 from dnadiff.store.address import shown_addresses
-from dnadiff.store.disk import atomic_write, json_object, read_json, write_json
+from dnadiff.store.disk import atomic_write, json_object
 
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
@@ -90,11 +89,6 @@ def header_value(value: object) -> str:
         if isinstance(value, str) and _BARE.fullmatch(value)
         else json.dumps(value, separators=(",", ":"), default=str)
     )
-
-
-def json_path(output: Path) -> Path:
-    """The path of the JSON file next to a file of samples."""
-    return output.with_name(output.name + ".json")
 
 
 def weights(path: Path, compressed: bool) -> NDArray[np.float64]:
@@ -198,37 +192,3 @@ def inputs(config: Config) -> dict[str, Json]:
     """What the samples are conditioned on, for the JSON file: values, and the names of files."""
     found = {key: config[key] for key in (*_VALUES, *_FILES) if config[key] is not None}
     return {key: shown_addresses(value) if key in _FILES else value for key, value in found.items()}
-
-
-def write(output: Path, content: Mapping[str, object]) -> Path:
-    """Write the JSON file next to a file of samples, with the hash of that file."""
-    path = json_path(output)
-    write_json(
-        path,
-        {
-            "file": output.name,
-            "sha256": sha256(output),
-            "synthetic": True,
-            "dnadiff": VERSION,
-            **content,
-        },
-    )
-    return path
-
-
-def write_settings(output: Path, settings: Mapping[str, object], **content: object) -> None:
-    """Write the JSON file next to a finished file that is not one of samples: its hash, the
-    `content` and everything that it depends on."""
-    about = {"file": output.name, "sha256": sha256(output), "dnadiff": VERSION}
-    write_json(json_path(output), {**about, **content, "settings": settings})
-
-
-def is_complete(output: Path, settings: Mapping[str, object]) -> bool:
-    """Whether the file exists with the JSON file of a finished run of these settings, and is
-    unchanged since."""
-    try:
-        content = read_json(json_path(output), ("settings", "sha256"))
-        same = with_current_names(content["settings"]) == json.loads(json.dumps(settings))
-        return same and output.is_file() and content["sha256"] == sha256(output)
-    except (OSError, ValueError):
-        return False

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from dnadiff.config import PACKAGE, Config, Json, build
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.request import Pattern, Request
 
-TOTALS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
 _METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # Keys and their defaults.
 _ONLY_WITH_REWARD = {
@@ -175,40 +175,65 @@ def start_request(
     )
 
 
-def add_totals(totals: Json, about: Mapping[str, Json]) -> None:
-    """Add the rewards of a batch to the totals of a run."""
-    best = totals["reward_best"]
-    totals["reward_sum"] += about["reward_sum"]
-    totals["reward_best"] = (
-        about["reward_best"] if best is None else max(about["reward_best"], best)
-    )
-    totals["reward_calls"] += about["reward_calls"]
+class Summary:
+    """What is added up and reported of designs.
 
-
-def summary(
-    config: Config, totals: Mapping[str, Json], generated: int, output: Path
-) -> dict[str, Json]:
-    """The entry `design` of the JSON file; `beta` is null if the method has none.
-
-    With `resample=true` the mean and the best reward are those of the records written.
+    Attributes:
+        totals: before the first batch.
     """
-    from dnadiff.store.address import shown_addresses
 
-    mean, best = totals["reward_sum"] / generated, totals["reward_best"]
-    proposals: dict[str, Json] = {}
-    if config["resample"]:
-        proposals, written = {"proposals": {"mean": mean, "best": best}}, written_rewards(output)
-        mean, best = sum(written) / len(written), max(written)
-    keys = ("reward", "target", "method", "beta", "start")
-    about = {key: shown_addresses(config[key]) for key in keys} | (
-        {} if method_of(config).uses_beta else {"beta": None}
-    )
-    return {**about, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
+    totals: ClassVar[Mapping[str, Json]] = {
+        "reward_sum": 0.0,
+        "reward_best": None,
+        "reward_calls": 0,
+    }
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def add(self, totals: Json, about: Mapping[str, Json]) -> None:
+        """Add the rewards of a batch to the totals of a run."""
+        best = totals["reward_best"]
+        totals["reward_sum"] += about["reward_sum"]
+        totals["reward_best"] = (
+            about["reward_best"] if best is None else max(about["reward_best"], best)
+        )
+        totals["reward_calls"] += about["reward_calls"]
+
+    def summary(self, totals: Mapping[str, Json], generated: int, output: Path) -> dict[str, Json]:
+        """The entry `design` of the JSON file; `beta` is null if the method has none.
+
+        With `resample=true` the mean and the best reward are those of the records written.
+        """
+        from dnadiff.store.address import shown_addresses
+
+        config = self.config
+        mean, best = totals["reward_sum"] / generated, totals["reward_best"]
+        proposals: dict[str, Json] = {}
+        if config["resample"]:
+            proposals, written = (
+                {"proposals": {"mean": mean, "best": best}},
+                written_rewards(output),
+            )
+            mean, best = sum(written) / len(written), max(written)
+        keys = ("reward", "target", "method", "beta", "start")
+        about = {key: shown_addresses(config[key]) for key in keys} | (
+            {} if method_of(config).uses_beta else {"beta": None}
+        )
+        return {**about, "mean": mean, "best": best, **proposals, "calls": totals["reward_calls"]}
+
+    def rows(self, design: Mapping[str, Json], generated: int) -> list[tuple[str, str]]:
+        """Rows of the closing table."""
+        each = design["calls"] / generated
+        return [
+            ("reward", f"{design['mean']:.4f} on average, {design['best']:.4f} at best"),
+            ("reward calls", f"{design['calls']:,} ({each:.1f} for each design)"),
+        ]
 
 
 def written_rewards(path: Path) -> list[float]:
     """The rewards in the headers of a FASTA file, or in the lines of a .jsonl file."""
-    from dnadiff.design.output import is_compressed, open_bytes
+    from dnadiff.jobs.journal import is_compressed, open_bytes
 
     with open_bytes(path, is_compressed(path)) as file:
         return [
@@ -216,14 +241,3 @@ def written_rewards(path: Path) -> list[float]:
             for line in file
             if line[:1] in b">{" and (found := _REWARD.search(line))
         ]
-
-
-def rows(design: Mapping[str, Json], generated: int) -> list[tuple[str, str]]:
-    """Rows of the closing table."""
-    return [
-        ("reward", f"{design['mean']:.4f} on average, {design['best']:.4f} at best"),
-        (
-            "reward calls",
-            f"{design['calls']:,} ({design['calls'] / generated:.1f} for each design)",
-        ),
-    ]

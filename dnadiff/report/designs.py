@@ -14,10 +14,10 @@ import numpy as np
 
 from dnadiff.checks import expand_user
 from dnadiff.config import Json
-from dnadiff.design import provenance
 from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.request import Request, starting_from
+from dnadiff.jobs.journal import json_path
 from dnadiff.metrics.designs import (
     MAX_SEQUENCES,
     DesignComparison,
@@ -154,7 +154,7 @@ class DesignPage:
     def write(self, output: Path, overrides: Sequence[str]) -> Path:
         """Write the page from the FASTA file and the JSON file next to it; `overrides` are the
         arguments of the command."""
-        content = read_json(provenance.json_path(output), ("records", "design", "settings"))
+        content = read_json(json_path(output), ("records", "design", "settings"))
         table = DesignTable.read(output, content["records"])
         log_prob = table.columns["log_prob"] / self._num_counted(len(table))
         real = self.real or RealSequences.held_out(self.model, self.trust, self.length)

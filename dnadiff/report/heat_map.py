@@ -15,7 +15,7 @@ import numpy as np
 from dnadiff.formats.regions import Region
 from dnadiff.report import figures
 from dnadiff.report.page import write_page
-from dnadiff.variant_effect.extra_outputs import picture_of
+from dnadiff.variant_effect.work import picture_of
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:

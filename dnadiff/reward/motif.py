@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.design.output import sha256
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.design.reward import Reward, Values
 from dnadiff.fields import Fraction, checked
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.jobs.journal import sha256
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text, resolve
 

@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +21,8 @@ from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
-from dnadiff.data.work import Result, Work
 from dnadiff.denoiser import BaseDenoiser
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
-from dnadiff.supervised.embedding_files import Vectors
 from dnadiff.supervised.items import reverse_complement_rows
 from dnadiff.vocab import Vocab
 
@@ -265,37 +262,3 @@ def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
     finally:
         if backbone.trunk is not None:
             backbone.trunk.extend(layers[len(backbone.trunk) :])
-
-
-@dataclass
-class EmbeddingWork(Work):
-    """The embeddings of all sequences of an input. Items are sequences."""
-
-    embedder: Embedder
-    source: SequenceInput
-    batch_size: int
-
-    unit = "lists of 16 batches and at most 4 million bases"
-
-    @override
-    def starts(self) -> list[int]:
-        return list(
-            accumulate(map(len, self.embedder.groups(self.source, self.batch_size)), initial=0)
-        )
-
-    @override
-    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        lengths, done = self.source.lengths, start + skip
-        for group in self.embedder.stream(self.source, self.batch_size, done):
-            self.report(len(group), sum(lengths[done : done + len(group)]))
-            done += len(group)
-            yield Result(len(group), b"".join(vectors.tobytes() for vectors in group))
-
-    def vectors(self, result: Result, first: int) -> Vectors:
-        """The embeddings in a result whose first sequence has this number: (D,), or (L_i, D) of a
-        pool for each position."""
-        values = np.frombuffer(result.content, self.embedder.dtype).reshape(-1, self.embedder.width)
-        if not self.embedder.pool.per_position:
-            return list(values)
-        lengths = self.source.lengths[first : first + result.items]
-        return np.split(values, np.cumsum(lengths)[:-1])

@@ -8,25 +8,32 @@ import gzip
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
 from typing_extensions import override
 
 from dnadiff.bootstrap import MIN_BLOCKS
+from dnadiff.checks import expand_user
 from dnadiff.config import Json
-from dnadiff.data.work import Result, Work
-from dnadiff.store.disk import atomic_write
+from dnadiff.jobs.job import Result, ResumableJob
+from dnadiff.jobs.journal import json_path, sha256
+from dnadiff.progress import table
+from dnadiff.store.disk import atomic_write, read_json
+from dnadiff.store.files import resolve
 from dnadiff.supervised.ensemble import ClassifierEnsemble, Query, SequenceFile, chunks
 from dnadiff.supervised.intervals import summarize_metrics
-from dnadiff.supervised.metrics import ScoredValues, metric_values
+from dnadiff.supervised.metrics import ScoredValues, metric_values, title
 from dnadiff.supervised.targets.base import Predicted, TaskTarget
 
 log = logging.getLogger("dnadiff")
+PARQUET = ".parquet"
 
 
 NUMBERS = {"start": int, "end": int, "length": int}
@@ -240,29 +247,90 @@ def _lines(rows: Sequence[Sequence[object]]) -> bytes:
 
 
 @dataclass
-class PredictionWork(Work):
+class PredictJob(ResumableJob):
     """The predictions of all queries of a file. Items are queries.
 
-    Attributes:
+    Args:
+        predictions: the columns of the table.
         batch_size: None is that of the task's test items.
-        check_queries: checks the queries `first` to `last` (left out).
+        track, track_class: a bedGraph file of a class or target; None for none.
+        settings: of the input that the rows depend on.
+        inputs: what was asked for, for the JSON file.
     """
 
-    model: ClassifierEnsemble
-    source: SequenceFile
-    table: PredictionTable
-    batch_size: int | None
-    check_queries: Callable[[int, int], object]
+    stream, label, items = "rows", "predict", "predictions"
 
-    unit = "chunks of 8 million bases"
+    def __init__(
+        self,
+        model: ClassifierEnsemble,
+        source: SequenceFile,
+        predictions: PredictionTable,
+        output: Path,
+        *,
+        batch_size: int | None,
+        track: Path | None,
+        track_class: str | None,
+        settings: Mapping[str, Json],
+        inputs: Mapping[str, Json],
+    ) -> None:
+        super().__init__()
+        self.model, self.source, self.predictions, self.output = model, source, predictions, output
+        self.batch_size, self.track, self.track_class = batch_size, track, track_class
+        self.settings = {
+            "input": sha256(resolve(source.path)),
+            "networks": [member.sha256 for member in model.members],
+            **settings,
+            "batch_size": batch_size or model.batch_size,
+            "device": model.device.type,
+        }
+        self.inputs, self.side_files = inputs, () if track is None else (track,)
+        self.converts = output.name.lower().endswith(PARQUET)
+        self.predicted: Counter[str] = Counter()  # sums may be of numbers that are not counts
+        self.count = 0
+        self.metrics: Json = None
+
+    @property
+    @override
+    def total(self) -> int:
+        return self.count
 
     @override
     def starts(self) -> list[int]:
         return list(accumulate(map(len, chunks(self.source)), initial=0))
 
     @override
-    def check(self, first: int, last: int) -> None:
-        self.check_queries(first, last)
+    def check(self, first: int = 0, last: int | None = None) -> None:
+        """Read everything that will be classified once.
+
+        Raises:
+            ValueError: for input that cannot be classified, or, with a track, for records of one
+                name, whose intervals would overlap.
+        """
+        self.count, longest = 0, 0
+        names = set()
+        for query in islice(self.source, first, last):
+            self.count, longest = self.count + 1, max(longest, len(query.ids))
+            if self.track is not None and query.start == 0:
+                if (chrom := chrom_of(query.name)) in names:
+                    raise ValueError(
+                        f"{self.source.path} has several records of the name {chrom}, which would "
+                        "overlap in the track; set name_column to a column of distinct names, "
+                        "leave name_column out to number the rows, or leave track out"
+                    )
+                names.add(chrom)
+        if last is None and longest > 4 * self.model.longest and not self.predictions.windows:
+            log.warning(
+                f"the longest sequence has {longest:,} bases, and the task {self.model.longest:,}; "
+                f"window={self.model.longest} cuts it into windows"
+            )
+
+    @override
+    def begin(self) -> None:
+        model = self.model
+        log.info(
+            f"model: {model.path}, {model.target.summary}, seeds "
+            f"{', '.join(map(str, model.seeds))}; {self.count:,} predictions"
+        )
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
@@ -274,4 +342,94 @@ class PredictionWork(Work):
                 self.batch_size,
                 partial(lambda done, tokens: self.report(next(done), tokens), done),
             )
-            yield Result(len(chunk), self.table.rows(chunk, found), {"predicted": found.tally()})
+            about = {"predicted": found.tally()}
+            yield Result(len(chunk), self.predictions.rows(chunk, found), about)
+
+    @override
+    def resume(self, done: int, notes: Mapping[str, Json]) -> None:
+        super().resume(done, notes)
+        self.predicted = Counter(notes.get("predicted"))
+
+    @override
+    def header(self) -> bytes:
+        return self.predictions.header()
+
+    @override
+    def fold(self, result: Result) -> tuple[bytes, int]:
+        self.predicted.update(result.about["predicted"])
+        self.totals = {"predicted": dict(self.predicted)}
+        return super().fold(result)
+
+    @override
+    def convert(self, collected: Path) -> None:
+        self.predictions.write_parquet(collected, self.output)
+
+    @override
+    def finish(self, collected: Path) -> dict[str, Json]:
+        model, predictions = self.model, self.predictions
+        if self.track is not None and self.track_class is not None:
+            predictions.write_track(collected, self.track, self.track_class)
+        if predictions.labels:
+            self.metrics = predictions.metrics(collected, self.count)
+        return {
+            "checkpoint": str(model.path),
+            "task": model.task,
+            "classes": model.classes,
+            "seeds": model.seeds,
+            "head_inputs": asdict(model.head_inputs),
+            "predictions": self.count,
+            "predicted": {name: self.predicted.get(name, 0) for name in model.classes},
+            "metrics": self.metrics,
+            "columns": predictions.columns,
+            "inputs": self.inputs,
+        }
+
+    @override
+    def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
+        about = {"file": head["file"], **content, "settings": self.settings}
+        return {**about, "sha256": head["sha256"]}
+
+    @override
+    def found_complete(self) -> None:
+        """ValueError if the run that completed the table did not write the track of this one, or
+        the track is missing."""
+        if self.track is None:
+            return
+        known = read_json(json_path(self.output), ("inputs",))["inputs"]
+        same = (
+            isinstance(known, Mapping)
+            and known.get("track") is not None
+            and known.get("track_class") == self.track_class
+            and self.track.is_file()
+            and expand_user(known["track"]).resolve() == self.track.resolve()
+        )
+        if not same:
+            raise ValueError(
+                f"{self.output} is complete, but the track {self.inputs['track']} is missing or of "
+                "another class or run: start over with overwrite=true, without resume"
+            )
+
+    @override
+    def closing(self, seconds: float) -> str:
+        target = self.model.target
+        kind = target.predicted_kind
+        predicted = {name: self.predicted.get(name, 0) for name in self.model.classes}
+        shown = [table(kind.summary_rows(predicted, self.count), kind.tally_header)]
+        if self.metrics is not None:
+            rows: list[tuple[str, ...]] = []
+            for name in (target.primary, *target.shown):
+                found = (self.metrics["each_seed"][name], self.metrics["averaged"][name])
+                cells = (text for each in found for text in (_number(each["value"]), _range(each)))
+                rows.append((title(name), *cells))
+            columns = ("mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")
+            shown += ["", table(rows, ("metric", *columns))]
+        track = "" if self.track is None else f" and {self.inputs['track']}"
+        return "\n".join([*shown, super().closing(seconds) + track])
+
+
+def _range(found: Mapping[str, float]) -> str:
+    return f"{_number(found['low'])} .. {_number(found['high'])}" if "low" in found else "-"
+
+
+def _number(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:.4f}"  # where a class has no items

@@ -36,8 +36,6 @@ def check(config: Config) -> None:
             f"num_orders {config['num_orders']} must be an integer of at least 2: the spread "
             "between orders gives the error"
         )
-    if config["resume"] and config["output"] is None:
-        raise ValueError("resume=true needs output=, the file to resume")
 
 
 def check_fine_tuned(config: Config) -> None:

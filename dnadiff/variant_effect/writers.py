@@ -58,6 +58,7 @@ class Writer(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     bgzip: ClassVar[bool] = False  # whether `.gz` means bgzip
     has_index: ClassVar[bool] = False  # whether tabix indexes it if it is sorted
+    converts: ClassVar[bool] = False  # whether `convert` makes it
     predicted: str = ""
 
     def __init__(self, columns: Sequence[str], flag_mismatches: bool) -> None:
@@ -79,10 +80,9 @@ class Writer(ABC):
     def read(self, path: Path) -> Iterator[Result]:
         """The alleles of a finished file that have an effect."""
 
-    def convert(self, part: Path, output: Path) -> bool:
-        """Make the output of the finished rows if its format cannot be appended to; False if they
-        are the output."""
-        return False
+    def convert(self, rows: Path, output: Path) -> None:
+        """Make the output of the finished rows if its format cannot be appended to."""
+        raise NotImplementedError
 
     def check_order(self, source: VariantSource, is_sorted: bool, output: Path) -> None:
         """Log that the output cannot be indexed because the input is not sorted."""
@@ -146,9 +146,10 @@ class ParquetTable(Table):
     """Apache Parquet with the columns of the table, made from one when all rows are there."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+    converts: ClassVar[bool] = True
 
     @override
-    def convert(self, part: Path, output: Path) -> bool:
+    def convert(self, rows: Path, output: Path) -> None:
         import pyarrow
         import pyarrow.parquet
 
@@ -158,17 +159,16 @@ class ParquetTable(Table):
         }
         names = [*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]
         schema = pyarrow.schema([(name, kinds.get(name, pyarrow.float64())) for name in names])
-        rows = super().read(part)
+        found = super().read(rows)
         with (
             atomic_write(output, overwrite=True) as file,
             pyarrow.parquet.ParquetWriter(file, schema) as target,
         ):
-            while group := list(itertools.islice(rows, _ROW_GROUP)):
+            while group := list(itertools.islice(found, _ROW_GROUP)):
                 columns = {name: [row[name] for row in group] for name in names}
                 if self.flag_mismatches:
                     columns[MISMATCH] = [value == "1" for value in columns[MISMATCH]]
                 target.write_table(pyarrow.table(columns, schema=schema))
-        return True
 
     @override
     def read(self, path: Path) -> Iterator[Result]:

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from dnadiff.config import Json
+
+if TYPE_CHECKING:
+    from dnadiff.denoiser import BaseDenoiser
 
 # A tied or shared parameter is registered several times, and some only until they are replaced: at
 # most so often per tensor of a file.
@@ -110,6 +114,18 @@ def fingerprint(network: torch.nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def identity(denoiser: BaseDenoiser) -> str:
+    """The identity of a model: SHA-256 of its vocabulary and its weights (`fingerprint`)."""
+    vocab = denoiser.vocab
+    parts = (vocab.size, vocab.mask_id, vocab.pad_id, vocab.never_emitted, vocab.complement)
+    return hashlib.sha256(f"{parts} {fingerprint(denoiser)}".encode()).hexdigest()
+
+
+def earlier_identities(denoiser: BaseDenoiser) -> dict[str, Callable[[], tuple[str, ...]]]:
+    """What earlier versions wrote as the setting `model` in the place of its `identity`."""
+    return {"model": lambda: (fingerprint(denoiser),)}
 
 
 @torch.no_grad()

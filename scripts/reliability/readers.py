@@ -30,8 +30,9 @@ from dnadiff.weights import published
 from dnadiff.weights.layouts import gpt2_backbone
 
 if TYPE_CHECKING:
-    from dnadiff.data.text.corpus import Hub
-    from dnadiff.data.work import Work
+    from dnadiff.data.text.hub import Hub
+
+    from dnadiff.jobs.job import Job
 
 RUNS, CACHE = Path("runs"), "cache"
 Make = Callable[[Path], None]
@@ -222,7 +223,7 @@ GFF = (
 
 def _regions(name: str, read: str) -> Callable[[Path], object]:
     def regions(folder: Path) -> object:
-        from dnadiff.formats import regions
+        from dnadiff.data.genome import regions
 
         return tuple(
             (r.chrom, r.start, r.end, r.strand)
@@ -648,7 +649,7 @@ LABELED = (
 
 def _documents(name: str, **settings: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.data.text.corpus import Files
+        from dnadiff.data.text.documents import Files
 
         return tuple(Files(str(folder / name), **settings))
 
@@ -667,7 +668,7 @@ def _arrow(folder: Path) -> None:
 
 
 def _read_arrow(folder: Path) -> object:
-    from dnadiff.data.text.corpus import Hub, HubPart
+    from dnadiff.data.text.hub import Hub, HubPart
 
     hub: Hub = Hub(
         "arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())}
@@ -1398,7 +1399,8 @@ def _tokenized(folder: Path) -> None:
 
 
 def _read_tokenized(folder: Path) -> object:
-    from dnadiff.data.text.corpus import Files
+    from dnadiff.data.text.documents import Files
+
     from dnadiff.data.text.tokenized import tokenize
     from dnadiff.data.tokenizer import CharTokenizer
 
@@ -1445,16 +1447,18 @@ SETTINGS = {
 
 
 def _sample_files(folder: Path) -> None:
-    from dnadiff.design import provenance
+    from dnadiff.jobs.journal import head_of, json_path
+    from dnadiff.store.disk import write_json
 
     _write(folder / "s.fa", FASTA)
-    provenance.write(folder / "s.fa", {"records": 4, "settings": SETTINGS, "seed": 1})
+    head = head_of(folder / "s.fa")
+    write_json(json_path(folder / "s.fa"), head | {"records": 4, "settings": SETTINGS, "seed": 1})
 
 
 def _is_complete(folder: Path) -> object:
-    from dnadiff.design import provenance
+    from dnadiff.jobs.journal import is_complete
 
-    return provenance.is_complete(folder / "s.fa", SETTINGS)
+    return is_complete(folder / "s.fa", SETTINGS)
 
 
 def _not_complete(folder: Path, name: str) -> object:
@@ -1462,7 +1466,7 @@ def _not_complete(folder: Path, name: str) -> object:
 
 
 def _unfinished_samples(folder: Path) -> None:
-    from dnadiff.design.output import ResumableOutput
+    from dnadiff.jobs.journal import ResumableOutput
 
     folder.mkdir(parents=True, exist_ok=True)
     for suffix in ("", ".gz"):
@@ -1473,22 +1477,20 @@ def _unfinished_samples(folder: Path) -> None:
 
 
 def _shards(folder: Path) -> None:
-    """Two shards of a work that computes nothing."""
-    from dnadiff.shards.assignment import OneShard
-    from dnadiff.shards.manifest import Task
-    from dnadiff.shards.shard import Shard
+    """Two shards of a job that computes nothing."""
+    from dnadiff.jobs.runner import RunOptions, run_jobs
+    from dnadiff.jobs.shards import Shard
 
     for number in (1, 2):
-        OneShard("sample", Shard(number, 2), ["seed=1"]).compute(
-            folder / "s.fa", {"samples": Task(_letters(), SETTINGS)}
-        )
+        run_jobs([_letters(folder)], RunOptions("sample", ["seed=1"], shard=Shard(number, 2)))
 
 
-def _letters() -> Work:
-    from dnadiff.data.work import Result, Work
+def _letters(folder: Path) -> Job:
+    from dnadiff.jobs.job import Result, ResumableJob
 
-    class Letters(Work):
-        unit = "letters"
+    class Letters(ResumableJob):
+        stream = label = "samples"
+        output, settings = folder / "s.fa", SETTINGS
 
         def starts(self) -> list[int]:
             return list(range(9))
@@ -1501,20 +1503,20 @@ def _letters() -> Work:
 
 
 def _merge(folder: Path) -> object:
-    from dnadiff.shards.assignment import Merging
-    from dnadiff.shards.folder import ShardFolder
+    from dnadiff.jobs.shards import ShardFolder
 
-    merging = Merging(ShardFolder.of(folder / "s.fa"))
-    merging.folder.environments(merging.manifest)
+    shards = ShardFolder.of(folder / "s.fa")
+    manifest = shards.check_complete()
+    shards.environments(manifest)
     found = [
         (result.items, result.content, dict(result.about))
-        for result in merging.results("samples", _letters())
+        for result in shards.results(manifest, "samples")
     ]
-    return found, merging.settings("samples", SETTINGS), merging.manifest.overrides
+    return found, manifest.streams["samples"].settings, manifest.overrides
 
 
 def _resume_samples(folder: Path) -> object:
-    from dnadiff.design.output import ResumableOutput
+    from dnadiff.jobs.journal import ResumableOutput
 
     found = []
     for suffix in ("", ".gz"):

@@ -14,10 +14,10 @@ import pytest
 import dnadiff
 from dnadiff.design import provenance
 from dnadiff.design.generate import effective_size
-from dnadiff.design.output import ResumableOutput, discard, temporary_path
 from dnadiff.design.request import CODES, Infill
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.jobs.journal import ResumableOutput, discard, temporary_path
 from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.metrics import memorization
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dnadiff.data.genome.packed import pack
-from dnadiff.design.output import ResumableOutput
+from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.store import disk, files
 from dnadiff.store.disk import append, atomic_write, check_output, write_json
 from dnadiff.training.callbacks import AtomicCheckpoints
@@ -220,12 +220,12 @@ def test_a_write_keeps_its_temporary_file_locked_until_it_is_renamed(tmp_path):
 
 
 def test_ctrl_c_while_the_temporary_file_is_opened_leaves_none(tmp_path, monkeypatch):
-    class Interrupted(disk.WatchedFile):
+    class Interrupted(files.WatchedFile):
         def __init__(self, path):
             super().__init__(path)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(disk, "WatchedFile", Interrupted)
-    with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "x.txt"):
+    monkeypatch.setattr(files, "WatchedFile", Interrupted)
+    with pytest.raises(KeyboardInterrupt), files.atomic_write(tmp_path / "x.txt"):
         pass
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.design.output import read_journal, temporary_path
+from dnadiff.jobs.journal import read_journal, temporary_path
 from dnadiff.store.disk import json_object, parse_json, read_json, read_yaml
 from dnadiff.supervised.results import load_prediction
 from dnadiff.training.resume import resumable

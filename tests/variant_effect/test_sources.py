@@ -4,8 +4,8 @@ import numpy as np
 import pandas
 import pytest
 
-from dnadiff.design.bgzip import _END, compressed
 from dnadiff.formats.regions import Region
+from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
 from dnadiff.variant_effect.saturation import Saturation
 from dnadiff.variant_effect.sources import (
     BcfSource,
@@ -45,7 +45,7 @@ def test_a_vcf_file_is_read_in_its_order(tmp_path):
         if path.suffix == ".gz":
             text = (tmp_path / "x.vcf").read_bytes()
             path.write_bytes(
-                gzip.compress(text) if path.name[0] == "x" else compressed(text) + _END
+                gzip.compress(text) if path.name[0] == "x" else bgzip_blocks(text) + BGZIP_END
             )
         source = open_source(path)
         assert isinstance(source, VcfSource)
@@ -78,7 +78,7 @@ def test_wrong_files_are_refused(header, rows, message, tmp_path):
 
 def test_a_truncated_bgzip_file_is_refused(tmp_path):
     text = vcf(tmp_path / "x.vcf").read_bytes()
-    for content in (compressed(text), (compressed(text) + _END)[:-40]):
+    for content in (bgzip_blocks(text), (bgzip_blocks(text) + BGZIP_END)[:-40]):
         (tmp_path / "x.vcf.gz").write_bytes(content)
         with pytest.raises(ValueError, match="damaged or cut short"):
             list(open_source(tmp_path / "x.vcf.gz"))

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from dnadiff.variant_effect.extra_outputs import ExtraOutputs, picture_of
 from dnadiff.variant_effect.sources import Rows, SomeRows, open_source
 from dnadiff.variant_effect.summary import InputSummary, summarize
 from dnadiff.variant_effect.training_part import TrainingPart
 from dnadiff.variant_effect.variant import Alleles, Sequences
+from dnadiff.variant_effect.work import ExtraOutputs, picture_of
 
 GENOME = Sequences({"chr1": "ACGTACGTAC", "chrM": "ACGT", "chr2": "AC"})
 COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
@@ -65,11 +65,12 @@ def test_contigs_have_the_names_that_the_rows_use():
 
 
 def test_pictures_of_another_page_of_that_name_are_kept(tmp_path):
-    outputs = ExtraOutputs(None, None, None, 0, tmp_path / "report.html")
+    page = tmp_path / "report.html"
+    outputs = ExtraOutputs(None, None, 0, page, True, print)
     for name in ("report_heat_map.png", "report_heat_map_x.png", "my_report_heat_map_1.png"):
         (tmp_path / name).touch()
-    outputs.check(tmp_path / "y.tsv", overwrite=False)
-    picture_of(outputs.page, 3).touch()
-    with pytest.raises(FileExistsError, match=r"report_heat_map_3\.png exists; set overwrite=true"):
-        outputs.check(tmp_path / "y.tsv", overwrite=False)
-    outputs.check(tmp_path / "y.tsv", overwrite=True)
+    assert outputs.files == [page]
+    picture_of(page, 3).touch()
+    assert outputs.files == [page, tmp_path / "report_heat_map_3.png"]
+    page.touch()
+    assert outputs.missing().files == []

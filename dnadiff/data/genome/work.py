@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from typing_extensions import override
 
+from dnadiff.data.genome.datamodule import DNADataModule
 from dnadiff.data.genome.packed import pack
-from dnadiff.data.genome.sources import Source
-from dnadiff.data.work import Result, Work
+from dnadiff.jobs.job import Job, Result
+from dnadiff.store.disk import write_json
+from dnadiff.store.files import resolve
 
 
-@dataclass
-class PackWork(Work):
+class PackJob(Job):
     """Packs files into the cache. Items are files; a result lists the name, checksum, records and
-    bases of one."""
+    bases of one.
 
-    sources: Sequence[Source]
+    Args:
+        describe: what is printed of the packed genome, after some seconds.
+    """
 
-    unit = "files"
+    stream = "files"
+    label = "genome"
+
+    def __init__(
+        self, data: DNADataModule, output: Path, describe: Callable[[DNADataModule, float], str]
+    ) -> None:
+        self.data, self.output, self.describe = data, output, describe
+        self.sources = data.source_files()
+        sizes = [[each.path, resolve(each.path).stat().st_size] for each in self.sources]
+        self.settings = {"files": sizes}
 
     @override
     def starts(self) -> list[int]:
@@ -39,3 +51,12 @@ class PackWork(Work):
             }
             self.report(1, bases)
             yield Result(1, json.dumps(about).encode())
+
+    @override
+    def write(self, results: Iterator[Result]) -> None:
+        self.data.open()  # packs in several processes, and finds what shards have packed
+        write_json(self.output, {"files": [json.loads(result.content) for result in results]})
+
+    @override
+    def closing(self, seconds: float) -> str:
+        return f"{self.describe(self.data, seconds)}\n{super().closing(seconds)}"

@@ -1,10 +1,11 @@
-"""A file written batch by batch that can be resumed after an interruption.
+"""A file written batch by batch that can be resumed after an interruption, and the JSON file next
+to a finished one, which says how it was made.
 
-Until it is complete, its folder has the finished batches (`.NAME.part`) and a journal
+Until a file is complete, its folder has the finished batches (`.NAME.part`) and a journal
 (`.NAME.journal`) with the settings, the number of finished items, their bytes and checksum; bytes
 that a killed process wrote after that are removed. With a name that ends in `.gz`, in either case,
-each batch is one gzip member without a time stamp, so that the bytes are the same with and without
-an interruption.
+each batch is one gzip member without a time stamp, or bgzip blocks (SAM specification, section
+4.1), so that the bytes are the same with and without an interruption.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import json
 import math
 import os
 import re
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedIOBase, FileIO
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
-from dnadiff import checks
 from dnadiff.config import Json
-from dnadiff.renamed import with_current_names
+from dnadiff.renamed import VERSION, with_current_names
 from dnadiff.store.disk import atomic_write, check_output, names_file, read_json, write_all
 
 _KEYS = {"settings", "done", "bytes", "notes", "complete"}
@@ -34,6 +37,14 @@ _CHECKED = _KEYS | {
     "check",
 }  # since version 0.2: of the finished batches, and of the journal itself
 _PIECE = 1 << 22  # bytes read at once
+_BLOCK = 0xFF00  # bytes of content in a bgzip block
+_BLOCK_HEADER = struct.Struct("<4BI2BH2B2H")
+BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+
+# For keys of settings, the values that earlier versions wrote in their place, computed when a value
+# differs.
+Earlier: TypeAlias = Mapping[str, Callable[[], tuple[Json, ...]]]
+_NOTHING: Earlier = MappingProxyType({})
 
 
 def temporary_path(output: Path, kind: str) -> Path:
@@ -47,9 +58,9 @@ def is_compressed(output: Path) -> bool:
 
 
 def discard(output: Path) -> None:
-    """Remove finished batches and journal, and temporary files of killed processes. The file cannot
+    """Remove journal and finished batches, and temporary files of killed processes. The file cannot
     be resumed afterwards."""
-    for kind in ("part", "journal"):
+    for kind in ("journal", "part"):
         temporary_path(output, kind).unlink(missing_ok=True)
     names = "|".join(
         re.escape(name)
@@ -72,9 +83,11 @@ class ResumableOutput:
             resumed.
         resume: resume an unfinished file, if there is one.
         overwrite: replace a finished or unfinished file.
+        earlier: for keys of the settings, the values of earlier versions that mean the same.
         interval: seconds between two times at which it is made safe against interruptions: where
             items are cheap, waiting for the disk after each `append` would take most of the time. A
             killed process loses what it appended since the last time.
+        bgzip: whether a compressed file has bgzip blocks, which tabix can index.
 
     Attributes:
         done: finished items.
@@ -92,14 +105,14 @@ class ResumableOutput:
         settings: Mapping[str, Json],
         resume: bool = False,
         overwrite: bool = False,
+        earlier: Earlier = _NOTHING,
         interval: float = 0.0,
+        bgzip: bool = False,
     ) -> None:
-        self.output, self.settings, self.interval, self._saved = (
-            output,
-            json.loads(json.dumps(settings)),
-            interval,
-            -math.inf,
-        )
+        self.output, self.settings = output, json.loads(json.dumps(settings))
+        self.earlier, self.interval, self._saved = earlier, interval, -math.inf
+        self.is_compressed = is_compressed(output)
+        self.bgzip = bgzip and self.is_compressed
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
         self.notes: dict[str, Json] = {}
@@ -115,9 +128,8 @@ class ResumableOutput:
             check_output(output, overwrite)
 
     def _resume(self, found: Mapping[str, Json]) -> None:
-        if (
-            differs := first_difference(with_current_names(found["settings"]), self.settings)
-        ) is not None:
+        before = with_current_names(found["settings"])
+        if (differs := first_difference(before, self.settings, self.earlier)) is not None:
             key, was, now = differs
             raise ValueError(
                 f"{self.output} was started with {key}={was}, not {now}; resume with the same, or "
@@ -142,13 +154,15 @@ class ResumableOutput:
             self.crc = found.get("crc", 0)
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
 
-    def append(self, content: bytes, count: int, **notes: Json) -> None:
+    def append(self, content: bytes, count: int, /, **notes: Json) -> None:
         """Write `count` items atomically; the journal keeps the `notes`."""
         self.append_packed(self.packed(content), count, notes)
 
     def packed(self, content: bytes) -> bytes:
         """Content as it is written: compressed if the name of the file says so."""
-        return gzip.compress(content, mtime=0) if is_compressed(self.output) else content
+        if self.bgzip:
+            return bgzip_blocks(content)
+        return gzip.compress(content, mtime=0) if self.is_compressed else content
 
     def append_packed(self, content: bytes, count: int, notes: dict[str, Json]) -> None:
         """`append` of bytes as they are written."""
@@ -195,18 +209,24 @@ class ResumableOutput:
         }
         content |= {"crc": self.crc}
         with atomic_write(self.journal, overwrite=True) as file:
-            file.write(json.dumps(content | {"check": _check_of(content)}).encode())
+            file.write(json.dumps(content | {"check": check_of(content)}).encode())
 
-    def finish(self, convert: Callable[[Path, Path], None] | None = None) -> None:
-        """Give the complete file its name; `convert` writes the file under it (atomically) from the
-        finished batches instead."""
+    @property
+    def batches(self) -> Path:
+        """The finished batches: a file of their own until they get the name of the output."""
+        return self.part if self.part.exists() else self.output
+
+    def finish(self, convert: Callable[[Path], None] | None = None) -> None:
+        """Give the complete file its name, unless `convert` writes the output of the batches, which
+        then stay."""
+        if self.bgzip and not self.complete and not self.notes.get("ended"):
+            self.append_packed(BGZIP_END, 0, {**self.notes, "ended": True})
         self.close()
         if not self.complete:
             self.complete = True
             self._write_journal()
-        if self.part.exists() and convert is not None:
-            convert(self.part, self.output)
-            self.part.unlink()
+        if convert is not None:
+            convert(self.batches)
         elif self.part.exists():
             os.replace(self.part, self.output)
 
@@ -227,18 +247,19 @@ def read_journal(output: Path) -> dict[str, Json]:
     mappings = all(isinstance(found[key], dict) for key in ("settings", "notes"))
     fits = (
         mappings
-        and all(checks.is_integer(found[key], 0) for key in ("done", "bytes"))
+        and all(type(found[key]) is int and found[key] >= 0 for key in ("done", "bytes"))
         and isinstance(found["complete"], bool)
     )
     if not fits or (
         found.keys() != _KEYS
-        and (found.keys() != _CHECKED or found.pop("check") != _check_of(found))
+        and (found.keys() != _CHECKED or found.pop("check") != check_of(found))
     ):
         raise ValueError(f"{path} is damaged; {remedy}")
     return found
 
 
-def _check_of(content: Mapping[str, Json]) -> int:
+def check_of(content: Mapping[str, Json]) -> int:
+    """The checksum of a journal, or of the entry of a shard."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
@@ -264,14 +285,52 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def bgzip_blocks(content: bytes) -> bytes:
+    """Content as bgzip blocks, without the empty block that ends a file."""
+    blocks = []
+    for first in range(0, len(content), _BLOCK):
+        piece, packer = content[first : first + _BLOCK], zlib.compressobj(6, zlib.DEFLATED, -15)
+        body = packer.compress(piece) + packer.flush()
+        header = _BLOCK_HEADER.pack(31, 139, 8, 4, 0, 0, 255, 6, 66, 67, 2, len(body) + 25)
+        blocks.append(header + body + struct.pack("<2I", zlib.crc32(piece), len(piece)))
+    return b"".join(blocks)
+
+
+def json_path(output: Path) -> Path:
+    """The path of the JSON file next to an output."""
+    return output.with_name(output.name + ".json")
+
+
+def head_of(output: Path) -> dict[str, Json]:
+    """What the JSON file next to a finished output says of the file itself."""
+    return {"file": output.name, "sha256": sha256(output), "dnadiff": VERSION}
+
+
+def is_complete(output: Path, settings: Mapping[str, Json], earlier: Earlier = _NOTHING) -> bool:
+    """Whether the file exists with the JSON file of a finished run of these settings, and is
+    unchanged since."""
+    try:
+        content = read_json(json_path(output), ("settings", "sha256"))
+        before, now = with_current_names(content["settings"]), json.loads(json.dumps(settings))
+        same = isinstance(before, dict) and first_difference(before, now, earlier) is None
+        return same and output.is_file() and content["sha256"] == sha256(output)
+    except (OSError, ValueError):
+        return False
+
+
 def first_difference(
-    was: Mapping[str, Json], now: Mapping[str, Json]
+    was: Mapping[str, Json], now: Mapping[str, Json], earlier: Earlier = _NOTHING
 ) -> tuple[str, str, str] | None:
     """The first key whose values differ in two mappings, and both values, shortened; None if the
-    mappings are equal."""
+    mappings are equal.
+
+    Args:
+        earlier: for keys of `now`, the values that earlier versions wrote in their place.
+    """
     for key in dict.fromkeys([*was, *now]):
-        if was.get(key) != now.get(key):
-            return key, _short(was.get(key)), _short(now.get(key))
+        before, after = was.get(key), now.get(key)
+        if before != after and not (key in earlier and before in earlier[key]()):
+            return key, _short(before), _short(after)
     return None
 
 

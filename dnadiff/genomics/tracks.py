@@ -1,9 +1,10 @@
-"""Track files: bedGraph, as text, and bigWig, by pyBigWig (extra `tracks`). Both are written in
-pieces and can be resumed."""
+"""The information content of each base as a track: bedGraph, as text, or bigWig, by pyBigWig (extra
+`tracks`)."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import struct
 import uuid
@@ -11,23 +12,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.design.output import ResumableOutput, discard
-from dnadiff.design.provenance import write_settings
+from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.genomics.scores import settings_of
+from dnadiff.jobs.job import Result, ResumableJob
+from dnadiff.likelihood.information import Information
 from dnadiff.store.disk import sync_folder
+from dnadiff.weights.loaded import Loaded
+from dnadiff.weights.tensors import earlier_identities
 
 _HEAD = struct.Struct("<III")  # record, first position and number of values of a run
 _LONGEST_RUN = 1 << 18  # values written together
+log = logging.getLogger("dnadiff")
 
 
 class TrackFormat(ABC):
     """How the values of consecutive bases are stored. `records` are the names and lengths of all
-    sequences."""
+    sequences.
+
+    Attributes:
+        converts: whether the file is made of the collected bytes by `convert`.
+    """
+
+    converts: ClassVar[bool] = False
 
     def __init__(self, records: Sequence[tuple[str, int]]) -> None:
         self.records = list(records)
@@ -36,17 +48,9 @@ class TrackFormat(ABC):
     def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
         """The bytes of values (n,) of the bases from `start` on; none is NaN."""
 
-    @staticmethod
-    @abstractmethod
-    def collected_in(output: Path) -> Path:
-        """The file of a `ResumableOutput` that collects the bytes of `encode`."""
-
-    def finish(self, stream: ResumableOutput, output: Path) -> None:
-        """Complete the file `output`, write the JSON file next to it, and remove what resuming it
-        would need."""
-        stream.finish()
-        write_settings(output, stream.settings)
-        discard(stream.output)
+    def convert(self, collected: Path, output: Path) -> None:
+        """Write the file of the collected bytes."""
+        raise NotImplementedError
 
     def pieces(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
         """The bytes of values (n,) of the bases from `start` on; bases with NaN are left out."""
@@ -68,15 +72,12 @@ class BedGraph(TrackFormat):
             f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in enumerate(values.tolist(), start)
         ).encode()
 
-    @staticmethod
-    @override
-    def collected_in(output: Path) -> Path:
-        return output
-
 
 class BigWig(TrackFormat):
     """A bigWig file of float32 values, with zoom levels. Until it is complete, the values are in a
     file of 4 bytes per base next to it."""
+
+    converts: ClassVar[bool] = True
 
     def __init__(self, records: Sequence[tuple[str, int]]) -> None:
         super().__init__(records)
@@ -91,19 +92,12 @@ class BigWig(TrackFormat):
     def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
         return _HEAD.pack(record, start, len(values)) + values.astype("<f4").tobytes()
 
-    @staticmethod
     @override
-    def collected_in(output: Path) -> Path:
-        return output.with_name(f".{output.name}.values")
-
-    @override
-    def finish(self, stream: ResumableOutput, output: Path) -> None:
-        stream.finish()
-        made = output.with_name(
-            f".{output.name}.{uuid.uuid4().hex}.part"
-        )  # a name that `discard` removes if this process is killed
+    def convert(self, collected: Path, output: Path) -> None:
+        # A name that `discard` removes if this process is killed.
+        made = output.with_name(f".{output.name}.{uuid.uuid4().hex}.part")
         try:
-            with stream.output.open("rb") as values:
+            with collected.open("rb") as values:
                 self._write(made, values)
             with made.open("rb") as file:
                 os.fsync(file.fileno())
@@ -111,10 +105,6 @@ class BigWig(TrackFormat):
             sync_folder(output.parent)
         finally:
             made.unlink(missing_ok=True)
-        write_settings(output, stream.settings)
-        discard(output)
-        discard(stream.output)  # before the values: a journal without its file could not be resumed
-        stream.output.unlink()
 
     def _write(self, path: Path, values: BinaryIO) -> None:
         target = self.library.open(str(path), "w")
@@ -186,3 +176,95 @@ def format_of(path: str | Path) -> type[TrackFormat]:
     if found is BigWig:
         library()
     return found
+
+
+class TrackJob(ResumableJob):
+    """The information content of all bases of an input. Items are windows that predict their
+    middle.
+
+    Args:
+        track: the format of the file.
+        spacing, stranded: of `Information`; a network that reads both strands predicts the same for
+            both.
+    """
+
+    stream = label = "per_base"
+    items = "windows"
+
+    def __init__(
+        self,
+        model: Loaded,
+        source: SequenceInput,
+        output: Path,
+        track: type[TrackFormat],
+        *,
+        window: int,
+        batch_size: int,
+        spacing: int,
+        stranded: bool,
+    ) -> None:
+        super().__init__()
+        alone = stranded or model.denoiser.backbone.reads_both_strands
+        self.information = Information(
+            model.denoiser, model.process, window, spacing, alone, batch_size
+        )
+        self.output, self.totals = output, {"bases": 0}
+        self.settings = settings_of(model, source) | {
+            "window": window,
+            "batch_size": batch_size,
+            "spacing": spacing,
+            "stranded": stranded,
+        }
+        self.earlier = earlier_identities(model.denoiser)
+        self.source, self.sites = source.sites()
+        self.track = track([(region.chrom, region.end) for region in self.source.regions])
+        self.converts = self.track.converts
+
+    @property
+    @override
+    def collected(self) -> Path:
+        return (
+            self.output.with_name(f".{self.output.name}.values") if self.converts else self.output
+        )
+
+    @property
+    @override
+    def total(self) -> int:
+        return self.information.num_tiles(self.source, self.sites)
+
+    @override
+    def starts(self) -> list[int]:
+        return [*range(0, self.total, self.information.together), self.total]
+
+    @override
+    def begin(self) -> None:
+        total = sum(piece.end - piece.start for piece in self.sites)
+        strands = "" if self.information.stranded else " and strand"
+        log.info(
+            f"per_base: {total:,} bases, {self.information.spacing} network calls per "
+            f"window{strands}"
+        )
+
+    @override
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        calls = self.information.spacing * (1 if self.information.stranded else 2)  # per window
+        for group in self.information.along(self.source, self.sites, start + skip):
+            content = b"".join(
+                self.track.pieces(tile.window.record, tile.low, values) for tile, values in group
+            )
+            bases = sum(tile.high - tile.low for tile, _ in group)
+            self.report(len(group), bases * 2 * calls)
+            yield Result(len(group), content, {"bases": bases})
+
+    @override
+    def fold(self, result: Result) -> tuple[bytes, int]:
+        self.totals["bases"] += result.about["bases"]
+        return super().fold(result)
+
+    @override
+    def convert(self, collected: Path) -> None:
+        self.track.convert(collected, self.output)
+
+    @override
+    def closing(self, seconds: float) -> str:
+        return f"the track is in {self.output}"

@@ -8,10 +8,10 @@ import torch
 
 from dnadiff import likelihood
 from dnadiff.data.genome import pieces
-from dnadiff.design.output import ResumableOutput
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood import records as scores
+from dnadiff.genomics import scores
+from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.weights import checkpoint
 
 
@@ -238,11 +238,13 @@ def test_names_of_regions_are_the_last_column(cli, trained, records, tmp_path):
 
 
 def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monkeypatch):
-    def killed(self):
+    def killed(self, convert):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ResumableOutput, "finish", killed)
-    assert cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")[0] == 130
+    status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
+    assert status == 130 and "resume it with: python -m dnadiff.score checkpoint=" in err
+    assert "input=x.fa output=s.tsv resume=true" in err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
@@ -299,7 +301,7 @@ def test_a_new_table_that_failed_at_its_beginning_can_be_started_again(
     run = ("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
     with monkeypatch.context() as patch:
         patch.setattr(
-            scores.WindowScores,
+            scores.ScoreJob,
             "results",
             lambda *args: (_ for _ in ()).throw(RuntimeError("out of memory")),
         )

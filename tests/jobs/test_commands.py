@@ -5,7 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from dnadiff.likelihood import information, records
+from dnadiff.genomics import scores
+from dnadiff.likelihood import information
 from dnadiff.supervised import features
 from dnadiff.variant_effect import effects
 
@@ -48,8 +49,8 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_scores_and_tracks(merged, trained, inputs, monkeypatch, args):
-    monkeypatch.setattr(records, "_WINDOWS", 2)
-    monkeypatch.setattr(records, "_BASES", 12)  # of a group of windows
+    monkeypatch.setattr(scores, "_WINDOWS", 2)
+    monkeypatch.setattr(scores, "_BASES", 12)  # of a group of windows
     monkeypatch.setattr(information, "_TILES", 2)
     assert (
         len(

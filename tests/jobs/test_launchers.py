@@ -9,13 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.shards.launcher import base, job
-from dnadiff.shards.launcher.base import failure
-from dnadiff.shards.launcher.job import ShardJob, as_text, from_text
-from dnadiff.shards.launcher.processes import Processes
-from dnadiff.shards.launcher.ray import Ray
-from dnadiff.shards.mark import MergeMark
-from dnadiff.shards.shard import Shard
+from dnadiff.jobs.launcher import base
+from dnadiff.jobs.launcher.base import ShardJob, as_text, failure, from_text
+from dnadiff.jobs.launcher.processes import Processes
+from dnadiff.jobs.launcher.ray import Ray
+from dnadiff.jobs.shards import MergeMark, Shard
 
 SAMPLE = (
     "num_samples=8",
@@ -51,10 +49,10 @@ def test_a_job_prints_to_its_log_and_returns_its_status(tmp_path, monkeypatch, c
         (1, "1 / 0"),
     ):
         module = type("module", (), {"main": staticmethod(lambda code=code: exec(code))})
-        monkeypatch.setattr(job.importlib, "import_module", lambda name, module=module: module)
+        monkeypatch.setattr(base.importlib, "import_module", lambda name, module=module: module)
         (one,) = jobs(tmp_path, 1)
         with capfd.disabled():
-            assert job.run(one) == status
+            assert base.run(one) == status
     text = (tmp_path / "1.log").read_text()
     assert (
         text.count(f"process {os.getpid()}") == 4 and "done" in text and "ZeroDivisionError" in text
@@ -72,7 +70,7 @@ def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(
             left[one.shard.number] = left.get(one.shard.number, 0) - 1
             return -9 if left[one.shard.number] >= 0 else 0
 
-    monkeypatch.setattr("dnadiff.shards.launcher.processes._Worker.run", run)
+    monkeypatch.setattr("dnadiff.jobs.launcher.processes._Worker.run", run)
     found = {
         one.shard.number: status
         for one, status in Processes(4, 2, retries).statuses(jobs(tmp_path, 4))
@@ -110,7 +108,7 @@ def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
         init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get, exceptions=errors,
         wait=lambda waiting: (waiting[:1], []), remote=lambda run: SimpleNamespace(options=lambda **_: task),
     )  # fmt: skip
-    monkeypatch.setattr("dnadiff.shards.launcher.ray.library", lambda: fake)
+    monkeypatch.setattr("dnadiff.jobs.launcher.ray.library", lambda: fake)
     first, second = jobs(tmp_path, 2)
     statuses = Ray(2).statuses([first, second])
     assert next(statuses) == (first, -9)
@@ -128,7 +126,7 @@ def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_chec
             for one in waiting:
                 ran.append(one.shard.number)
                 with capfd.disabled():
-                    yield one, job.run(one)
+                    yield one, base.run(one)
 
     monkeypatch.setattr(
         base.subprocess,

@@ -10,7 +10,8 @@ import pytest
 
 from dnadiff import merge
 from dnadiff import sample as sample_command
-from dnadiff.design.output import ResumableOutput
+from dnadiff.jobs.journal import ResumableOutput, check_of
+from dnadiff.jobs.shards import Manifest, _check_of
 
 SAMPLE = (
     "num_samples=6",
@@ -46,7 +47,6 @@ def made(trained, tmp_path_factory):
         (["shard=0/4"], "shard 0/4: the first number must be from 1 to the second one"),
         (["shard=x"], "shard 'x' must be i/n, as in shard=3/200"),
         (["shard=2"], "shard 2 must be i/n"),
-        (["shard=1/4"], "shard 1/4: more shards than units of work, 3 (batches); use at most 3"),
         (["shard=1/2", "output=null"], "shard=1/2 needs output=, the same for all shards"),
         (["shard=1/2", "output=old.fa"], "old.fa exists; set overwrite=true"),
         (
@@ -198,7 +198,7 @@ def test_a_file_from_before_a_stopped_merge_is_not_its_output(
 
     (tmp_path / "s.fa").write_text("old")
     with monkeypatch.context() as patch:
-        patch.setattr(sample_command, "run", stop)
+        patch.setattr("dnadiff.jobs.runner.run_jobs", stop)
         assert cli("merge", "output=s.fa", "overwrite=true")[0] == 130
     status, _, err = cli("merge", "output=s.fa")
     assert (
@@ -220,8 +220,6 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
     for number in (1, 2):
         entry = tmp_path / "s.fa.shards" / f"000{number}.json"
         about = json.loads(entry.read_text())
-        from dnadiff.shards.manifest import Manifest
-
         about["fingerprint"] = Manifest.read(manifest).fingerprint
         rewrite(entry, about)
     status, _, err = cli("merge", "output=s.fa")
@@ -295,7 +293,7 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.store.disk.write_json", stop)
+        patch.setattr("dnadiff.metrics.work.write_json", stop)
         assert cli("merge", "output=j.json")[0] == 130
     assert (
         (tmp_path / "j.png").exists()
@@ -313,11 +311,9 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
 
 def rewrite(path, content):
     """Write a JSON file with its checksum."""
-    from dnadiff.shards import folder, manifest
-
     content.pop("check")
-    check = (manifest if path.name == "manifest.json" else folder)._check_of(content)
-    path.write_text(json.dumps(content | {"check": check}))
+    check = _check_of if path.name == "manifest.json" else check_of
+    path.write_text(json.dumps(content | {"check": check(content)}))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing_extensions import override
 
 from dnadiff.checks import Natural, PositiveInt
-from dnadiff.shards.launcher.base import Launcher
-from dnadiff.shards.launcher.job import ShardJob, as_text
+from dnadiff.jobs.launcher.base import Launcher, ShardJob, as_text
 
 
 class Processes(Launcher):
@@ -87,7 +86,7 @@ class _Worker:
             if self.stopped:
                 return -1
             if self.process is None:
-                command = [sys.executable, "-m", "dnadiff.shards.launcher.job"]
+                command = [sys.executable, "-m", "dnadiff.jobs.launcher.base"]
                 self.process = subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,

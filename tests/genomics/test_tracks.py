@@ -16,14 +16,14 @@ from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, MaskedDenoiser
-from dnadiff.design.output import ResumableOutput
 from dnadiff.formats.regions import Region
+from dnadiff.genomics import scores
+from dnadiff.genomics import tracks as files
+from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.likelihood import information
-from dnadiff.likelihood import records as scores
 from dnadiff.likelihood.information import Information, tiles
 from dnadiff.noise import LogLinear
 from dnadiff.process import AbsorbingProcess
-from dnadiff.tracks import files
 
 TOKENIZER = DNATokenizer()
 VOCAB = TOKENIZER.vocab

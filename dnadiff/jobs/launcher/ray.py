@@ -11,8 +11,7 @@ from types import ModuleType
 from typing_extensions import override
 
 from dnadiff.checks import Natural, NonNegative, Positive, PositiveInt
-from dnadiff.shards.launcher.base import Launcher
-from dnadiff.shards.launcher.job import ShardJob, run
+from dnadiff.jobs.launcher.base import Launcher, ShardJob, run
 
 
 class Ray(Launcher):

@@ -1,25 +1,92 @@
-"""What launchers share: which shards are left, what a shard's command line is, errors, merging."""
+"""What launchers share: which shards are left, what a shard's command line is, errors, merging; as
+a program, one shard after another as they arrive on standard input."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
 import os
+import platform
 import subprocess
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from dnadiff.checks import Natural, PositiveInt, expand_user
 from dnadiff.config import Config, quoted
+from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress
-from dnadiff.shards.folder import ShardFolder
-from dnadiff.shards.launcher.job import ShardJob
-from dnadiff.shards.mark import MergeMark
-from dnadiff.shards.shard import Shard, without
 from dnadiff.store.disk import check_output
 
 log = logging.getLogger("dnadiff")
+
+
+class ShardJob(NamedTuple):
+    """A shard of a command.
+
+    Attributes:
+        command: its name.
+        arguments: of the command line.
+        folder: in which it is started.
+        log: the file that gets what it prints.
+    """
+
+    shard: Shard
+    command: str
+    arguments: list[str]
+    folder: str
+    log: str
+
+
+def run(job: ShardJob) -> int:
+    """Run a job; its exit status."""
+    os.chdir(job.folder)
+    Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+    with printed_to(job.log):
+        print(f"process {os.getpid()} on {platform.node()}", flush=True)
+        sys.argv = [f"dnadiff.{job.command}", *job.arguments]
+        try:
+            importlib.import_module(f"dnadiff.{job.command}").main()
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except BaseException:
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+@contextmanager
+def printed_to(path: str) -> Iterator[None]:
+    """Append what this process prints to a file."""
+    kept = [os.dup(number) for number in (1, 2)]
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for number in (1, 2):
+            os.dup2(file, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, original in zip((1, 2), kept):
+            os.dup2(original, number)
+            os.close(original)
+        os.close(file)
+
+
+def as_text(job: ShardJob) -> str:
+    """A job as a line of JSON."""
+    return json.dumps(job._replace(shard=tuple(vars(job.shard).values()))) + "\n"  # type: ignore[arg-type]
+
+
+def from_text(line: str) -> ShardJob:
+    """The job of a line."""
+    shard, *others = json.loads(line)
+    return ShardJob(Shard(*shard), *others)
 
 
 class Launcher(ABC):
@@ -139,3 +206,16 @@ def failure(job: ShardJob, status: int) -> str:
         else f"ended with status {status}"
     )
     return f"shard {job.shard} {how}; {job.log} has what it printed"
+
+
+def main() -> None:
+    """Answer each job with its status."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(f"{run(from_text(line))}\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

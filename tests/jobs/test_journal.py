@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from dnadiff.design.output import ResumableOutput, discard, sha256, temporary_path
+from dnadiff.jobs.journal import ResumableOutput, discard, sha256, temporary_path
 
 BATCHES = [b"one\n" * 20, b"two\n", b"three\n" * 50]
 

@@ -1,0 +1,1 @@
+"""What a genome can be asked with a model: scores, tracks."""

@@ -1,0 +1,1 @@
+"""Work that survives a kill: jobs, their journals, shards and merging."""

@@ -1,2 +1,0 @@
-"""The work of one command in several processes, on any machines: shards, their manifest, merging
-and launching."""

@@ -1,2 +1,0 @@
-"""Files of values of each base along a genome; `dnadiff.likelihood.information` computes the
-values."""
