@@ -52,7 +52,7 @@ SHARED: Keys = {
     "block_size": PositiveInt,
     "window": PositiveInt | None,
     "num_draws": PositiveInt,
-    "shard": object,  # `dnadiff.shards.shard.Shard.parse` checks it
+    "shard": object,  # `dnadiff.jobs.shards.Shard.parse` checks it
 }
 
 

@@ -236,7 +236,7 @@ def test_documented_command_lines_run(
     folder = shutil.copytree(files, tmp_path / "world", symlinks=True)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
-        "dnadiff.likelihood.records._BASES", 128
+        "dnadiff.genomics.scores._BASES", 128
     )  # of a group of windows, which is not divided between shards
     if name == "merge":
         assert (
