@@ -81,8 +81,7 @@ def compare_likelihoods(config: Config, run_dir: Path, output: Path) -> Job:
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.variant_effect.base import check_method
     from dnadiff.variant_effect.effects import COLUMNS, Scorer
-    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
-    from dnadiff.variant_effect.training_part import training_part
+    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize, training_part
     from dnadiff.variant_effect.variant import Alleles
     from dnadiff.variant_effect.work import ExtraOutputs, VariantJob
     from dnadiff.variant_effect.writers import writer_of
@@ -136,9 +135,8 @@ def compare_predictions(config: Config, output: Path) -> Job:
     """Score the variants by the predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
     from dnadiff.supervised import saved
-    from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
-    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize
-    from dnadiff.variant_effect.training_part import TrainingPart
+    from dnadiff.variant_effect.effects import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
+    from dnadiff.variant_effect.summary import FLAG, SKIP, TrainingPart, summarize
     from dnadiff.variant_effect.variant import Alleles
     from dnadiff.variant_effect.work import VariantJob
     from dnadiff.variant_effect.writers import writer_of
@@ -205,8 +203,7 @@ def open_network(config: Config, model: Loaded) -> Network:
 def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
     from dnadiff.formats.regions import read_regions
-    from dnadiff.variant_effect.saturation import Saturation
-    from dnadiff.variant_effect.sources import open_source
+    from dnadiff.variant_effect.sources import Saturation, open_source
 
     if config["saturate"] is None:
         return open_source(config["vcf"]), []

@@ -10,11 +10,9 @@ from typing_extensions import override
 
 from dnadiff.checks import PositiveInt, Range, integer, optional_integer
 from dnadiff.draws import Draws
-from dnadiff.variant_effect.base import PairMethod
-from dnadiff.variant_effect.chain import Orders, log_ratio
+from dnadiff.variant_effect.base import Orders, PairMethod, log_ratio
 from dnadiff.variant_effect.network import Network
-from dnadiff.variant_effect.pairs import Pair
-from dnadiff.variant_effect.variant import Edit
+from dnadiff.variant_effect.variant import Edit, Pair
 
 _AROUND_SUBSTITUTIONS, _AROUND_INDELS = 4, 16  # bases
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import tee
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.variant_effect.audit import AUDITED, Audit
 from dnadiff.variant_effect.base import VariantMethod
-from dnadiff.variant_effect.network import NUM_BASES, Floats, Network
-from dnadiff.variant_effect.site_windows import Site, SitePredictions
-from dnadiff.variant_effect.variant import Alleles, Edit, Reference, Row, Skipped
+from dnadiff.variant_effect.network import (
+    AUDITED,
+    NUM_BASES,
+    Audit,
+    Floats,
+    Network,
+    Site,
+    SitePredictions,
+)
+from dnadiff.variant_effect.variant import Alleles, Edit, Ids, Reference, Row, Skipped, pair
 
 # alleles that are scored together; results may depend on it in the last bits, never on batch_size
 # alone
@@ -78,24 +84,19 @@ class Scored(NamedTuple):
         return [None if isinstance(each, Skipped) else each for each in self.results]
 
 
-class GenomeReader(Protocol):
-    """What is read around a variant."""
+class GenomeWindows(NamedTuple):
+    """The genome, and the bases that a network reads."""
 
-    @property
-    def window(self) -> int:
-        """Bases of a window."""
-
-    @property
-    def reference(self) -> Reference:
-        """The genome."""
-
-    @property
-    def sites_per_window(self) -> int:
-        """Most sites that are masked together."""
+    window: int
+    reference: Reference
+    sites_per_window: int = 1
 
 
 class RowScorer(ABC):
     """Scores rows of variants in chunks.
+
+    Args:
+        alleles: turns rows into edits.
 
     Attributes:
         network: what is read around a variant.
@@ -107,10 +108,11 @@ class RowScorer(ABC):
         audited: sites that were compared before.
     """
 
-    network: GenomeReader
+    network: Network | GenomeWindows
     method_name: str
 
-    def __init__(self) -> None:
+    def __init__(self, alleles: Alleles) -> None:
+        self.alleles = alleles
         self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
 
     def take_counts(self) -> tuple[Audit, int]:
@@ -119,18 +121,58 @@ class RowScorer(ABC):
         self.audit, self.num_missing = Audit(), 0
         return taken
 
-    @abstractmethod
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
         """The rows with their effects, in their order, about `CHUNK` alleles at a time.
+
+        With several sites per window, sites of many chunks share windows. Which ones depends on all
+        rows from the first on, so that a resumed run makes the network calls of one that was not
+        stopped.
 
         Args:
             done: rows at the beginning that have been scored.
         """
+        for block in divided(rows, self.alleles_together):
+            if done >= len(block):
+                done -= len(block)
+                continue
+            edits = [self.alleles.edits(row)[0] for row in block]
+            self.begin_block(_scored_edits(edits), is_new=not done)
+            for chunk in divided(block, CHUNK):
+                here, edits = edits[: len(chunk)], edits[len(chunk) :]
+                if done < len(chunk):
+                    yield self._score(chunk[done:], here[done:])
+                done = max(done - len(chunk), 0)
+
+    def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
+        """Prepare the effects of the edits of a block; `is_new` unless a part has been scored."""
+        return None
+
+    @abstractmethod
+    def effects(self, edits: Sequence[Edit]) -> Iterable[AlleleEffect]:
+        """The effect of each edit, at least one, of the block that was begun."""
+
+    def _score(
+        self, rows: Sequence[Row], edits: Sequence[Sequence[Edit | Skipped]]
+    ) -> list[Scored]:
+        """The effects of some rows."""
+        scored = _scored_edits(edits)
+        self.num_scored += len(scored)
+        effects = iter(self.effects(scored) if scored else ())
+        return [
+            Scored(
+                row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)
+            )
+            for row, found in zip(rows, edits)
+        ]
 
     @property
     def alleles_together(self) -> int:
         """Alleles of a block: rows that are scored without reading others."""
         return CHUNK
+
+
+def _scored_edits(edits: Sequence[Sequence[Edit | Skipped]]) -> list[Edit]:
+    return [each for found in edits for each in found if isinstance(each, Edit)]
 
 
 class Scorer(RowScorer):
@@ -139,7 +181,6 @@ class Scorer(RowScorer):
     Args:
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
-        alleles: turns rows into edits.
         embeddings: also compute L2.
     """
 
@@ -148,27 +189,10 @@ class Scorer(RowScorer):
     def __init__(
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
-        super().__init__()
-        self.network, self.method, self.alleles, self.embeddings = (
-            network,
-            method,
-            alleles,
-            embeddings,
-        )
+        super().__init__(alleles)
+        self.network, self.method, self.embeddings = network, method, embeddings
         self.method_name = method.name
-
-    @override
-    def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
-        """See `RowScorer.chunks`.
-
-        With several sites per window, sites of many chunks share windows. Which ones depends on all
-        rows from the first on, so that a resumed run makes the network calls of one that was not
-        stopped.
-        """
-        for block in divided(rows, self.alleles_together):
-            if done < len(block):
-                yield from self._chunks_of(block, done)
-            done = max(done - len(block), 0)
+        self.predictions: SitePredictions | None = None
 
     @property
     @override
@@ -180,25 +204,12 @@ class Scorer(RowScorer):
             else CHUNK
         )
 
-    def _chunks_of(self, block: Sequence[Row], done: int) -> Iterator[list[Scored]]:
-        edits = [self.alleles.edits(row)[0] for row in block]
-        predictions = self._predictions(
-            [each for found in edits for each in found if isinstance(each, Edit)]
-        )
-        if predictions is not None and not done:
-            self._compare(predictions)
-        for chunk in divided(block, CHUNK):
-            here, edits = edits[: len(chunk)], edits[len(chunk) :]
-            if done < len(chunk):
-                yield self._score(chunk[done:], here[done:], predictions)
-            done = max(done - len(chunk), 0)
-
-    def _predictions(self, edits: Sequence[Edit]) -> SitePredictions | None:
-        return (
-            None
-            if self.network.denoiser.left_to_right
-            else self.network.site_predictions(map(site_of, edits))
-        )
+    @override
+    def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
+        if not self.network.denoiser.left_to_right:
+            self.predictions = self.network.site_predictions(map(site_of, edits))
+            if is_new:
+                self._compare(self.predictions)
 
     def _compare(self, predictions: SitePredictions) -> None:
         """Predict some of the sites that share a window alone."""
@@ -210,42 +221,19 @@ class Scorer(RowScorer):
             sites = [predictions.shared[i] for i in places]
             self.audit.add(predictions.at(sites), self.network.at_sites(sites, 1))
 
-    def _score(
-        self,
-        rows: Sequence[Row],
-        edits: Sequence[Sequence[Edit | Skipped]],
-        predictions: SitePredictions | None,
-    ) -> list[Scored]:
-        """The effects of some rows."""
-        effects = iter(
-            self._effects(
-                [each for found in edits for each in found if isinstance(each, Edit)], predictions
-            )
-        )
-        return [
-            Scored(
-                row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)
-            )
-            for row, found in zip(rows, edits)
-        ]
-
-    def _effects(self, edits: Sequence[Edit], predictions: SitePredictions | None) -> list[Effect]:
-        """The effect of each edit."""
-        if not edits:
-            return []
+    @override
+    def effects(self, edits: Sequence[Edit]) -> list[Effect]:
         strands = len(self.network.strands)
         nothing = np.full((strands, len(edits), NUM_BASES), NAN)
-        at_sites = nothing if predictions is None else predictions.at(list(map(site_of, edits)))
+        sites = list(map(site_of, edits))
+        at_sites = nothing if self.predictions is None else self.predictions.at(sites)
         llr, variance = self.method.llr(self.network, edits, at_sites)
         se = np.sqrt(variance.sum(0)) / strands
         entropy = entropies(at_sites)
         distance = self._distances(edits) if self.embeddings else np.full(len(edits), NAN)
         reverse = llr[1] if strands > 1 else np.full(len(edits), NAN)
         columns = (llr.mean(0), se, llr[0], reverse, entropy, 2 - entropy / math.log(2), distance)
-        self.num_scored, self.num_missing = (
-            self.num_scored + len(edits),
-            self.num_missing + int(np.isnan(columns[0]).sum()),
-        )
+        self.num_missing += int(np.isnan(columns[0]).sum())
         return [
             Effect._make([*map(float, values), edit.differs])
             for edit, *values in zip(edits, *columns)
@@ -314,3 +302,60 @@ def entropies(at_sites: Floats) -> Floats:
     probs = np.exp(at_sites).mean(0)
     logs = np.log(np.where(probs > 0, probs, 1.0))
     return -(probs * logs).sum(-1)
+
+
+Predict = Callable[[Sequence[Ids]], Floats]  # windows -> predictions (R, n) of R seeds
+
+
+class PredictedEffect(NamedTuple):
+    """The effect of an allele.
+
+    Attributes:
+        predicted_REF, predicted_ALT: predictions of both windows, averaged over the seeds.
+        difference: ALT minus REF.
+        SE_seeds: standard error of the difference over the seeds; NaN for a single one.
+        differs: REF is not what the genome has.
+    """
+
+    predicted_REF: float
+    predicted_ALT: float
+    difference: float
+    SE_seeds: float
+    differs: bool = False
+
+
+PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
+
+
+class PredictedScorer(RowScorer):
+    """Compares the predictions of both alleles.
+
+    Args:
+        predict: the predictions of windows, on the scale on which differences are taken.
+        windows: centered on the variants, shorter where a record ends.
+    """
+
+    method_name = "predicted"
+
+    def __init__(self, predict: Predict, windows: GenomeWindows, alleles: Alleles) -> None:
+        super().__init__(alleles)
+        self.predict, self.network = predict, windows
+
+    @override
+    def effects(self, edits: Sequence[Edit]) -> list[PredictedEffect]:
+        pairs = [pair(self.network.reference, edit, self.network.window) for edit in edits]
+        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs]).reshape(
+            -1, 2, len(edits)
+        )
+        difference = found[:, 1] - found[:, 0]
+        seeds = len(found)
+        error = (
+            difference.std(0, ddof=1) / math.sqrt(seeds)
+            if seeds > 1
+            else np.full(len(edits), math.nan)
+        )
+        columns = (found[:, 0].mean(0), found[:, 1].mean(0), difference.mean(0), error)
+        return [
+            PredictedEffect._make([*map(float, values), edit.differs])
+            for edit, *values in zip(edits, *columns)
+        ]

@@ -19,8 +19,7 @@ from dnadiff.variant_effect.log_prob import LogProb
 from dnadiff.variant_effect.masked import Masked
 from dnadiff.variant_effect.network import Network
 from dnadiff.variant_effect.sources import Rows, VariantSource, open_source
-from dnadiff.variant_effect.summary import ON_MISMATCH, SKIP, summarize
-from dnadiff.variant_effect.training_part import TrainingPart
+from dnadiff.variant_effect.summary import ON_MISMATCH, SKIP, TrainingPart, summarize
 from dnadiff.variant_effect.variant import Alleles, Reference, Sequences, Skipped
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.variant_effect.base import VariantMethod
-from dnadiff.variant_effect.chain import log_ratio
+from dnadiff.variant_effect.base import VariantMethod, log_ratio
 from dnadiff.variant_effect.network import Floats, Network
 from dnadiff.variant_effect.variant import TOKENIZER, Edit, ids_of_allele
 

@@ -12,8 +12,7 @@ from dnadiff.draws import Draws
 from dnadiff.likelihood.estimators import check_num_draws
 from dnadiff.variant_effect.base import PairMethod
 from dnadiff.variant_effect.network import Bools, Network
-from dnadiff.variant_effect.pairs import Pair
-from dnadiff.variant_effect.variant import Edit
+from dnadiff.variant_effect.variant import Edit, Pair
 
 
 class PairedWindow(PairMethod):

@@ -15,8 +15,7 @@ from typing_extensions import override
 
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import open_text
-from dnadiff.variant_effect.effects import AlleleEffect, Scored
-from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS
+from dnadiff.variant_effect.effects import PREDICTED_COLUMNS, AlleleEffect, Scored
 from dnadiff.variant_effect.sources import VariantSource
 from dnadiff.variant_effect.variant import Row
 

@@ -10,8 +10,7 @@ from dnadiff.variant_effect import effects
 from dnadiff.variant_effect.block import Block
 from dnadiff.variant_effect.effects import Audit, Scorer
 from dnadiff.variant_effect.frame import default_method
-from dnadiff.variant_effect.saturation import Saturation
-from dnadiff.variant_effect.sources import Rows
+from dnadiff.variant_effect.sources import Rows, Saturation
 from dnadiff.variant_effect.variant import Alleles, Edit
 
 WINDOW = 64

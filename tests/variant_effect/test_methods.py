@@ -21,8 +21,7 @@ from dnadiff.variant_effect.frame import default_method
 from dnadiff.variant_effect.log_prob import LogProb
 from dnadiff.variant_effect.masked import Masked
 from dnadiff.variant_effect.network import NUM_BASES
-from dnadiff.variant_effect.saturation import Saturation
-from dnadiff.variant_effect.sources import Rows
+from dnadiff.variant_effect.sources import Rows, Saturation
 from dnadiff.variant_effect.variant import Alleles, Edit, Skipped
 from dnadiff.variant_effect.window import PairedWindow
 

@@ -11,8 +11,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised import saved
 from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, HeadInputs, build_classifier
 from dnadiff.supervised.saved import write_weights
-from dnadiff.variant_effect.effects import Scored
-from dnadiff.variant_effect.predicted import PREDICTED_COLUMNS, PredictedEffect
+from dnadiff.variant_effect.effects import PREDICTED_COLUMNS, PredictedEffect, Scored
 from dnadiff.variant_effect.variant import Row
 from dnadiff.variant_effect.writers import writer_of
 

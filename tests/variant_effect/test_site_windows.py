@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from dnadiff.variant_effect.site_windows import site_windows
+from dnadiff.variant_effect.network import site_windows
 
 
 def groups(positions, length, window, most):

@@ -6,10 +6,10 @@ import pytest
 
 from dnadiff.formats.regions import Region
 from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
-from dnadiff.variant_effect.saturation import Saturation
 from dnadiff.variant_effect.sources import (
     BcfSource,
     Rows,
+    Saturation,
     SomeRows,
     TableSource,
     VcfSource,

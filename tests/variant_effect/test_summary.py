@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from dnadiff.variant_effect.sources import Rows, SomeRows, open_source
-from dnadiff.variant_effect.summary import InputSummary, summarize
-from dnadiff.variant_effect.training_part import TrainingPart
+from dnadiff.variant_effect.summary import InputSummary, TrainingPart, summarize
 from dnadiff.variant_effect.variant import Alleles, Sequences
 from dnadiff.variant_effect.work import ExtraOutputs, picture_of
 

@@ -1,7 +1,6 @@
 import pytest
 
-from dnadiff.variant_effect.pairs import pair
-from dnadiff.variant_effect.variant import Alleles, Edit, Row, Sequences, Skipped, trimmed
+from dnadiff.variant_effect.variant import Alleles, Edit, Row, Sequences, Skipped, pair, trimmed
 
 GENOME = Sequences({"chr1": "ACGTNACGTA", "MT": "CCCCC"})
 

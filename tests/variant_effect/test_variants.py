@@ -14,7 +14,7 @@ import dnadiff
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.store.files import open_text
 from dnadiff.variant_effect import effects
-from dnadiff.variant_effect.training_part import training_part
+from dnadiff.variant_effect.summary import training_part
 from dnadiff.variant_effect.variant import Edit
 
 COLUMNS = [
