@@ -1,11 +1,13 @@
-"""`python -m dnadiff`: first commands to type, and the list of all."""
+"""`python -m dnadiff`: first commands to type, the list of all, and any command by its name."""
 
 from __future__ import annotations
 
 import sys
 
-from dnadiff.commands import COMMANDS
-from dnadiff.renamed import VERSION
+from dnadiff import __version__
+from dnadiff.options.base import pages
+from dnadiff.options.command import Command, command_names, named, parse, report
+from dnadiff.options.compose import closest, import_plugins
 
 FIRST = """\
 Start with a model of E. coli that ships with the package:
@@ -20,23 +22,30 @@ or train one on your genome:
 """
 
 
-def main() -> None:
-    """Print them."""
-    width = max(map(len, COMMANDS))
-    print(
-        f"dnadiff {VERSION}: masked diffusion language models for DNA and text (not MUMmer's "
-        f"dnadiff)\n\n{FIRST}\nAll commands:\n"
-    )
-    for name, description in COMMANDS.items():
-        print(f"  python -m dnadiff.{name.ljust(width)}  {description}")
-    print("\nEach has --help.")
-    if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
+def main(argv: list[str] | None = None) -> None:
+    """Run the command that the first argument names, or print them all."""
+    arguments = sys.argv[1:] if argv is None else argv
+    name, rest = "".join(arguments[:1]), arguments[1:]
+    known = command_names()
+    if name in ("", "-h", "--help"):
         print(
-            f"\nerror: python -m dnadiff takes no arguments, got {sys.argv[1]!r}; did you mean "
-            f"python -m dnadiff.{sys.argv[1]}?",
-            file=sys.stderr,
+            f"dnadiff {__version__}: masked diffusion language models for DNA and text (not "
+            f"MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n"
         )
-        raise SystemExit(1)
+        for each in known:
+            print(f"  python -m dnadiff.{each:12}  {pages(named(each).options)[0]}")
+        return print("\nEach has --help.")
+    try:
+        if name not in known:  # of a plugin
+            import_plugins(parse(rest)[2])
+        if name not in [*known, *Command.known]:
+            raise ValueError(
+                f"there is no command {name}{closest(name, known)}; python -m dnadiff lists them"
+            )
+    except (ValueError, OSError) as error:
+        print(report(error, []), file=sys.stderr)
+        raise SystemExit(1) from None
+    named(name).main(rest)
 
 
 if __name__ == "__main__":

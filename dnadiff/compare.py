@@ -4,58 +4,91 @@ held-out windows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
-from dnadiff import commands
-from dnadiff.checks import PositiveInt
-from dnadiff.config import SHARED, Config, Json, Keys
+from pydantic import Field
+
+from dnadiff.config import Json
+from dnadiff.fields import Natural, PositiveInt
+from dnadiff.options.base import (
+    DRAWS,
+    PROTOCOL,
+    Accelerator,
+    Group,
+    Options,
+    Result,
+    group,
+)
+from dnadiff.options.command import command
 from dnadiff.progress import table
 
-PASSED = ("part", "length", "protocol", "num_draws", "batch_size", "block_size", "seed")
-KEYS: Keys = {
-    **SHARED,
-    "a": str,
-    "b": str,
-    "part": str,
-    "length": PositiveInt | None,
-    "num_draws": PositiveInt,
-    "protocol": str,
-    "conjoin": bool | list[Literal["a", "b"]],
-}
+
+class CompareOptions(Options):
+    """The paired difference of the likelihoods of two models on the same held-out windows, with its
+    interval.
+
+        python -m dnadiff.compare a=RUN b=OTHER_RUN            on the held-out data of a
+        python -m dnadiff.compare a=RUN b=OTHER_RUN data=fasta data.path=other.fa
+        python -m dnadiff.compare a=RUN b=RUN conjoin=[b]      what averaging both strands gains
+
+    Negative: a is better. "better" means that the 95 % interval excludes 0. The likelihood of an
+    autoregressive model is exact (as in blocks of one token); that of the others is an upper bound
+    on -log p. novel: bases in no 24-mer of the training part of either model.
+    """
+
+    tokenizer: Group | None = group(description="of text; data= chooses its own")
+    data: Group | None = group(description="other data than those of the run of a")
+    a: str = Field(description="the first model: any name that checkpoint= of other commands takes")
+    b: str = Field(description="the second one, with the same tokenizer")
+    part: Literal["test", "valid", "train"] = Field("test", description="of the data")
+    length: PositiveInt | None = Field(
+        None, description="tokens in a window; null: as in the training of a"
+    )
+    num_draws: PositiveInt = Field(8, description=DRAWS)
+    protocol: Literal["count", "mdlm"] = Field("count", description=PROTOCOL)
+    conjoin: bool | list[Literal["a", "b"]] = Field(
+        False,
+        description="DNA: average the probabilities of both strands at every call: true, or [a] or "
+        "[b] for one of the models",
+    )
+    batch_size: PositiveInt = Field(32, description="windows in a batch")
+    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
+    accelerator: Accelerator = Field("auto", description="where the networks compute")
+    seed: Natural = Field(1, description="of the masks, which are the same for both models")
+    output: str | None = Field(None, description="JSON file; null: compare.json in the run folder")
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
-    """Compare, print the table, and return the contents of the JSON file."""
-    from dnadiff.likelihood.evaluation import Evaluation, compare
+@command(CompareOptions)
+def compare(options: CompareOptions) -> Result:
+    """Compare, print the table, and write the JSON file."""
+    from dnadiff.likelihood import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    output = check_output(config["output"] or run_dir / "compare.json", config["overwrite"])
-    chosen = config["conjoin"]
+    output = check_output(options.output or options.run_dir / "compare.json", options.overwrite)
+    chosen = options.conjoin
     conjoined = ["a", "b"] if chosen is True else [] if chosen is False else chosen
-    settings = Evaluation(
-        **{key: config[key] for key in PASSED}, max_draws=max(2, int(config["num_draws"]))
+    settings = options.into(
+        evaluation.Evaluation, max_draws=max(2, options.num_draws), conjoin=False
     )
-    device = commands.pick_device(config["accelerator"])
-    models = {name: checkpoint.load(config[name], config["trust"]) for name in ("a", "b")}
-    trust = config["trust"]
-    content = compare(models, settings, output, conjoined, config.get("data"), trust, device)
+    models = {name: checkpoint.load(getattr(options, name), options.trust) for name in ("a", "b")}
+    content = evaluation.compare(
+        models, settings, output, conjoined, options.data, options.trust, options.device
+    )
     show(content)
     print(f"files are in {output}")
-    return content
+    return Result(content, (output,))
 
 
 def show(content: Json) -> None:
     """Print the result as a table."""
     bit, unit = math.log(2), "bits per base" if content["is_dna"] else "bits per token"
     rows: list[tuple[str, ...]] = []
-    for name, group in content["groups"].items():
-        d = group["difference"]
+    for name, found in content["groups"].items():
+        d = found["difference"]
         se_mc = "n/a" if d["se_mc"] is None else f"{d['se_mc'] / bit:.4f}"
         interval = f"[{d['bits_low']:+.4f}, {d['bits_high']:+.4f}]"
-        bits = [f"{group[model]['bits']:.4f}" for model in ("a", "b")]
+        bits = [f"{found[model]['bits']:.4f}" for model in ("a", "b")]
         rows.append(
             (
                 name,
@@ -64,7 +97,7 @@ def show(content: Json) -> None:
                 interval,
                 f"{d['nll']:+.4f}",
                 se_mc,
-                f"{group['a']['tokens']:,}",
+                f"{found['a']['tokens']:,}",
                 d["verdict"],
             )
         )
@@ -93,10 +126,7 @@ def show(content: Json) -> None:
         print(content["se_total_note"])
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("compare", run, KEYS)
-
+main = compare.main
 
 if __name__ == "__main__":
     main()

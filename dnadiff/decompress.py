@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from dnadiff.fields import PositiveInt
-from dnadiff.options.base import MODEL, Accelerator, Options, Result, device_of
+from dnadiff.options.base import MODEL, Accelerator, Options, Result
 from dnadiff.options.command import command
 from dnadiff.store.address import file_name
 
@@ -48,7 +48,7 @@ def decompress(options: DecompressOptions) -> Result:
         output,
         options.checkpoint,
         max_bytes=options.max_bytes,
-        device=device_of(options.accelerator),
+        device=options.device,
         trust=options.trust,
         overwrite=options.overwrite,
     )

@@ -4,50 +4,91 @@ the training part of the same data."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Literal
 
-from dnadiff import commands
-from dnadiff.checks import Positive, PositiveInt, Range
-from dnadiff.config import SHARED, Config, Json, Keys
+from annotated_types import Interval
+from pydantic import Field
+
+from dnadiff.config import Json
+from dnadiff.fields import Positive, PositiveInt
+from dnadiff.options.base import DRAWS, PROTOCOL, Group, ModelOptions, Result, group
+from dnadiff.options.command import command
 from dnadiff.progress import table
 
-KEYS: Keys = {
-    **SHARED,
-    "part": str,
-    "length": PositiveInt | None,
-    "target_se": Positive | None,
-    "max_draws": Annotated[int, Range(2)],
-    "protocol": str,
-    "order": Literal["left_to_right", "strided", "confidence"] | None,
-    "both_strands": bool,
-    "conjoin": bool,
-    "orders": list[Annotated[int, Range(0, 26)]],
-    "windows": str | None,
-}
+
+class EvaluateOptions(ModelOptions):
+    """Likelihood of held-out sequences with error bars, compared with Markov models fitted on the
+    same training part.
+
+        python -m dnadiff.evaluate checkpoint=RUN
+        python -m dnadiff.evaluate checkpoint=RUN data=fasta data.path=other.fa
+
+    bits: bits per base, an upper bound on -log2 p. se_mc: Monte Carlo error for these sequences;
+    se_total: error for new sequences of this kind. novel: bases in no 24-mer of the training part.
+    lost structure: the extra cost of K network calls (sampler=grouped) over one token per call, as
+    a fraction of its maximum.
+    """
+
+    tokenizer: Group | None = group(description="of text; data= chooses its own")
+    data: Group | None = group(description="other data than those of the checkpoint's run")
+    part: Literal["test", "valid", "train"] = Field("test", description="of the data")
+    length: PositiveInt | None = Field(
+        None,
+        description="tokens in a window; null: as in training. Longer windows give a network "
+        "without max_length more context",
+    )
+    num_draws: PositiveInt = Field(8, description=DRAWS)
+    target_se: Positive | None = Field(
+        None, description="nats per token; draws are doubled until se_mc is at most this"
+    )
+    max_draws: Annotated[int, Field(ge=2)] = Field(1024, description="maximum number of draws")
+    protocol: Literal["count", "mdlm"] = Field("count", description=PROTOCOL)
+    order: Literal["left_to_right", "strided", "confidence"] | None = Field(
+        None,
+        description="left_to_right, strided or confidence: the exact -log p of unmasking in this "
+        "order, with a network call per token; null: the bound",
+    )
+    both_strands: bool = Field(
+        False, description="DNA: also the other strand, with their mean and difference"
+    )
+    conjoin: bool = Field(
+        False,
+        description="DNA: average the probabilities of both strands at every call; twice the work",
+    )
+    orders: list[Annotated[int, Interval(ge=0, le=26)]] = Field(
+        [0, 3, 6, 12], description="of the Markov models to compare with (DNA)"
+    )
+    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
+    output: str | None = Field(
+        None,
+        description="JSON file; null: evaluate.json in the folder of this command. sample reads "
+        "RUN/evaluate.json of the training run",
+    )
+    windows: str | None = Field(
+        None,
+        description=".npz file: nats of each window, for paired differences between models "
+        "(dnadiff.likelihood.held_out.Scores)",
+    )
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
-    """Evaluate, print the tables, and return the contents of the JSON file."""
-    from dnadiff.likelihood.evaluation import Evaluation, evaluate
+@command(EvaluateOptions)
+def evaluate(options: EvaluateOptions) -> Result:
+    """Evaluate, print the tables, and write the JSON file."""
+    from dnadiff.likelihood import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    overwrite, scores = config["overwrite"], config["windows"]
-    output = check_output(config["output"] or run_dir / "evaluate.json", overwrite)
-    windows = check_output(scores, overwrite) if scores else None
-    settings = Evaluation(**{field.name: config[field.name] for field in fields(Evaluation)})
-    device = commands.pick_device(config["accelerator"])
-    model = checkpoint.load(
-        config["checkpoint"], config["trust"], needs_tokenizer=False
-    )  # that of data= is used if it has none
-    trust = config["trust"]
-    content = evaluate(model, settings, output, windows, config.get("data"), trust, device)
+    output = check_output(options.output or options.run_dir / "evaluate.json", options.overwrite)
+    windows = check_output(options.windows, options.overwrite) if options.windows else None
+    settings = options.into(evaluation.Evaluation)
+    # The tokenizer of data= is used if the model has none.
+    model = checkpoint.load(options.checkpoint, options.trust, needs_tokenizer=False)
+    content = evaluation.evaluate(
+        model, settings, output, windows, options.data, options.trust, options.device
+    )
     show(content)
     print(f"files are in {output}")
-    return content
+    return Result(content, tuple(filter(None, (output, windows))))
 
 
 def show(content: Json) -> None:
@@ -136,10 +177,7 @@ def show(content: Json) -> None:
         )
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("evaluate", run, KEYS)
-
+main = evaluate.main
 
 if __name__ == "__main__":
     main()

@@ -295,7 +295,7 @@ def _compared(
     target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
 ) -> dict[str, Any]:
     """The arguments that have a hint, converted to its type."""
-    hints, defaults = _signature(target)
+    hints, defaults = signature_of(target)
     return {
         name: check_value(prefix + name, arguments[name], hints[name])
         for name in hints.keys() & arguments.keys()
@@ -304,7 +304,7 @@ def _compared(
 
 
 @functools.cache
-def _signature(target: Callable[..., object]) -> tuple[dict[str, object], dict[str, object]]:
+def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict[str, object]]:
     """The type hints and defaults of the arguments; no hints where they cannot be read."""
     bases: tuple[type, ...] = target.__mro__ if inspect.isclass(target) else ()
     owner = next((base for base in bases if "__init__" in vars(base)), None)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from dnadiff import checks, commands
-from dnadiff.config import SHARED, Config, Json, Keys, build
+from pydantic import Field, model_validator
+
+from dnadiff.config import Config, Json, build
+from dnadiff.fields import Natural, PositiveInt
+from dnadiff.options.base import Accelerator, Group, Options, Result, group
+from dnadiff.options.command import command
 from dnadiff.progress import Progress, table
 
 if TYPE_CHECKING:
@@ -22,19 +25,60 @@ if TYPE_CHECKING:
 
 _OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys of sampling
 log = logging.getLogger("dnadiff")
-KEYS: Keys = {
-    **SHARED,
-    "checkpoint": str | None,
-    "samples": str | None,
-    "judge": str,
-    "length": checks.PositiveInt | None,
-    "stride": checks.PositiveInt | None,
-    "ngram_size": checks.PositiveInt,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Json]:
-    """Sample or read texts, judge them, and return the content of the JSON file."""
+class JudgeTextOptions(Options):
+    """Judge text samples: generative perplexity under a local autoregressive model, entropy and
+    repetition, compared with real text.
+
+        python -m dnadiff.judge_text checkpoint=RUN judge=AR_RUN
+        python -m dnadiff.judge_text checkpoint=RUN judge=AR_RUN sampler=semi_ar length=4096
+        python -m dnadiff.judge_text samples=texts.jsonl judge=AR_RUN
+
+    Repetition lowers the generative perplexity: compare it together with the entropy of the same
+    tokens, and both with those of real text (the test part of the judge's own data).
+    """
+
+    sampler: Group = group("grouped", "as of dnadiff.sample")
+    checkpoint: str | None = Field(None, description="run to sample from")
+    samples: str | None = Field(
+        None,
+        description="or a file with texts: .jsonl with a field text, or .txt with blank lines "
+        "between texts",
+    )
+    judge: str = Field(
+        description="a run of objective=ar, or a folder with GPT-2 (config.json, "
+        "model.safetensors, tokenizer.json)"
+    )
+    num_samples: PositiveInt = Field(16, description="number of samples")
+    length: PositiveInt | None = Field(
+        None, description="tokens per sample; null: the training window"
+    )
+    stride: PositiveInt | None = Field(
+        None,
+        description="tokens in each row of the table by position; null: sampler.stride, or else a "
+        "quarter of the training window",
+    )
+    ngram_size: PositiveInt = Field(
+        4, description="n of the n-grams of tokens whose repetition is measured"
+    )
+    batch_size: PositiveInt = Field(16, description="sequences in a batch")
+    accelerator: Accelerator = Field("auto", description="where the networks compute")
+    seed: Natural = Field(1, description="of the samples")
+    output: str | None = Field(
+        None, description="JSON file; null: judge_text.json in the run folder"
+    )
+
+    @model_validator(mode="after")
+    def _names_one_source(self) -> Self:
+        if (self.checkpoint is None) == (self.samples is None):
+            raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
+        return self
+
+
+@command(JudgeTextOptions)
+def judge_text(options: JudgeTextOptions) -> Result:
+    """Sample or read texts, and judge them."""
     import torch
 
     from dnadiff.metrics.text_quality import (
@@ -49,41 +93,33 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
-    output = check_output(config["output"] or run_dir / "judge_text.json", config["overwrite"])
-    minimum = {"num_samples": 1, "ngram_size": 1, "batch_size": 1, "seed": 0}
-    config |= {key: checks.integer(key, config[key], low) for key, low in minimum.items()}
-    if (config["checkpoint"] is None) == (config["samples"] is None):
-        raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
-    for override in overrides if config["samples"] is not None else ():
-        key = override.lstrip("+").partition("=")[0]
-        if re.split(r"[./@]", key)[0] in _OF_SAMPLING:
-            raise ValueError(
-                f"{key} is for samples of checkpoint=, and the texts of "
-                f"samples={shown(config['samples'])} exist already; leave it out"
-            )
-    device = commands.pick_device(config["accelerator"])
-    judge = JudgeModel.load(config["judge"], config["trust"], device)
-    model = (
-        None
-        if config["checkpoint"] is None
-        else Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
-    )
-    drawn = None if model is None else draw(config, model)
-    texts = [ids for ids in ids_of_texts(config, judge, model, drawn) if len(ids)]
-    source = shown(config["samples"] if model is None else model.path)
+    output = check_output(options.output or options.run_dir / "judge_text.json", options.overwrite)
+    for key in options.given(*_OF_SAMPLING) if options.samples is not None else ():
+        raise ValueError(
+            f"{key} is for samples of checkpoint=, and the texts of "
+            f"samples={shown(options.samples)} exist already; leave it out"
+        )
+    judge = JudgeModel.load(options.judge, options.trust, options.device)
+    model, drawn, sampler = None, None, options.sampler
+    if options.checkpoint is not None:
+        model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
+        drawn, sampler = draw(options, model)
+    found = ids_of_texts(options.samples, judge, model, drawn)
+    texts = [ids for ids in found if len(ids)]
+    source = shown(options.samples if model is None else model.path)
     if not texts:
         raise ValueError(f"no sample of {source} has a token of the judge {judge.path}")
 
     def nats_of(texts: Sequence[np.ndarray]) -> list[np.ndarray]:
         return token_nats(
-            judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, config["batch_size"]
+            judge.denoiser, [torch.from_numpy(x) for x in texts], judge.length, options.batch_size
         )
 
     nats = nats_of(texts)
-    rows = {"samples": describe(texts, config["ngram_size"], nats).summary()}
-    real, real_source = real_texts(judge, config, [len(x) for x in texts])
+    rows = {"samples": describe(texts, options.ngram_size, nats).summary()}
+    real, real_source = real_texts(judge, options.trust, [len(x) for x in texts])
     if real:
-        rows["real text"] = describe(real, config["ngram_size"], nats_of(real)).summary() | {
+        rows["real text"] = describe(real, options.ngram_size, nats_of(real)).summary() | {
             "source": real_source
         }
     content = {
@@ -94,12 +130,8 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             "tokenizer": judge.tokenizer.name,
         },
         "samples": {"source": source}
-        | (
-            {}
-            if model is None
-            else {"seed": config["seed"], "sampler": config["sampler"]["_target_"]}
-        ),
-        "ngram_size": config["ngram_size"],
+        | ({} if model is None else {"seed": options.seed, "sampler": sampler["_target_"]}),
+        "ngram_size": options.ngram_size,
         "rows": rows,
         "by_position": [],
     }
@@ -110,16 +142,19 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> dict[str, Js
             else None
         )
         content["by_position"] = by_position(
-            drawn, segment_starts(config, model, drawn.shape[1]), config["ngram_size"], at
+            drawn,
+            segment_starts(options.stride, sampler, model, drawn.shape[1]),
+            options.ngram_size,
+            at,
         )
     write_json(output, content)
     show(content)
     print(f"files are in {output}")
-    return content
+    return Result(content, (output,))
 
 
-def draw(config: Config, model: Model) -> np.ndarray:
-    """Samples of the model: (S, L) ids."""
+def draw(options: JudgeTextOptions, model: Model) -> tuple[np.ndarray, Config]:
+    """Samples of the model: (S, L) ids, and the sampler with what it takes from the model."""
     import numpy as np
 
     from dnadiff.design.options import check_settings, resolved_sampler
@@ -129,26 +164,24 @@ def draw(config: Config, model: Model) -> np.ndarray:
         raise ValueError(
             f"{model.path} was trained on DNA; samples of DNA are judged by python -m dnadiff.judge"
         )
-    check_settings(config["sampler"])
-    length = (
-        model.length if config["length"] is None else checks.integer("length", config["length"])
-    )
-    config["sampler"] = resolved_sampler(config["sampler"], model, length)
-    request = Free(model.tokenizer, config["num_samples"], (length, length), config["seed"])
-    sampler = model.conditional_sampler(build(config["sampler"], trust=None), request)
-    bar, rows = Progress(config["num_samples"], "sample"), []
-    for batch in sampler.batches(request, config["seed"], config["batch_size"]):
+    check_settings(options.sampler)
+    length = model.length if options.length is None else options.length
+    chosen = resolved_sampler(options.sampler, model, length)
+    request = Free(model.tokenizer, options.num_samples, (length, length), options.seed)
+    sampler = model.conditional_sampler(build(chosen, trust=None), request)
+    bar, rows = Progress(options.num_samples, "sample"), []
+    for batch in sampler.batches(request, options.seed, options.batch_size):
         rows += batch.tokens
         bar.update(len(batch.tokens), sum(map(len, batch.tokens)))
     bar.close()
-    return np.stack(rows).astype(np.int64)
+    return np.stack(rows).astype(np.int64), chosen
 
 
 def ids_of_texts(
-    config: Config, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None
+    samples: str | None, judge: JudgeModel, model: Model | None, drawn: np.ndarray | None
 ) -> list[np.ndarray]:
     """Token ids of each text under the judge's tokenizer, from the samples or from the file
-    `config["samples"]`."""
+    `samples`."""
     from dnadiff.metrics.text_quality import (
         content_span,
         decoded_documents,
@@ -157,9 +190,10 @@ def ids_of_texts(
     )
 
     if model is None or drawn is None:
+        assert samples is not None
         return [
             encode_with_separators(split_documents(text, judge.tokenizer), judge.tokenizer)
-            for text in read_texts(config["samples"])
+            for text in read_texts(samples)
         ]
     if model.tokenizer == judge.tokenizer:  # whatever their names
         return [row[slice(*content_span(row, judge.tokenizer))] for row in drawn]
@@ -207,7 +241,7 @@ _READERS: dict[str, Callable[[str | Path, str], list[str]]] = {
 
 
 def real_texts(
-    judge: JudgeModel, config: Config, lengths: Sequence[int]
+    judge: JudgeModel, trust: Sequence[str], lengths: Sequence[int]
 ) -> tuple[list[np.ndarray], str]:
     """As many held-out texts of the judge's data as samples, of their median length, and the name
     of the part that they are from.
@@ -228,7 +262,7 @@ def real_texts(
         return [], ""
     length = int(np.median(lengths))
     try:
-        data = run_data(judge.data, judge.tokenizer, config["trust"])
+        data = run_data(judge.data, judge.tokenizer, trust)
         data.prepare()
         part = "test" if "test" in data.parts else "valid"
         tiles = data.test_windows(part, length)
@@ -255,16 +289,12 @@ def real_texts(
     return [ids for ids in texts if len(ids)], f"{data.name}, part {part}"
 
 
-def segment_starts(config: Config, model: Model, length: int) -> list[int]:
+def segment_starts(stride: int | None, sampler: Config, model: Model, length: int) -> list[int]:
     """First positions of the rows of the table by position, at equal distances."""
-    sampler, stride = config["sampler"], config["stride"]
     if stride is None and "window" in sampler:
         stride = sampler["stride"] or max(1, sampler["window"] // 2)
-    stride = (
-        max(1, model.loaded.training_length("stride") // 4)
-        if stride is None
-        else checks.integer("stride", stride)
-    )
+    if stride is None:
+        stride = max(1, model.loaded.training_length("stride") // 4)
     return list(range(0, length, stride))
 
 
@@ -312,10 +342,7 @@ def show(content: Mapping[str, Json]) -> None:
         )
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("judge_text", run, KEYS)
-
+main = judge_text.main
 
 if __name__ == "__main__":
     main()

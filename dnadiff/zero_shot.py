@@ -5,132 +5,130 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from dnadiff import commands
-from dnadiff.config import SHARED, Config, Json, Keys, build
+from pydantic import Field, model_validator
+
+from dnadiff.config import Config, Json, build
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import MISSING, ModelOptions, Result
+from dnadiff.options.command import command, compose
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
     from dnadiff.denoiser import BaseDenoiser
 
-PASSED = (
-    "checkpoint",
-    "num_draws",
-    "batch_size",
-    "block_size",
-    "accelerator",
-    "seed",
-    "trust",
-    "overwrite",
-)
-PARTS = ("test", "valid", "train", "published")
-LAYOUT = (
-    "length",
-    "wrap",
-    "insert_eos",
-    "insert_valid_eos",
-    "insert_special_tokens",
-)  # of the training run: only the text differs
-PUBLISHED = dict.fromkeys(
-    ("ptb", "wikitext2", "wikitext103", "owt"), "valid"
-)  # the part of the paper's numbers; test for other sets
+# Keys of the data of the training run: only the text differs.
+LAYOUT = ("length", "wrap", "insert_eos", "insert_valid_eos", "insert_special_tokens")
+# The part of the paper's numbers; test for other sets.
+PUBLISHED = dict.fromkeys(("ptb", "wikitext2", "wikitext103", "owt"), "valid")
 KINDS = {"all": "counted", "without specials": "left out"}  # how a group treats special tokens
-MISSING = "???"  # a value that the user must give, in Hydra's notation
+Paths = str | list[str] | dict[str, str | list[str]]  # files, or files by part
 log = logging.getLogger("dnadiff")
-KEYS: Keys = {
-    **SHARED,
-    "sets": list[str],
-    "paths": dict[str, str | list[str] | dict[str, str | list[str]]] | None,
-    "protocols": list[str],
-    "part": str,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Json]:
-    """Evaluate on all sets and return the contents of the JSON file: a row for each set, protocol
-    and group of tokens."""
+class ZeroShotOptions(ModelOptions):
+    """Likelihood of text data sets that a model was not trained on, several sets in one command.
+
+        python -m dnadiff.zero_shot checkpoint=RUN
+        python -m dnadiff.zero_shot checkpoint=RUN 'sets=[ptb,lambada]' 'paths={ptb: ptb.test.txt}'
+
+    Each number is listed with its protocol, and with special tokens (begin, end) both counted and
+    left out. Windows have the length and layout of training (wrapped or padded, the same special
+    tokens); each set has its own detokenizer.
+    """
+
+    sets: list[str] = Field(
+        ["ptb", "wikitext2", "wikitext103", "lm1b", "lambada", "ag_news"],
+        description="names of data=",
+    )
+    paths: dict[str, Paths] | None = Field(
+        None,
+        description="local files by set, FILE or {valid: FILE}; other sets are downloaded from the "
+        "Hub",
+    )
+    protocols: list[Literal["mdlm", "count"]] = Field(
+        ["mdlm", "count"],
+        description="autoregressive models (and blocks of one token) always use exact, block "
+        "diffusion count",
+    )
+    part: Literal["test", "valid", "train", "published"] = Field(
+        "test", description="published: the part of each set that the paper reports"
+    )
+    num_draws: PositiveInt = Field(8, description="network calls per window, for protocol count")
+    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
+    output: str | None = Field(
+        None, description="JSON file; null: zero_shot.json in the run folder"
+    )
+
+    @model_validator(mode="after")
+    def _lists_are_of_different_names(self) -> Self:
+        for key, example in (("sets", "ptb,lambada"), ("protocols", "count")):
+            names = getattr(self, key)
+            if not names or len(set(names)) < len(names):
+                raise ValueError(
+                    f"{key} {names} must be a list of different names, such as {key}=[{example}]"
+                )
+        if set(self.paths or {}) - set(self.sets):
+            raise ValueError(
+                f"paths {self.paths} must name files by set: 'paths={{{self.sets[0]}: FILE}}'"
+            )
+        return self
+
+
+@command(ZeroShotOptions)
+def zero_shot(options: ZeroShotOptions) -> Result:
+    """Evaluate on all sets; a row for each set, protocol and group of tokens."""
     from dnadiff.likelihood.evaluation import Evaluation, estimator_for, evaluate
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
-    output = check_output(config["output"] or run_dir / "zero_shot.json", config["overwrite"])
-    config |= {"paths": config["paths"] or {}}
-    check(config)
-    model = checkpoint.load(config["checkpoint"], config["trust"])
+    output = check_output(options.output or options.run_dir / "zero_shot.json", options.overwrite)
+    model = checkpoint.load(options.checkpoint, options.trust)
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(
             f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m "
             "dnadiff.evaluate data=..."
         )
-    device = commands.pick_device(config["accelerator"])
-    protocols = protocols_of(model.denoiser, config["protocols"])
+    protocols = protocols_of(model.denoiser, options.protocols)
     for protocol in protocols.values():
         estimator = estimator_for(model.denoiser, protocol)
-        estimator.check(model.denoiser, model.process.noise, config["num_draws"])
+        estimator.check(model.denoiser, model.process.noise, options.num_draws)
     trained_on = model.config.get("data") or {"length": model.training_length()}
-    chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
-    for name, one in chosen.items():  # errors come before the first evaluation
-        data = build(one["data"], trust=None)
+    chosen: dict[str, tuple[str, Config]] = {}
+    for name in options.sets:  # errors come before the first evaluation
+        part = PUBLISHED.get(name, "test") if options.part == "published" else options.part
+        chosen[name] = part, data_of(name, part, (options.paths or {}).get(name), trained_on)
+    for name, (part, described) in chosen.items():
+        data = build(described, trust=None)
         data.expect(model.tokenizer)
-        if one["part"] not in data.parts:
-            remedy = "".join(f"part={part}, or " for part in data.parts)
+        if part not in data.parts:
+            remedy = "".join(f"part={known}, or " for known in data.parts)
             raise ValueError(
-                f"{name} has no {one['part']} part; set {remedy}'paths={{{name}: {{{one['part']}: "
-                f"FILE}}}}'"
+                f"{name} has no {part} part; set {remedy}'paths={{{name}: {{{part}: FILE}}}}'"
             )
         data.prepare()
-        data.test_windows(one["part"])
+        data.test_windows(part)
     rows: list[Json] = []
     layouts: dict[str, str] = {}
-    replace = (
-        config["overwrite"] or config["output"] is None
-    )  # without zero_shot.json, those in its folder are of an interrupted command
-    for name, one in chosen.items():
+    # Without zero_shot.json, the files in its folder are of an interrupted command.
+    replace = options.overwrite or options.output is None
+    for name, (part, described) in chosen.items():
         for shown, protocol in protocols.items():
-            path = check_output(run_dir / name / shown / "evaluate.json", replace)
-            chosen_settings = {field.name: one[field.name] for field in fields(Evaluation)}
-            asked = Evaluation(**chosen_settings | {"protocol": protocol})
-            content = evaluate(model, asked, path, None, one["data"], one["trust"], device)
-            rows += rows_of(name, one["part"], shown, content)
+            path = check_output(options.run_dir / name / shown / "evaluate.json", replace)
+            asked = options.into(Evaluation, part=part, protocol=protocol)
+            content = evaluate(model, asked, path, None, described, options.trust, options.device)
+            rows += rows_of(name, part, shown, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]
             if content["data"]["name"] == trained_on.get("name"):
                 log.warning(
                     f"{name}: the model was trained on data of this name, so this is not zero-shot"
                 )
-    write_json(
-        output,
-        {"checkpoint": str(model.path), "step": model.step, "layouts": layouts, "rows": rows},
-    )
+    content = {"checkpoint": str(model.path), "step": model.step, "layouts": layouts}
+    write_json(output, content | {"rows": rows})
     show(rows, layouts)
     print(f"files are in {output}")
-    return rows
-
-
-def check(config: Config) -> None:
-    """Check sets, protocols and paths before anything is read; raises ValueError, naming the value
-    and the choices."""
-    from dnadiff.likelihood.evaluation import PROTOCOLS
-
-    for key, example in (("sets", "ptb,lambada"), ("protocols", "count")):
-        if (
-            not isinstance(config[key], list)
-            or not config[key]
-            or len(set(config[key])) < len(config[key])
-        ):
-            raise ValueError(
-                f"{key} {config[key]} must be a list of different names, such as {key}=[{example}]"
-            )
-    if wrong := [p for p in config["protocols"] if p not in PROTOCOLS]:
-        raise ValueError(f"protocols {wrong[0]!r} is not known; choose count, mdlm or both")
-    if config["part"] not in PARTS:
-        raise ValueError(f"part {config['part']!r} is not known; choose one of {', '.join(PARTS)}")
-    if not isinstance(config["paths"], Mapping) or set(config["paths"]) - set(config["sets"]):
-        raise ValueError(
-            f"paths {config['paths']} must name files by set: 'paths={{{config['sets'][0]}: FILE}}'"
-        )
+    return Result(content, (output,), rows)
 
 
 def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str]:
@@ -142,28 +140,18 @@ def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str
     return {name: name for name in (["count"] if denoiser.left_to_right else chosen)}
 
 
-def settings(config: Config, name: str, trained_on: Config) -> Config:
-    """The configuration of `evaluate` for one set, with windows of the training length and layout,
-    as in MDLM's code."""
-    one = commands.recompose("evaluate", [f"data={name}"])
-    one |= {key: config[key] for key in PASSED} | {"orders": []}
-    one["part"] = {
-        **dict.fromkeys(PARTS, config["part"]),
-        "published": PUBLISHED.get(name, "test"),
-    }[config["part"]]
-    one["data"] |= {
-        key: trained_on[key] for key in LAYOUT if key in trained_on and key in one["data"]
-    }
-    if name in config["paths"]:
-        one["data"]["path"] = files_by_part(one["data"], one["part"], config["paths"][name])
-    elif one["data"].get("path") == MISSING:
+def data_of(name: str, part: str, path: Paths | None, trained_on: Config) -> Config:
+    """The data of one set, with windows of the training length and layout, as in MDLM's code."""
+    data: Config = compose("evaluate", [f"data={name}"])["data"]
+    data |= {key: trained_on[key] for key in LAYOUT if key in trained_on and key in data}
+    if path is not None:
+        data["path"] = files_by_part(data, part, path)
+    elif data.get("path") == MISSING:
         raise ValueError(f"{name} has no text of its own; name a file: 'paths={{{name}: FILE}}'")
-    return one
+    return data
 
 
-def files_by_part(
-    data: Config, part: str, path: str | list[str] | Config
-) -> str | list[str] | Config:
+def files_by_part(data: Config, part: str, path: Paths) -> Paths:
     """Local files of a set by part: those without a part are the one that is evaluated.
 
     They are left as they are if the set finds the part in them itself: by its split, or at the end
@@ -225,10 +213,7 @@ def show(rows: Sequence[Json], layouts: Mapping[str, str]) -> None:
         print(f"{name}: {description}")
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("zero_shot", run, KEYS)
-
+main = zero_shot.main
 
 if __name__ == "__main__":
     main()

@@ -44,7 +44,7 @@ def run(tmp_path_factory):
         "part=valid",
         "num_draws=4",
     ]
-    evaluate.run(compose("evaluate", options), folder / "run", options)
+    evaluate.evaluate.start(options, folder / "run")
     return folder / "run"
 
 

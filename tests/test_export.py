@@ -16,7 +16,6 @@ from dnadiff import evaluate
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
-from dnadiff.options.command import compose
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -39,7 +38,7 @@ def evaluation(trained, tmp_path_factory):
         "accelerator=cpu",
         f"output={folder / 'evaluate.json'}",
     ]
-    evaluate.run(compose("evaluate", [f"checkpoint={trained}", *settings]), folder, [])
+    evaluate.evaluate.start([f"checkpoint={trained}", *settings], folder)
     return folder / "evaluate.json"
 
 

@@ -15,7 +15,7 @@ from dnadiff.denoiser import BaseDenoiser
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
 from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
 from dnadiff.options.command import compose
-from dnadiff.zero_shot import protocols_of, rows_of, settings
+from dnadiff.zero_shot import PUBLISHED, ZeroShotOptions, data_of, protocols_of, rows_of
 
 SMALL = [
     "data.length=32",
@@ -320,10 +320,9 @@ def test_a_local_file_is_the_part_that_is_evaluated(cli, runs, tmp_path):
     ],
 )
 def test_a_path_without_a_part_gets_the_part(name, part, path):
-    config = compose("zero_shot", ["checkpoint=run", f"part={part}"])
-    assert settings(config | {"paths": {name: "x"}}, name, {})["data"]["path"] == path
+    assert data_of(name, part, "x", {})["path"] == path
     given = {"train": "a", part: "b"}
-    assert settings(config | {"paths": {name: given}}, name, {})["data"]["path"] == given
+    assert data_of(name, part, given, {})["path"] == given
 
 
 @pytest.mark.parametrize(
@@ -359,7 +358,6 @@ def test_an_interrupted_zero_shot_can_be_started_again_and_a_complete_one_cannot
 
 
 def test_sets_are_laid_out_as_the_training_text_was():
-    config = compose("zero_shot", ["checkpoint=run"]) | {"paths": {}, "part": "published"}
     trained_on = {
         "length": 64,
         "wrap": True,
@@ -368,10 +366,10 @@ def test_sets_are_laid_out_as_the_training_text_was():
         "path": "mine.txt",
         "detokenizer": None,
     }
-    chosen = {name: settings(config, name, trained_on) for name in config["sets"]}
-    assert [one["part"] for one in chosen.values()] == ["valid"] * 3 + ["test"] * 3
-    for name, one in chosen.items():  # LM1B too, whose own group pads
-        data = one["data"]
+    sets = ZeroShotOptions.model_fields["sets"].default
+    assert [PUBLISHED.get(name, "test") for name in sets] == ["valid"] * 3 + ["test"] * 3
+    for name in sets:  # LM1B too, whose own group pads
+        data = data_of(name, PUBLISHED.get(name, "test"), None, trained_on)
         assert (data["length"], data["wrap"], data["insert_special_tokens"]) == (64, True, False)
         assert data["path"] is None and (data["detokenizer"] is None) == (name == "ag_news")
 
@@ -423,7 +421,7 @@ def test_specials_are_counted_and_left_out():
         (
             "zero_shot",
             ["checkpoint={dit}", "sets=[text]", "protocols=[all]"],
-            "protocols 'all' is not known",
+            "protocols[0] 'all' is not known",
         ),
         (
             "zero_shot",

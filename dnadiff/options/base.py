@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -16,6 +17,7 @@ from dnadiff.fields import Natural, PositiveInt, check_value
 if TYPE_CHECKING:
     import pandas
 
+T = TypeVar("T")
 MISSING = "???"  # a value that the user must give, in Hydra's notation
 Config = dict[str, Any]  # a configuration: nested dicts of plain values
 # An object that a config group describes: `_target_` and the arguments of its constructor.
@@ -25,6 +27,8 @@ MODEL = (
     "a bundled model (ecoli, yeast, human_chr20, multi), a run folder, a .ckpt file, latest, an "
     "exported or published folder, hf:ORG/NAME@REVISION (docs/models.md)"
 )
+DRAWS = "network calls per window, even; an autoregressive model always makes one"
+PROTOCOL = "count, or mdlm: one draw per window, as in MDLM's tables, without se_mc"
 SHARD = "i/n: part i of n, for python -m dnadiff.merge; launcher= runs all parts (docs/scaling.md)"
 
 
@@ -131,6 +135,16 @@ class Options(BaseModel):
         """The user's own folder of YAML files."""
         return self._start.config_folder
 
+    @property
+    def device(self) -> str:
+        """The device of torch that the key `accelerator` means."""
+        return device_of(getattr(self, "accelerator", "cpu"))
+
+    def into(self, kind: Callable[..., T], **more: Any) -> T:
+        """An object of a dataclass from the keys with the names of its fields, and `more`."""
+        names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return kind(**{name: getattr(self, name) for name in names & set(self.__dict__)} | more)
+
     def given(self, *keys: str) -> Iterator[str]:
         """Those of the keys, or keys inside them, that the command line names."""
         for override in self.overrides:
@@ -161,11 +175,6 @@ class ModelOptions(Options):
 
     batch_size: PositiveInt = Field(32, description="sequences in a batch")
     seed: Natural = Field(1, description="of everything that is random")
-
-    @property
-    def device(self) -> str:
-        """The device of torch that `accelerator` means."""
-        return device_of(self.accelerator)
 
 
 def device_of(accelerator: Accelerator) -> str:

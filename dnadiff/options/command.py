@@ -209,6 +209,12 @@ def compose(
     return plain(name, config, resolve, required=False)
 
 
+def command_names() -> list[str]:
+    """The commands of this package: the files of its top level that declare one."""
+    files = Path(__file__).parents[1].glob("*.py")
+    return sorted(p.stem for p in files if "\n@command(" in p.read_text(encoding="utf-8"))
+
+
 def named(name: str) -> Command[..., Any]:
     """The command of this package, or of an imported plugin, with this name."""
     if name not in Command.known:
@@ -305,6 +311,12 @@ def help_text(name: str, options: type[Options], choice_list: str = "") -> str:
     parts = [header, examples, "\n".join(lines), notes]
     parts += [f"Choices:\n{choice_list}"] if choice_list else []
     return "\n\n".join(part for part in parts if part)
+
+
+def reference() -> str:
+    """The page of all commands and their keys, in Markdown."""
+    pages = (f"## {name}\n\n```text\n{named(name).__doc__}\n```\n" for name in command_names())
+    return "\n".join(["# Commands and their keys\n", *pages])
 
 
 def _shown(value: object) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from dnadiff.config import config_dir, imported, leaves, quoted
+from dnadiff.config import config_dir, imported, leaves, locate, quoted
+from dnadiff.fields import signature_of
 from dnadiff.options.base import Config, Options
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 
@@ -67,26 +68,51 @@ def hydra_config(
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+    from hydra.errors import ConfigCompositionException, HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     ConfigStore.instance().store(name=name, node=options.node(name))
     arguments = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
+    search: list[str] = []
     if folder is not None:
         if not folder.is_dir():
             raise ValueError(f"the folder of --config-dir, '{folder}' not found; check its name")
-        arguments += [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
+        search = [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
+    arguments = with_current_choices(arguments)
     try:
         with initialize_config_dir(str(config_dir()), job_name=name, version_base="1.3"):
-            config = hydra_compose(name, with_current_choices(arguments), return_hydra_config=True)
+            try:
+                config = hydra_compose(name, [*arguments, *search], return_hydra_config=True)
+            except ConfigCompositionException:
+                chosen = [*group_choices(arguments, folder), *search]
+                added = of_constructors(hydra_compose(name, chosen), arguments)
+                if added == arguments:
+                    raise
+                config = hydra_compose(name, [*added, *search], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(explain(error, name, options, overrides, folder)) from error
     finally:
         GlobalHydra.instance().hydra = outer
     refuse_contradictions(config, arguments, folder)
     return config
+
+
+def of_constructors(config: Any, overrides: Sequence[str]) -> list[str]:
+    """The overrides, with a plus before keys that the YAML file of a class does not name and its
+    constructor takes."""
+    from omegaconf import OmegaConf
+
+    found = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        parent, _, name = key.rpartition(".")
+        target = OmegaConf.select(config, f"{parent}._target_") if parent else None
+        missing = target is not None and OmegaConf.select(config, key) is None
+        takes = missing and name in signature_of(locate(target, None))[0]
+        found.append(f"++{override}" if takes else override)
+    return found
 
 
 def plain(name: str, config: Any, resolve: bool = True, required: bool = True) -> Config:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dnadiff import judge_text
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.judge_text import real_texts
 from dnadiff.likelihood import evaluation
 from dnadiff.metrics import memorization
 from dnadiff.metrics.text_quality import JudgeModel
@@ -82,7 +82,7 @@ def test_a_foreign_text_model_reads_its_data_with_its_own_tokenizer(book):
     data.prepare()
     assert data.tokenizer is tokenizer
     judge = JudgeModel(None, tokenizer, 64, "judge", 1, book | {"tokenizer": ON_THE_HUB})
-    texts, source = judge_text.real_texts(judge, {"trust": []}, [40, 40])
+    texts, source = real_texts(judge, [], [40, 40])
     assert [len(ids) for ids in texts] == [40, 40] and source.endswith("part test")
     judge = replace(judge, data=book | {"path": None, "hub": HUB})
-    assert judge_text.real_texts(judge, {"trust": []}, [40, 40]) == ([], "")
+    assert real_texts(judge, [], [40, 40]) == ([], "")
