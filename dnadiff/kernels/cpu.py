@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ def _gate_backward(
 _gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), y.new_empty(y.shape)))
 
 
-def _gate_grad(ctx, dout):
+def _gate_grad(ctx: Any, dout: Any) -> Any:
     y, y_rev, z = ctx.saved_tensors
     dy, dz = _gate_backward(dout, y, y_rev, z)
     return dy, None if y_rev is None else dy, dz
@@ -125,12 +126,12 @@ _norm_backward.register_fake(
 )
 
 
-def _norm_save(ctx, inputs, output):
+def _norm_save(ctx: Any, inputs: Any, output: Any) -> Any:
     ctx.save_for_backward(*inputs[:2], output[1])
     ctx.set_materialize_grads(False)
 
 
-def _norm_grad(ctx, dout, _):
+def _norm_grad(ctx: Any, dout: Any, _: Any) -> Any:
     return (None,) * 3 if dout is None else (*_norm_backward(dout, *ctx.saved_tensors), None)
 
 
@@ -142,7 +143,9 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(ctx, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
         x, added, weight = x.contiguous(), added.contiguous(), weight.contiguous()
         (Bt, L, E), total, out, scale = (
             x.shape,
@@ -165,7 +168,7 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
         if dout is None:
             return dtotal, dtotal, None, None
         dx, dweight = _norm_gradients(
@@ -515,18 +518,18 @@ def _conv_backward(
 
 
 @_conv_backward.register_fake
-def _(dy, x, weight, bias, reverse, near, block):
+def _(dy: Any, x: Any, weight: Any, bias: Any, reverse: Any, near: Any, block: Any) -> Any:
     return [
         tensor.new_empty(tensor.shape) for tensor in (x, weight, bias, near) if tensor is not None
     ]
 
 
-def _conv_save(ctx, inputs, output):
+def _conv_save(ctx: Any, inputs: Any, output: Any) -> Any:
     *tensors, ctx.reverse, near, ctx.block = inputs
     ctx.save_for_backward(*tensors, near)
 
 
-def _conv_grad(ctx, dy):
+def _conv_grad(ctx: Any, dy: Any) -> Any:
     *tensors, near = ctx.saved_tensors
     dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, ctx.reverse, near, ctx.block)
     return dx, dweight, dbias, None, *(dnear or [None]), None

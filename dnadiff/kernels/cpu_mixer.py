@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -273,7 +273,7 @@ class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx,
+        ctx: Any,
         hidden: Tensor,
         in_proj: Tensor,
         out_proj: Tensor,
@@ -299,7 +299,7 @@ class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         hidden, in_proj, out_proj, valid, x, z, *rest = ctx.saved_tensors
         count, size = ctx.count, len(MixerWay._fields)
         ways, rows = contiguous_ways(rest[: count * size]), in_rows(rest[count * size :], 3)
@@ -351,7 +351,7 @@ class _TwoStreams(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, block: int, clean_output: bool,
+        ctx: Any, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, block: int, clean_output: bool,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         noised, clean, in_proj, out_proj = (
@@ -401,7 +401,7 @@ class _TwoStreams(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx, dout: Tensor, dout_clean: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor, dout_clean: Tensor | None) -> tuple[Tensor | None, ...]:
         (
             noised,
             clean,

@@ -7,6 +7,8 @@ that a scan returns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -114,8 +116,23 @@ scan_operator = cpu_operator("selective_scan")(scan_forward)
 
 
 @scan_operator.register_fake
-def _(u, delta, A, B, C, D, delta_bias, reverse, keep, initial, block, restart, last):
-    kept = u.new_empty(_kept_shape(*u.shape, A.shape[1], block) if keep else (0,))
+def _(
+    u: Any,
+    delta: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    delta_bias: Any,
+    reverse: Any,
+    keep: Any,
+    initial: Any,
+    block: Any,
+    restart: Any,
+    last: Any,
+) -> Any:
+    Bt, L, E = u.shape
+    kept = u.new_empty(_kept_shape(Bt, L, E, A.shape[1], block) if keep else (0,))
     return (
         u.new_empty(u.shape),
         kept,
@@ -181,21 +198,37 @@ _scan_backward = cpu_operator("selective_scan_backward")(scan_backward)
 
 
 @_scan_backward.register_fake
-def _(dy, u, delta, A, B, C, D, bias, kept, reverse, initial, block, restart, dkept, dlast):
+def _(
+    dy: Any,
+    u: Any,
+    delta: Any,
+    A: Any,
+    B: Any,
+    C: Any,
+    D: Any,
+    bias: Any,
+    kept: Any,
+    reverse: Any,
+    initial: Any,
+    block: Any,
+    restart: Any,
+    dkept: Any,
+    dlast: Any,
+) -> Any:
     return [
         x.new_empty(x.shape)
         for x in (u, delta, A, B, C, D, D, *([] if initial is None else [initial]))
     ]
 
 
-def _scan_save(ctx, inputs, output):
+def _scan_save(ctx: Any, inputs: Any, output: Any) -> Any:
     *tensors, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = inputs
     if keep or (ctx.restart and ctx.block <= CHUNK):
         ctx.save_for_backward(*tensors, initial, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _scan_grad(ctx, dy, dkept, dlast):
+def _scan_grad(ctx: Any, dy: Any, dkept: Any, dlast: Any) -> Any:
     if dy is None and dkept is None and dlast is None:
         return (None,) * 13
     *tensors, initial, kept = ctx.saved_tensors

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -239,7 +240,16 @@ class _Head:
 
 class _LinearLogSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, features, weight, bias, ids, banned, block, product):
+    def forward(
+        ctx: Any,
+        features: Any,
+        weight: Any,
+        bias: Any,
+        ids: Any,
+        banned: Any,
+        block: Any,
+        product: Any,
+    ) -> Any:
         wide = torch.promote_types(product, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             head = _Head(features.to(product), weight, bias, banned, block)
@@ -255,7 +265,7 @@ class _LinearLogSum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, d_log_sum, d_picked):
+    def backward(ctx: Any, d_log_sum: Any, d_picked: Any) -> Any:
         features, weight, bias, ids, log_sum = ctx.saved_tensors
         wide = log_sum.dtype
         d_log_sum, d_picked = d_log_sum.contiguous(), d_picked.contiguous()

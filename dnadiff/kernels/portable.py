@@ -9,6 +9,8 @@ returns the states before blocks has chunks that begin where blocks begin.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -88,7 +90,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         step: Tensor,
         dx: Tensor,
         A: Tensor,
@@ -115,7 +117,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None
+        ctx: Any, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *tensors, initial, h = ctx.saved_tensors
         step, dx, A, B, C = tensors

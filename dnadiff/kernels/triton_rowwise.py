@@ -5,6 +5,8 @@ Half precision is read and written unchanged and is float32 inside the kernels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -102,7 +104,7 @@ def _given(x: Tensor, given: Tensor | None) -> tuple[Tensor, int]:
 
 
 @convs.register_fake
-def _(x, w0, bias0, w1, bias1, given, block):
+def _(x: Any, w0: Any, bias0: Any, w1: Any, bias1: Any, given: Any, block: Any) -> Any:
     return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
 
 
@@ -148,7 +150,7 @@ def _convs_backward(
 
 
 @_convs_backward.register_fake
-def _(dy, x, w0, bias0, w1, bias1, given, block):
+def _(dy: Any, x: Any, w0: Any, bias0: Any, w1: Any, bias1: Any, given: Any, block: Any) -> Any:
     some = _first(w0, w1)
     return [
         x.new_empty(x.shape),
@@ -157,13 +159,13 @@ def _(dy, x, w0, bias0, w1, bias1, given, block):
     ]
 
 
-def _convs_save(ctx, inputs, output):
+def _convs_save(ctx: Any, inputs: Any, output: Any) -> Any:
     *tensors, ctx.block = inputs
     ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
-def _convs_grad(ctx, grads):
+def _convs_grad(ctx: Any, grads: Any) -> Any:
     x, w0, bias0, w1, bias1, given = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
     dx, sums, *dgiven = _convs_backward(dy, x, w0, bias0, w1, bias1, given, ctx.block)
@@ -246,7 +248,7 @@ def _gate_backward(
 _gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), z.new_empty(z.shape)))
 
 
-def _gate_grad(ctx, dout):
+def _gate_grad(ctx: Any, dout: Any) -> Any:
     y, y_rev, z = ctx.saved_tensors
     dy, dz = _gate_backward(dout, y, y_rev, z)
     return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
@@ -295,7 +297,7 @@ def norm(
 
 
 @norm.register_fake
-def _(x, added, weight, eps, out_dtype):
+def _(x: Any, added: Any, weight: Any, eps: Any, out_dtype: Any) -> Any:
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
     return (
@@ -332,7 +334,9 @@ def _norm_backward(
 
 
 @_norm_backward.register_fake
-def _(dout, dtotal, total, weight, scale, x_dtype, added_dtype):
+def _(
+    dout: Any, dtotal: Any, total: Any, weight: Any, scale: Any, x_dtype: Any, added_dtype: Any
+) -> Any:
     dadded = (
         total.new_empty(0, dtype=x_dtype)
         if added_dtype is None
@@ -341,14 +345,14 @@ def _(dout, dtotal, total, weight, scale, x_dtype, added_dtype):
     return total.new_empty(total.shape, dtype=x_dtype), dadded, weight.new_empty(weight.shape)
 
 
-def _norm_save(ctx, inputs, output):
+def _norm_save(ctx: Any, inputs: Any, output: Any) -> Any:
     x, added, weight, *_ = inputs
     ctx.save_for_backward(x if added is None else output[0], weight, output[2])
     ctx.dtypes = x.dtype, None if added is None else added.dtype
     ctx.set_materialize_grads(False)
 
 
-def _norm_grad(ctx, dtotal, dout, _):
+def _norm_grad(ctx: Any, dtotal: Any, dout: Any, _: Any) -> Any:
     total, weight, scale = ctx.saved_tensors
     x_dtype, added_dtype = ctx.dtypes
     if dout is None:

@@ -13,7 +13,7 @@ the scan would need both directions of a position in one program, so half as man
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -302,7 +302,22 @@ def _last_shape(u: list[Tensor], N: int, last: bool) -> list[tuple[int, ...]]:
 
 
 @scans.register_fake
-def _(u, delta, B, C, A, D, bias, z, reverse, keep, initial, block, restart, last):
+def _(
+    u: Any,
+    delta: Any,
+    B: Any,
+    C: Any,
+    A: Any,
+    D: Any,
+    bias: Any,
+    z: Any,
+    reverse: Any,
+    keep: Any,
+    initial: Any,
+    block: Any,
+    restart: Any,
+    last: Any,
+) -> Any:
     N = A.shape[1]
     return [
         *(x.new_empty(x.shape) for x in u),
@@ -403,14 +418,30 @@ def _refine(
 
 @_scans_backward.register_fake
 def _(
-    dy, u, delta, B, C, A, D, bias, z, kept, reverse, initial, block, restart, last, dkept, dlast
-):
+    dy: Any,
+    u: Any,
+    delta: Any,
+    B: Any,
+    C: Any,
+    A: Any,
+    D: Any,
+    bias: Any,
+    z: Any,
+    kept: Any,
+    reverse: Any,
+    initial: Any,
+    block: Any,
+    restart: Any,
+    last: Any,
+    dkept: Any,
+    dlast: Any,
+) -> Any:
     return [
         x.new_empty(x.shape) for x in (*u, *delta, *B, *C, A, D, bias, z, initial) if x is not None
     ]
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: Any, output: Any) -> Any:
     u, delta, B, C, A, D, bias, z, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = (
         inputs
     )
@@ -430,7 +461,7 @@ def _save(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _grad(ctx, grads):
+def _grad(ctx: Any, grads: Any) -> Any:
     *tensors, kept = ctx.saved_tensors
     ways, gated, carried = ctx.ways, ctx.gated, ctx.carried
     u, delta, B, C = (tensors[i * ways : (i + 1) * ways] for i in range(4))

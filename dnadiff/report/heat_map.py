@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -132,7 +132,7 @@ def _letters(axes: Axes, saturated: Saturated, part: slice) -> None:
     figures.logo(axes, saturated.probabilities()[part] * bits, figures.LINE)
 
 
-def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float):
+def _effects(axes: Axes, saturated: Saturated, part: slice, limit: float) -> Any:
     rows = len(ROWS) if np.isfinite(saturated.llr[:, -1]).any() else len(ROWS) - 1
     values = saturated.llr[part, :rows].T
     image = axes.imshow(
