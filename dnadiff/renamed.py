@@ -16,7 +16,7 @@ MOVED = {
     "dnadiff.data.blocks": "dnadiff.data.splits",
     "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
     "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
-    "dnadiff.data.download": "dnadiff.store.download",
+    "dnadiff.data.download": "dnadiff.store.remote",
     "dnadiff.data.genome.blocks": "dnadiff.data.splits",
     "dnadiff.data.hub": "dnadiff.data.text.corpus",
     "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",

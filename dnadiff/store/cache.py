@@ -6,7 +6,6 @@ Everything in it can be deleted at any time and is created again when needed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -20,6 +19,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from dnadiff.checks import expand_user
 from dnadiff.progress import Progress
@@ -190,36 +191,20 @@ def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | 
         waiting: message to log when another process holds the lock.
         wait: wait until the lock is free; False returns at once.
     """
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            held = _flock(handle, waiting, wait)
-            # Its last holder may have removed the file while this one waited: a lock on a file
-            # without a name protects nothing.
-            if held and not _is_at(handle, path):
-                continue
-            yield held
-            return
-        finally:
-            os.close(handle)
-
-
-def _flock(handle: int, waiting: str, wait: bool) -> bool | None:
+    lock = FileLock(path, fallback_to_soft=False)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not wait:
-                return False
-            if waiting:
-                log.info(waiting)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        return None
-    return True
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
+        lock.acquire(blocking=False)
+    except Timeout:
+        if not wait:
+            yield False
+            return
+        if waiting:
+            log.info(waiting)
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        yield None
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

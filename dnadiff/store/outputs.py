@@ -18,7 +18,7 @@ from pathlib import Path
 from dnadiff.store.address import Address, is_remote, parse
 from dnadiff.store.cache import cache_dir, hash_file
 from dnadiff.store.disk import Json, read_json, write_json
-from dnadiff.store.remote import WAITS, LostError, read_only, store_of, transfer
+from dnadiff.store.remote import WAITS, LostError, store_of, transfer
 
 _FETCHED = (
     ".fetched.json"  # names and SHA-256 of the files in a folder that are copies of what is there
@@ -77,7 +77,9 @@ def _place(address: Address, resume: bool, overwrite: bool) -> Path:
     """Where an output is written on this disk: the same place each time, so that `resume=true`
     finds what is there."""
     if address.is_http:
-        raise read_only(address)
+        raise ValueError(
+            f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file"
+        )
     folder = cache_dir("outputs") / hashlib.sha256(address.text.encode()).hexdigest()[:32]
     if resume and _written(folder):
         return folder / address.name

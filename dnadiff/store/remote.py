@@ -20,19 +20,35 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from typing_extensions import override
 
+from dnadiff.checks import PositiveInt
 from dnadiff.store.address import CACHED, Address, parse, shown
 from dnadiff.store.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
 from dnadiff.store.disk import Json, names_file, read_json, write_all, write_json
 
 WEAK = 'W/"'  # the beginning of a weak entity tag
+_BLOCK = 1 << 20
+_TIMEOUT = 60.0  # seconds without a byte
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_GONE, _REFUSED, _UNCHANGED, _PARTIAL, _BEYOND = (404, 410), (401, 403), 304, 206, 416
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE_BYTES = 1 << 23
+_EXTRA = {"s3": "remote", "gs": "remote", "hf": "hub"}
+_MARKS = (
+    "ETag",
+    "etag",
+    "blob_id",
+    "generation",
+    "LastModified",
+    "mtime",
+    "created",
+)  # of s3fs, gcsfs, huggingface_hub and others
 
 
 class Reply(NamedTuple):
@@ -56,55 +72,131 @@ def is_strong(version: str | None) -> bool:
     return version is not None and not version.startswith(WEAK)
 
 
-class Store(ABC):
-    """One kind of address.
+class ObjectStore:
+    """The files of one kind of object store. Access is configured as its own tools do: environment
+    variables, or files in the home folder.
 
     Every method raises FileNotFoundError if there is no such file, PermissionError if this user may
     not read it, LostError if a retry may succeed, and OSError or ValueError otherwise, each in one
     line that names the address.
-    """
-
-    @abstractmethod
-    def open(
-        self, address: Address, start: int = 0, version: str | None = None
-    ) -> AbstractContextManager[Reply]:
-        """The bytes from `start`, if the file still has this version; otherwise all of it."""
-
-    @abstractmethod
-    def has_changed(self, address: Address, version: str) -> bool:
-        """Whether the file is not of this version any more."""
-
-    @abstractmethod
-    def exists(self, address: Address) -> bool:
-        """Whether there is such a file; asked before one is written."""
-
-    @abstractmethod
-    def matches(self, address: Address) -> list[str]:
-        """The addresses of the files that a pattern with `*`, `?` or `[...]` describes, sorted."""
-
-    @abstractmethod
-    def upload(self, file: Path, address: Address) -> None:
-        """Write a complete file; what was there before stays until it is complete."""
-
-
-def store_of(address: Address) -> Store:
-    """The store that reads an address.
 
     Raises:
-        ValueError: if a package is missing.
+        ValueError: if the package that reads it is missing.
     """
-    return HttpStore() if address.is_http else ObjectStore(address)
+
+    def __init__(self, address: Address) -> None:
+        try:
+            import fsspec
+
+            self._files = fsspec.filesystem(address.scheme)
+        except ImportError as error:
+            extra = _EXTRA[address.scheme]
+            raise ValueError(
+                f"{address.text} needs a package that is not installed: pip install -e "
+                f"'.[{extra}]' in the checkout ({error})"
+            ) from None
+        except Exception as error:
+            raise _explained(address, error) from error
+
+    @contextmanager
+    def open(self, address: Address, start: int = 0, version: str | None = None) -> Iterator[Reply]:
+        """The bytes from `start`, if the file still has this version; otherwise all of it."""
+        about = self._about(address)
+        total, now = int(about["size"]), _object_version(about)
+        start = start if start <= total and version in (None, now) else 0
+        yield Reply(start, total, now, self._blocks(address, start, total, now))
+
+    def _blocks(
+        self, address: Address, start: int, total: int, version: str | None
+    ) -> Iterator[bytes]:
+        for first in range(start, total, _RANGE_BYTES):
+            try:
+                yield self._files.cat_file(
+                    address.text, start=first, end=min(first + _RANGE_BYTES, total)
+                )
+            except Exception as error:
+                raise _explained(address, error) from error
+        if version is not None and self.has_changed(
+            address, version
+        ):  # the ranges may be of two versions
+            raise LostError(f"{address.text} changed while it was read")
+
+    def has_changed(self, address: Address, version: str) -> bool:
+        """Whether the file is not of this version any more."""
+        return _object_version(self._about(address)) != version
+
+    def exists(self, address: Address) -> bool:
+        """Whether there is such a file; asked before one is written."""
+        try:
+            return bool(
+                self._found(address)
+            )  # also if it is a folder, such as that of an exported model
+        except FileNotFoundError:
+            return False
+
+    def matches(self, address: Address) -> list[str]:
+        """The addresses of the files that a pattern with `*`, `?` or `[...]` describes, sorted."""
+        try:
+            found = sorted(str(path) for path in self._files.glob(address.text))
+        except Exception as error:
+            raise _explained(address, error) from error
+        return [f"{address.scheme}://{path.removeprefix(f'{address.scheme}://')}" for path in found]
+
+    def upload(self, file: Path, address: Address) -> None:
+        """Write a complete file; what was there before stays until it is complete."""
+        try:
+            self._files.put_file(str(file), address.text)
+            self._files.invalidate_cache()
+        except Exception as error:
+            raise _explained(address, error) from error
+        if (size := int(self._about(address)["size"])) != file.stat().st_size:
+            raise LostError(
+                f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}"
+            )
+
+    def _found(self, address: Address) -> dict[str, Json]:
+        try:
+            self._files.invalidate_cache()  # it stores what it has seen
+            return self._files.info(address.text)
+        except Exception as error:
+            raise _explained(address, error) from error
+
+    def _about(self, address: Address) -> dict[str, Json]:
+        about = self._found(address)
+        if about.get("type") == "directory":
+            raise FileNotFoundError(f"{address.text} is a folder; name a file in it")
+        return about
 
 
-_BLOCK = 1 << 20
-_TIMEOUT = 60.0  # seconds without a byte
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-_GONE, _REFUSED, _UNCHANGED, _PARTIAL, _BEYOND = (404, 410), (401, 403), 304, 206, 416
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+def _object_version(about: dict[str, Json]) -> str | None:
+    return next((str(about[key]) for key in _MARKS if about.get(key) is not None), None)
 
 
-class HttpStore(Store):
-    """Files of a web server."""
+def _explained(address: Address, error: Exception) -> Exception:
+    """The error with a message for users. The packages raise many kinds; what is not known to be
+    final may pass."""
+    if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
+        return error
+    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[
+        :200
+    ]  # some packages name a signed address
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{address.text} does not exist; check the address")
+    if isinstance(error, PermissionError) or "credential" in reason.lower():
+        return PermissionError(
+            f"{address.text} could not be read or written: access is refused ({reason}); check "
+            "your credentials for it"
+        )
+    if isinstance(error, (TypeError, ValueError, ImportError, NotImplementedError)):
+        return OSError(f"{address.text} could not be read or written ({reason})")
+    return LostError(f"{address.text} could not be read or written ({reason})")
+
+
+class HttpStore(ObjectStore):
+    """Files of a web server, read with the standard library alone, and never written."""
+
+    def __init__(self) -> None:
+        pass
 
     @override
     @contextmanager
@@ -150,24 +242,11 @@ class HttpStore(Store):
             return False if error.code == _UNCHANGED else _explain(address, error)
 
     @override
-    def exists(self, address: Address) -> bool:
-        raise read_only(address)
-
-    @override
     def matches(self, address: Address) -> list[str]:
         raise ValueError(
             f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column "
             "path"
         )
-
-    @override
-    def upload(self, file: Path, address: Address) -> None:
-        raise read_only(address)
-
-
-def read_only(address: Address) -> ValueError:
-    """The error for an output of a web server."""
-    return ValueError(f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file")
 
 
 def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:
@@ -239,133 +318,13 @@ def _blocks(address: Address, reply: http.client.HTTPResponse) -> Iterator[bytes
         ) from error
 
 
-_RANGE_BYTES = 1 << 23
-_EXTRA = {"s3": "remote", "gs": "remote", "hf": "hub"}
-_MARKS = (
-    "ETag",
-    "etag",
-    "blob_id",
-    "generation",
-    "LastModified",
-    "mtime",
-    "created",
-)  # of s3fs, gcsfs, huggingface_hub and others
-
-
-class ObjectStore(Store):
-    """The files of one kind of object store. Access is configured as its own tools do: environment
-    variables, or files in the home folder.
+def store_of(address: Address) -> ObjectStore:
+    """The store that reads an address.
 
     Raises:
-        ValueError: if the package that reads it is missing.
+        ValueError: if a package is missing.
     """
-
-    def __init__(self, address: Address) -> None:
-        try:
-            import fsspec
-
-            self._files = fsspec.filesystem(address.scheme)
-        except ImportError as error:
-            extra = _EXTRA[address.scheme]
-            raise ValueError(
-                f"{address.text} needs a package that is not installed: pip install -e "
-                f"'.[{extra}]' in the checkout ({error})"
-            ) from None
-        except Exception as error:
-            raise _explained(address, error) from error
-
-    @override
-    @contextmanager
-    def open(self, address: Address, start: int = 0, version: str | None = None) -> Iterator[Reply]:
-        about = self._about(address)
-        total, now = int(about["size"]), _object_version(about)
-        start = start if start <= total and version in (None, now) else 0
-        yield Reply(start, total, now, self._blocks(address, start, total, now))
-
-    def _blocks(
-        self, address: Address, start: int, total: int, version: str | None
-    ) -> Iterator[bytes]:
-        for first in range(start, total, _RANGE_BYTES):
-            try:
-                yield self._files.cat_file(
-                    address.text, start=first, end=min(first + _RANGE_BYTES, total)
-                )
-            except Exception as error:
-                raise _explained(address, error) from error
-        if version is not None and self.has_changed(
-            address, version
-        ):  # the ranges may be of two versions
-            raise LostError(f"{address.text} changed while it was read")
-
-    @override
-    def has_changed(self, address: Address, version: str) -> bool:
-        return _object_version(self._about(address)) != version
-
-    @override
-    def exists(self, address: Address) -> bool:
-        try:
-            return bool(
-                self._found(address)
-            )  # also if it is a folder, such as that of an exported model
-        except FileNotFoundError:
-            return False
-
-    @override
-    def matches(self, address: Address) -> list[str]:
-        try:
-            found = sorted(str(path) for path in self._files.glob(address.text))
-        except Exception as error:
-            raise _explained(address, error) from error
-        return [f"{address.scheme}://{path.removeprefix(f'{address.scheme}://')}" for path in found]
-
-    @override
-    def upload(self, file: Path, address: Address) -> None:
-        try:
-            self._files.put_file(str(file), address.text)
-            self._files.invalidate_cache()
-        except Exception as error:
-            raise _explained(address, error) from error
-        if (size := int(self._about(address)["size"])) != file.stat().st_size:
-            raise LostError(
-                f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}"
-            )
-
-    def _found(self, address: Address) -> dict[str, Json]:
-        try:
-            self._files.invalidate_cache()  # it stores what it has seen
-            return self._files.info(address.text)
-        except Exception as error:
-            raise _explained(address, error) from error
-
-    def _about(self, address: Address) -> dict[str, Json]:
-        about = self._found(address)
-        if about.get("type") == "directory":
-            raise FileNotFoundError(f"{address.text} is a folder; name a file in it")
-        return about
-
-
-def _object_version(about: dict[str, Json]) -> str | None:
-    return next((str(about[key]) for key in _MARKS if about.get(key) is not None), None)
-
-
-def _explained(address: Address, error: Exception) -> Exception:
-    """The error with a message for users. The packages raise many kinds; what is not known to be
-    final may pass."""
-    if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
-        return error
-    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[
-        :200
-    ]  # some packages name a signed address
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"{address.text} does not exist; check the address")
-    if isinstance(error, PermissionError) or "credential" in reason.lower():
-        return PermissionError(
-            f"{address.text} could not be read or written: access is refused ({reason}); check "
-            "your credentials for it"
-        )
-    if isinstance(error, (TypeError, ValueError, ImportError, NotImplementedError)):
-        return OSError(f"{address.text} could not be read or written ({reason})")
-    return LostError(f"{address.text} could not be read or written ({reason})")
+    return HttpStore() if address.is_http else ObjectStore(address)
 
 
 WAITS = (
@@ -384,7 +343,7 @@ class _Position(NamedTuple):
     total: int | None = None
 
 
-def transfer(store: Store, address: Address, part: Path) -> str | None:
+def transfer(store: ObjectStore, address: Address, part: Path) -> str | None:
     """Write the file to `part`, continuing what an earlier call left there, and return its version.
 
     Raises:
@@ -413,7 +372,7 @@ def transfer(store: Store, address: Address, part: Path) -> str | None:
             time.sleep(WAITS[failures - 1])
 
 
-def _more(store: Store, address: Address, part: Path, position: _Position) -> _Position:
+def _more(store: ObjectStore, address: Address, part: Path, position: _Position) -> _Position:
     """Append what is missing; raises LostError if it did not come."""
     label = f"fetching {address.name}"
     with store.open(address, position.done, position.version) as reply:
@@ -491,15 +450,29 @@ def fetch(address: Address) -> Path:
     target = target_of(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
-    with locked(
-        target.with_name(f".{target.name}.lock"),
-        f"{address.shown}: another process is fetching it; waiting",
-    ) as alone:
+    with _part_of(target, address.shown) as part:
         note = _note_of(target, address)
         if note is None or _has_changed(address, note):
-            _fetch(address, target, bool(alone))
+            _fetch(address, target, part)
         _current.add(address.text)
     return target
+
+
+@contextmanager
+def _part_of(target: Path, name: str) -> Iterator[Path]:
+    """Where the bytes of a file arrive, while no other process fetches it."""
+    with locked(
+        target.with_name(f".{target.name}.lock"),
+        f"{name}: another process is fetching it; waiting",
+    ) as alone:
+        # Where there are no locks, two processes must not append to one file: each fetches its own,
+        # from the beginning.
+        part = target.with_name(f".{target.name}.part") if alone else unique(target)
+        try:
+            yield part
+        finally:
+            if not alone:
+                part.unlink(missing_ok=True)
 
 
 def fetch_some(folder: Address, names: Sequence[str]) -> Path | None:
@@ -595,21 +568,14 @@ def _has_changed(address: Address, note: dict[str, Json]) -> bool:
     return changed
 
 
-def _fetch(address: Address, target: Path, alone: bool) -> None:
-    # Where there are no locks, two processes must not append to one file: each fetches its own,
-    # from the beginning.
-    part = target.with_name(f".{target.name}.part") if alone else unique(target)
-    try:
-        version = transfer(store_of(address), address, part)
-        digest, size = hash_file(part), part.stat().st_size
-        if not size:
-            raise ValueError(f"{address.shown} is empty; check the address")
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, target)
-    finally:
-        if not alone:
-            part.unlink(missing_ok=True)
+def _fetch(address: Address, target: Path, part: Path) -> None:
+    version = transfer(store_of(address), address, part)
+    digest, size = hash_file(part), part.stat().st_size
+    if not size:
+        raise ValueError(f"{address.shown} is empty; check the address")
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(part, target)
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     known = {
         "address": address.shown,
@@ -634,3 +600,73 @@ def expand(path: str) -> list[str]:
     if not found:
         raise FileNotFoundError(f"{address.shown} matches no file; check the pattern")
     return found
+
+
+class Download:
+    """A file at a fixed address, downloaded into the folder `downloads` of the cache.
+
+    Not `buildable` from a checkpoint: only the user's own command line may access the network.
+
+    Args:
+        url: http or https address; its last part is the name of the file.
+        size: in bytes.
+        sha256: of its content.
+    """
+
+    def __init__(self, url: str, size: PositiveInt, sha256: str) -> None:
+        self.url, self.size, self.sha256 = url, size, sha256.lower()
+        self.name = url.rpartition("/")[2]
+        if not re.fullmatch(r"https?://(.*/)?\w[\w.-]*(?<!\.part)(?<!\.lock)", url):
+            raise ValueError(
+                f"download.url is {url!r}; expected http:// or https:// and a file name at its end"
+            )
+
+    @property
+    def target(self) -> Path:
+        """Where the file is, or will be."""
+        folder = (
+            cache_dir("downloads") / self.sha256[:16]
+        )  # files of one name and different content never meet
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / self.name
+
+    def fetch(self) -> Path:
+        """The file, downloaded if it is not in the cache; an interrupted download is resumed.
+
+        Raises:
+            OSError: if it cannot be downloaded; the message names the file and where to put it.
+            ValueError: if the downloaded file is not the expected one.
+        """
+        target = self.target
+        if self._is_there(target):
+            return target
+        remedy = (
+            f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {target}, or "
+            "set data.path to a copy of yours"
+        )
+        with _part_of(target, target.name) as part:
+            if self._is_there(target):
+                return target
+            try:
+                transfer(HttpStore(), parse(self.url), part)
+            except OSError as error:
+                raise OSError(f"{error}: {remedy}") from error
+            if part.stat().st_size != self.size or hash_file(part) != self.sha256:
+                part.unlink()
+                raise ValueError(
+                    f"{self.url}: the downloaded file is not the expected one (sha256 "
+                    f"{self.sha256}); it was removed: {remedy}"
+                )
+            os.replace(part, target)
+        return target
+
+    def _is_there(self, target: Path) -> bool:
+        if not target.is_file():
+            return False
+        if target.stat().st_size != self.size or content_hash(target) != self.sha256:
+            raise ValueError(
+                f"{target} has {target.stat().st_size:,} bytes and is not the file of "
+                f"{self.size:,} bytes expected (sha256 {self.sha256}); "
+                f"remove it, or set data.path to the file you want"
+            )
+        return True

@@ -28,6 +28,7 @@ class Server(http.server.BaseHTTPRequestHandler):
     cut, cuts = 10_000, 0  # so many bytes are sent of a reply, so often
     announced = 0  # bytes too many in Content-Length
     status = None  # of every reply
+    replies = None  # after so many requests every reply is an error
     asked = ()  # the header Range of each request for a file
     conditions = ()  # the header If-Range of each of them
 
@@ -35,6 +36,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         name, content = self.path.partition("?")[0], self.files.get(self.path.partition("?")[0])
         if self.status is not None or content is None:
             return self.send_error(self.status or 404)
+        if self.replies is not None and len(self.asked) >= self.replies:
+            return self.send_error(503)
         tag = f'W/"{hash(content)}"' if self.weak else f'"{hash(content)}"'
         if self.tag and self.headers.get("If-None-Match") == tag:
             self.send_response(304)

@@ -192,25 +192,17 @@ def test_a_lost_connection_is_resumed(server, settings):
 
 
 def test_a_connection_that_does_not_come_back_is_one_line_and_leaves_no_file(server, folder):
-    server.cuts = 1
-    fetched = remote._more
-
-    def lost(store, address, part, position):
-        server.status = 503 if position.done else None
-        return fetched(store, address, part, position)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote, "_more", lost)
-        with pytest.raises(
-            OSError,
-            match=(
-                r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are "
-                r"kept, and the next call"
-            ),
-        ):
-            resolve(server.fasta)
+    server.cuts, server.replies = 1, 1
+    with pytest.raises(
+        OSError,
+        match=(
+            r"x\.fa could not be fetched \(HTTP 503 .*\) after 3 tries; 10,000 bytes are "
+            r"kept, and the next call"
+        ),
+    ):
+        resolve(server.fasta)
     assert no_copy(folder)
-    server.status = None
+    server.replies = None
     assert resolve(server.fasta).read_bytes() == FASTA and server.asked[-1][1] == "bytes=10000-"
     assert [p.name for p in (folder / "remote").glob("*/*part*")] == []
 

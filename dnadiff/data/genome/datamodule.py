@@ -28,7 +28,7 @@ from dnadiff.data.windows import (
     WeightedWindows,
 )
 from dnadiff.formats.regions import read_bed
-from dnadiff.store.download import Download
+from dnadiff.store.remote import Download
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
 log = logging.getLogger("dnadiff")
