@@ -26,7 +26,7 @@ from demo_report import Designs, write_demo_page
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.likelihood.strands import Conjoined
-from dnadiff.model.generator import letters_of
+from dnadiff.model import letters_of
 from dnadiff.progress import duration, table
 from dnadiff.report import RunResults, headlines, read_metrics, sentences
 from dnadiff.weights.checkpoint import load
