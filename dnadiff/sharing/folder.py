@@ -23,8 +23,8 @@ import torch
 from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.sharing import record
-from dnadiff.sharing.card import write_card
-from dnadiff.store.disk import check_output, names_file, sync_folder, write_json
+from dnadiff.sharing.card import model_card
+from dnadiff.store.disk import atomic_write, check_output, names_file, sync_folder, write_json
 from dnadiff.weights import checkpoint, exported
 from dnadiff.weights.layouts import published_layout
 from dnadiff.weights.published import export_published
@@ -246,5 +246,6 @@ def export_model(
         write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, title))
-        write_card(folder, title, about)
+        with atomic_write(folder / "README.md") as file:
+            file.write(model_card(title, about).encode())
     return target, about

@@ -68,7 +68,7 @@ def test_data_with_the_sequence_and_the_split_of_the_training_are_described(read
     assert origin.data["split_hash"] == loaded.origin.split_hash and origin.data["tokens"] == len(
         TRAINED_ON
     )
-    assert "| tokens, train |" in card.split(record.summary(loaded, origin))
+    assert "| tokens, train |" in card.model_card("Tiny", record.summary(loaded, origin))
 
 
 @pytest.mark.parametrize("letters", CHANGED.values(), ids=CHANGED)
@@ -154,11 +154,11 @@ def test_the_summary_of_a_run_names_its_data_and_its_split(trained):
 
 def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(trained, capsys):
     found = held_out_likelihood(LIKELIHOOD)
-    assert "| all | 1.5000 | - to - | 640 |" in card.likelihood(
-        found
-    ) and "| 1.7500 | -0.2500 | - to - |" in card.likelihood(found)
     loaded = checkpoint.load(trained)
-    show(record.summary(loaded, replace(loaded.origin, likelihood=found)))
+    about = record.summary(loaded, replace(loaded.origin, likelihood=found))
+    text = card.model_card("Tiny", about)
+    assert "| all | 1.5000 | - to - | 640 |" in text and "| 1.7500 | -0.2500 | - to - |" in text
+    show(about)
     assert "1.5000" in capsys.readouterr().out
 
 
