@@ -1,10 +1,9 @@
 """Models by name: (denoiser, tokenizer, configuration) from a run, an exported folder, published
 weights or the Hub.
 
-`load` takes a name and asks each kind of source whether the name is of its kind. A checkpoint of a
-run is a Lightning file read as a plain dict: weights (averaged, if training averaged them), and
-under `hyper_parameters` the resolved configuration and the tokenizer. Nothing in a file is
-executed: only classes of this package are built (`dnadiff.config.build`).
+A checkpoint of a run is a Lightning file read as a plain dict: weights (averaged, if training
+averaged them), and under `hyper_parameters` the resolved configuration and the tokenizer. Nothing
+in a file is executed: only classes of this package are built (`dnadiff.config.build`).
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ import logging
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-
-from typing_extensions import override
 
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json
@@ -104,11 +100,21 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
         Path(name).name in TENSORS
     ):  # the file of the weights, as messages name it, stands for its folder
         name = str(Path(name).parent)
-    for source in SOURCES:
-        if source.matches(name):
-            return source.load(name, allowed)
+    if is_remote(name):
+        return _load_remote(parse(name), allowed)
     path = expand_user(name)
-    if path.is_dir() or name == LATEST:
+    # `hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`
+    if name.startswith(HUB_PREFIX) or (is_published(name) and not path.is_dir()):
+        repository = parse_hub(HUB_PREFIX + name.removeprefix(HUB_PREFIX))
+        files = fetch_hub(*repository, (CONFIG, TENSORS[0]), _OPTIONAL)
+        return _from("Hugging Face Hub", _load_folder(files, allowed))
+    if (loaded := _load_folder(path, allowed)) is not None:
+        return loaded
+    if name == LATEST or path.is_file() or candidates_in(path):
+        return load_file(find(name), allowed)
+    if name in bundled_names():
+        return _from("bundled with dnadiff", _load_folder(BUNDLED / name, allowed))
+    if path.is_dir():
         find(name)  # raises
     names = bundled_names()
     raise FileNotFoundError(
@@ -359,146 +365,51 @@ def _place(path: Path, target: Path) -> None:
             shutil.copyfileobj(source, file)
 
 
-class ModelSource(ABC):
-    """One kind of name."""
-
-    @abstractmethod
-    def matches(self, name: str) -> bool:
-        """Whether it is a name of this kind."""
-
-    @abstractmethod
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        """The model of that name; errors as `load`."""
-
-
-class RunSource(ModelSource):
-    """A run folder, a checkpoint file, or `latest`."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        path = expand_user(name)
-        return name == LATEST or path.is_file() or bool(candidates_in(path))
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        return load_file(find(name), trust)
+def _load_folder(folder: Path, trust: Sequence[str]) -> Loaded | None:
+    """The model of a folder that `python -m dnadiff.export` wrote, or of one in a published layout
+    (Caduceus-Ph, Caduceus-PS, MDLM's DiT); None for any other."""
+    if (folder / exported.DESCRIPTION).is_file():
+        return exported.load_folder(folder, trust)
+    if not (folder / CONFIG).is_file():
+        return None
+    found = read_published(folder)
+    tokenizer = _tokenizer(found)
+    denoiser, process = wrapped(found.denoiser.backbone, found.config)
+    loaded = Loaded(
+        denoiser.eval(),
+        process,
+        found.tokenizer or UnknownTokenizer(found.denoiser.vocab, found.path),
+        found.config,
+        find_tensors(found.path),
+        0,
+        origin=Origin("published folder", license=license_in(found.path / CARD)),
+    )
+    return loaded if tokenizer is None else loaded.with_tokenizer(tokenizer)
 
 
-class ExportedSource(ModelSource):
-    """A folder that `python -m dnadiff.export` wrote."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        return (expand_user(name) / exported.DESCRIPTION).is_file()
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        return exported.load_folder(expand_user(name), trust)
+def _from(kind: str, loaded: Loaded | None) -> Loaded:
+    """A model with what is recorded of its source in words."""
+    assert loaded is not None
+    return replace(loaded, origin=replace(loaded.origin, kind=kind))
 
 
-class PublishedSource(ModelSource):
-    """A folder in a published layout: Caduceus-Ph, Caduceus-PS or MDLM's DiT."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        return (expand_user(name) / CONFIG).is_file()
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        found = read_published(expand_user(name))
-        tokenizer = _tokenizer(found)
-        denoiser, process = wrapped(found.denoiser.backbone, found.config)
-        origin = Origin("published folder", license=license_in(found.path / CARD))
-        unknown = UnknownTokenizer(found.denoiser.vocab, found.path)
-        loaded = Loaded(
-            denoiser.eval(),
-            process,
-            found.tokenizer or unknown,
-            found.config,
-            find_tensors(found.path),
-            0,
-            origin=origin,
-        )
-        return loaded if tokenizer is None else loaded.with_tokenizer(tokenizer)
-
-
-class BundledSource(ModelSource):
-    """A model that ships with the package, by the name of its folder."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        return name in bundled_names()
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        loaded = exported.load_folder(BUNDLED / name, trust)
-        return replace(loaded, origin=replace(loaded.origin, kind="bundled with dnadiff"))
-
-
-class HubSource(ModelSource):
-    """`hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`, a repository of the Hugging Face Hub with an
-    exported or a published model."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        return name.startswith(HUB_PREFIX) or (
-            is_published(name) and not expand_user(name).is_dir()
-        )
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        name = HUB_PREFIX + name.removeprefix(HUB_PREFIX)
-        folder = str(fetch_hub(*parse_hub(name), (CONFIG, TENSORS[0]), _OPTIONAL))
-        loaded = next(
-            kind for kind in (ExportedSource(), PublishedSource()) if kind.matches(folder)
-        ).load(folder, trust)
-        return replace(loaded, origin=replace(loaded.origin, kind="Hugging Face Hub"))
-
-
-class RemoteSource(ModelSource):
-    """The address of a checkpoint file, of a run folder, or of a folder with an exported or a
+def _load_remote(address: Address, trust: Sequence[str]) -> Loaded:
+    """The model of a checkpoint file, of a run folder, or of a folder with an exported or a
     published model."""
-
-    @override
-    def matches(self, name: str) -> bool:
-        return is_remote(name)
-
-    @override
-    def load(self, name: str, trust: Sequence[str]) -> Loaded:
-        address = parse(name)
-        if address.name.endswith(".ckpt"):
-            return _load_remote_run(address, (EVALUATION, SUMMARY), trust)
-        folder: Path | None = None
-        lost: LostError | None = None
-        try:
-            folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
-        except (
-            LostError
-        ) as error:  # a folder of a run has none of them, and its checkpoint may be in the cache
-            lost = error
-        if kind := next(
-            (
-                kind
-                for kind in (ExportedSource(), PublishedSource())
-                if folder is not None and kind.matches(str(folder))
-            ),
-            None,
-        ):
-            return kind.load(str(folder), trust)
-        if (file := _first(address, _CHECKPOINTS)) is not None:
-            return _load_remote_run(file, (EVALUATION, SUMMARY), trust)
-        raise lost or FileNotFoundError(
-            f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
-            "published model, or with "
-            "checkpoints/best.ckpt; check the address"
-        )
-
-
-SOURCES: tuple[ModelSource, ...] = (
-    RemoteSource(),
-    HubSource(),
-    ExportedSource(),
-    PublishedSource(),
-    RunSource(),
-    BundledSource(),
-)
+    if address.name.endswith(".ckpt"):
+        return _load_remote_run(address, (EVALUATION, SUMMARY), trust)
+    lost: LostError | None = None
+    try:
+        folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
+        loaded = None if folder is None else _load_folder(folder, trust)
+        if loaded is not None:
+            return loaded
+    except LostError as error:
+        lost = error  # a folder of a run has none of them, and its checkpoint may be in the cache
+    if (file := _first(address, _CHECKPOINTS)) is not None:
+        return _load_remote_run(file, (EVALUATION, SUMMARY), trust)
+    raise lost or FileNotFoundError(
+        f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
+        "published model, or with "
+        "checkpoints/best.ckpt; check the address"
+    )
