@@ -12,11 +12,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ from torch import Tensor
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config, build
+from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.noise import LogLinear
@@ -407,25 +406,47 @@ def fetch_hub(
         f"download {listed} of https://huggingface.co/{repository} into a folder, and give "
         "checkpoint=FOLDER"
     )
-    source = Repository(_package(repository, remedy), repository, revision, (*required, *optional))
     try:
-        path = source.download()
-    except Exception as error:  # several libraries raise, depending on what fails
+        import huggingface_hub
+    except ImportError:
+        raise ValueError(
+            f"{HUB_PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the "
+            f"checkout); without it {remedy}"
+        ) from None
+
+    def snapshot(local_files_only: bool) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=[*required, *optional],
+                local_files_only=local_files_only,
+            )
+        )
+
+    # Several libraries raise, depending on what fails.
+    try:
+        if not hub_is_reachable():
+            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
+        # Raises where `snapshot_download` would use what is stored.
+        huggingface_hub.HfApi().model_info(repository, revision=revision)
+        path = snapshot(local_files_only=False)
+    except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        stored = source.stored()
+        stored = None
+        with suppress(Exception):
+            stored = snapshot(local_files_only=True)
         if stored is None or not all((stored / name).is_file() for name in required):
             raise ValueError(
                 f"{HUB_PREFIX}{repository} could not be fetched from the Hugging Face Hub "
-                f"({reason}), "
-                f"nor is it in the Hub's cache; {remedy}"
+                f"({reason}), nor is it in the Hub's cache; {remedy}"
             ) from error
         log.info(
-            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier "
-            f"download are "
-            f"used, commit {stored.name}"
+            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier download "
+            f"are used, commit {stored.name}"
         )
         path = stored
-    if not source.is_pinned:
+    if not _COMMIT.fullmatch(revision or ""):
         log.info(
             f"{HUB_PREFIX}{repository}: commit {path.name}; to pin it: "
             f"{HUB_PREFIX}{repository}@{path.name}"
@@ -436,58 +457,3 @@ def fetch_hub(
             f"safetensors are read; {remedy}"
         )
     return path
-
-
-class Repository(NamedTuple):
-    """Files of one repository at one revision: `hub` is the package `huggingface_hub`."""
-
-    hub: ModuleType
-    name: str
-    revision: str | None
-    files: tuple[str, ...]
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the revision is a commit."""
-        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
-
-    def download(self) -> Path:
-        """The folder of the files, which has the name of their commit; raises an error of one of
-        several libraries if that fails."""
-        from dnadiff.data.text.corpus import hub_is_reachable
-
-        if not hub_is_reachable():
-            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
-        self.hub.HfApi().model_info(
-            self.name, revision=self.revision
-        )  # raises where `snapshot_download` would use what is stored
-        return Path(
-            self.hub.snapshot_download(
-                self.name, revision=self.revision, allow_patterns=list(self.files)
-            )
-        )
-
-    def stored(self) -> Path | None:
-        """The folder of an earlier download; None if there is none."""
-        try:
-            return Path(
-                self.hub.snapshot_download(
-                    self.name,
-                    revision=self.revision,
-                    allow_patterns=list(self.files),
-                    local_files_only=True,
-                )
-            )
-        except Exception:  # several libraries raise
-            return None
-
-
-def _package(repository: str, remedy: str) -> ModuleType:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ValueError(
-            f"{HUB_PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the "
-            f"checkout); without it {remedy}"
-        ) from None
-    return huggingface_hub
