@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from dnadiff.config import Config
 from dnadiff.data.loader import worker_loss
+from dnadiff.fields import Probability, checked
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write
 from dnadiff.training.loggers import MetricsFile
@@ -131,6 +132,7 @@ class StopSignals:
         self.received = number
 
 
+@checked
 class EMA(WeightAveraging):
     """Exponential moving average of the parameters with a warm-up: after n updates the decay is
     min(decay, (1+n)/(10+n)).
@@ -141,9 +143,7 @@ class EMA(WeightAveraging):
     `current_model_state`.
     """
 
-    def __init__(self, decay: float = 0.9999) -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"callbacks.ema.decay {decay} must be in [0, 1)")
+    def __init__(self, decay: Probability = 0.9999) -> None:
         self.decay = decay
         super().__init__(use_buffers=False, multi_avg_fn=self.average)
 

@@ -9,16 +9,17 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.config import Config, build, locate
 from dnadiff.denoiser import MaskedDenoiser
 from dnadiff.draws import Draws
+from dnadiff.fields import Positive, PositiveInt, checked
 from dnadiff.objective.base import MaskedObjective, Objective
 from dnadiff.objective.block_mdlm import BlockMDLM
 from dnadiff.objective.masking import Clipped
@@ -29,10 +30,11 @@ from dnadiff.training.parallel import reshard
 
 LOWEST = 1e-3  # of the rates that are searched, as published: from 0 on the variance is infinite
 WIDTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # as published
-Width = Annotated[float, checks.Range(above=LOWEST, maximum=1)]
+Width = Annotated[float, Interval(gt=LOWEST, le=1)]
 log = logging.getLogger("dnadiff")
 
 
+@checked
 class ClipSearch(Callback):
     """Sets `low` and `high` of the objective's `Clipped` masking to the candidate interval with the
     least variance of the loss.
@@ -57,15 +59,12 @@ class ClipSearch(Callback):
     def __init__(
         self,
         widths: Sequence[Width] = WIDTHS,
-        step: checks.Positive = 0.05,
-        max_batches: checks.PositiveInt = 100,
+        step: Positive = 0.05,
+        max_batches: PositiveInt = 100,
     ) -> None:
         if not widths:
             raise ValueError("callbacks.clip_search.widths is empty; give at least one width")
-        for width in widths:
-            checks.check_value("callbacks.clip_search.widths", width, Width)
-        checks.check_value("callbacks.clip_search.step", step, checks.Positive)
-        self.max_batches = checks.integer("callbacks.clip_search.max_batches", max_batches)
+        self.max_batches = max_batches
         self.candidates = candidates(widths, step)
         self.interval: tuple[float, float] | None = None
         self._sums: Tensor | None = None
