@@ -1,197 +1,29 @@
-"""Exported models: new folders that appear under their name only when they are complete, and
-replace an existing folder atomically.
-
-Next to a folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old` a
-complete folder that was being replaced.
-"""
+"""Models to share: a folder in the published layout with its model card, `README.md` in the format
+of the Hugging Face Hub, which the template `card.md.j2` makes of what is recorded of the model."""
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import os
-import re
-import shutil
-import uuid
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dnadiff.checks import expand_user
-from dnadiff.config import Config
+from dnadiff.config import Config, Json, config_dir
+from dnadiff.data.splits import MAX_HELD_OUT
 from dnadiff.sharing import record
-from dnadiff.sharing.card import model_card
-from dnadiff.store.disk import atomic_write, check_output, names_file, sync_folder, write_json
+from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
 from dnadiff.weights import checkpoint, exported
 from dnadiff.weights.layouts import published_layout
 from dnadiff.weights.published import export_published
 from dnadiff.weights.tensors import fingerprint, round_weights
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
-_FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-
-
-def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
-    """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
-    holds nothing but files of these names.
-
-    A folder that a killed process was replacing is restored first.
-
-    Raises:
-        FileExistsError: if it exists and `overwrite` is false.
-        ValueError: if it is a file, is in a file, or holds other files.
-        PermissionError: if the folder above cannot be written.
-    """
-    target = expand_user(path)
-    if not target.name or target.name == "..":
-        raise ValueError(
-            f"output {str(path)!r} is not the name of a new folder; give one, such as "
-            "output=my_model"
-        )
-    if target.parent.is_dir():
-        _restore(target)
-    if target.is_dir() and not target.is_symlink():
-        if not overwrite:
-            raise FileExistsError(
-                f"{path} exists; set overwrite=true to replace it, or choose another name"
-            )
-        if others := sorted(
-            entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}
-        ):  # of macOS
-            raise ValueError(
-                f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; "
-                "choose another folder"
-            )
-    elif target.exists() or target.is_symlink():
-        raise ValueError(f"output {path} is a file or a link; name a folder")
-    check_output(target.with_name(f".{target.name}.part"), overwrite=True)
-    return target
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder next to `target`, which gets its name, and replaces a folder of that name,
-    when the block ends without an error.
-
-    If the process is killed, `target` is the old folder or the new one, or, where the file system
-    cannot exchange two folders, the next call restores the old one. What killed processes left next
-    to it is removed.
-    """
-    with names_file(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _restore(target)
-        _remove_unfinished(target)
-        part, lock = _create_locked(target)
-    try:
-        yield part
-        with names_file(target):
-            sync_folder(part)
-            if not target.exists():
-                part.rename(target)
-            elif not _exchange(part, target):
-                _replace(part, target)
-            sync_folder(target.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)  # after an exchange, the old folder
-        os.close(lock)
-
-
-def _exchange(part: Path, target: Path) -> bool:
-    """Exchange the names of two folders in one step; False where the system or the file system
-    cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):  # of Linux alone
-        return False
-    return bool(
-        renameat2(_FROM_HERE, os.fsencode(part), _FROM_HERE, os.fsencode(target), _EXCHANGE) == 0
-    )
-
-
-def _replace(part: Path, target: Path) -> None:
-    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step
-    after a kill."""
-    aside = _unfinished(target).with_suffix(".old")
-    lock = _locked(target)  # no other process restores it meanwhile
-    try:
-        target.rename(aside)
-        try:
-            part.rename(target)
-        except OSError:
-            aside.rename(target)
-            raise
-        part = _unfinished(target)
-        aside.rename(part)  # no longer complete when its removal begins
-        shutil.rmtree(part, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _restore(target: Path) -> None:
-    """Give the folder that a killed process had renamed away its name again, unless the new one has
-    it already."""
-    for left, lock in _left(target, "old"):
-        try:
-            left.rename(_unfinished(target) if target.exists() else target)
-        finally:
-            os.close(lock)
-
-
-def _unfinished(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-
-
-def _create_locked(target: Path) -> tuple[Path, int]:
-    """A new folder, locked while its descriptor is open, so that no other process takes it for one
-    of a killed process."""
-    while True:
-        part = _unfinished(target)
-        part.mkdir()
-        lock = _locked(part)
-        if part.exists():
-            return part, lock
-        os.close(lock)  # removed before it was locked
-
-
-def _locked(folder: Path) -> int:
-    """The descriptor of a folder, locked while it is open."""
-    lock = os.open(folder, os.O_RDONLY)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
-
-
-def _remove_unfinished(target: Path) -> None:
-    for left, lock in _left(target, "part"):
-        try:
-            shutil.rmtree(left, ignore_errors=True)
-        finally:
-            os.close(lock)
-
-
-def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
-    """The folders of one kind that killed processes left, each locked; the caller closes the
-    descriptors."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
-    found: list[Path] = []
-    with suppress(OSError):  # a folder that may be written and not listed
-        found = [
-            path for path in target.parent.iterdir() if name.fullmatch(path.name) and path.is_dir()
-        ]
-    for left in found:
-        try:
-            lock = os.open(left, os.O_RDONLY)
-        except OSError:  # removed meanwhile
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # of a living process
-            os.close(lock)
-            continue
-        yield left, lock
+_SHOWN = 8  # held-out records named in the table
+_POINTS = 8  # of h(n)
+_GUIDE = "RESPONSIBLE_USE.md"
 
 
 def export_model(
@@ -249,3 +81,74 @@ def export_model(
         with atomic_write(folder / "README.md") as file:
             file.write(model_card(title, about).encode())
     return target, about
+
+
+def model_card(name: str, about: Config) -> str:
+    """The card of a model.
+
+    Args:
+        name: of the model, its title.
+        about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and
+            `dtype` of the weights in the file.
+    """
+    is_dna = about["alphabet"] == "DNA"
+    kind = ["dna", "genomics"] if is_dna else ["text"]
+    metadata = {
+        "library_name": "dnadiff",
+        "license": about["license"] or "unknown",  # what the Hub calls one that is not stated
+        "tags": [*kind, "masked-diffusion", "language-model", about["network"].lower()],
+        "pipeline_tag": "fill-mask",
+    }
+    split = {
+        "split": about["split"],
+        "hash of records and split": about["split_hash"],
+        **{f"tokens, {part}": number for part, number in (about["split_tokens"] or {}).items()},
+        **{
+            f"records with held-out parts, {part}": named(names)
+            for part, names in (about["held_out_records"] or {}).items()
+        },
+    }
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {"cell": _cell, "bits": record.bits_text}
+    return environment.get_template("card.md.j2").render(
+        name=name,
+        about=about,
+        is_dna=is_dna,
+        metadata=yaml.safe_dump(metadata, sort_keys=False),
+        split=split.items(),
+        points=_points(about["curve"]) if about["curve"] else [],
+        guide=_guide(),
+        round=round,
+    )
+
+
+def _cell(value: Json) -> str:
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def named(records: Sequence[str]) -> str:
+    """The first records, and how many more there are; a run stores at most `MAX_HELD_OUT` names."""
+    least = "at least " if len(records) == MAX_HELD_OUT else ""
+    return ", ".join(records[:_SHOWN]) + (
+        f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else ""
+    )
+
+
+def _points(curve: Config) -> list[tuple[float, float]]:
+    """Points of h(n) at equal distances."""
+    last = len(curve["visible"]) - 1
+    shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)})
+    return [(curve["visible"][i], curve["bits"][i]) for i in shown]
+
+
+def _guide() -> str:
+    """The guide of the package for models of DNA, its headings one level deeper."""
+    lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()[1:]
+    return "\n".join(f"#{line}" if line.startswith("#") else line for line in lines).strip()

@@ -1,4 +1,7 @@
-"""Files of this disk: written whole or not at all, and read back with checks.
+"""Files and folders of this disk: written whole or not at all, and read back with checks.
+
+Next to a file or folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old`
+a complete folder that was being replaced.
 
 An error of the file system names the file, the size that it needs and the space that is free;
 whatever is wrong with a file that is read back, the error is a ValueError that names it.
@@ -7,6 +10,7 @@ whatever is wrong with a file that is read back, the error is a ValueError that 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import gzip
@@ -19,7 +23,7 @@ import resource
 import shutil
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 Json = Any  # a value that JSON can hold
+_FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Size = (
     int | Callable[[], int] | None
@@ -213,13 +218,17 @@ def _open_locked(part: Path) -> WatchedFile | None:
 
 
 def _remove_unfinished(target: Path) -> None:
-    """Remove the temporary files of `target` that killed processes left: those that no process has
-    locked."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
-    for left in [path for path in target.parent.iterdir() if name.fullmatch(path.name)]:
-        with suppress(OSError), left.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            left.unlink()
+    """Remove the temporary files and folders of `target` that killed processes left: those that no
+    process has locked."""
+    for left, lock in _left(target, "part"):
+        try:
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    left.unlink()
+        finally:
+            os.close(lock)
 
 
 def sync_folder(folder: Path) -> None:
@@ -268,6 +277,156 @@ def remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in (folder, *folder.parents[:2]):
             path.rmdir()
+
+
+def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
+    """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
+    holds nothing but files of these names.
+
+    A folder that a killed process was replacing is restored first.
+
+    Raises:
+        FileExistsError: if it exists and `overwrite` is false.
+        ValueError: if it is a file, is in a file, or holds other files.
+        PermissionError: if the folder above cannot be written.
+    """
+    target = expand_user(path)
+    if not target.name or target.name == "..":
+        raise ValueError(
+            f"output {str(path)!r} is not the name of a new folder; give one, such as "
+            "output=my_model"
+        )
+    if target.parent.is_dir():
+        _restore(target)
+    if target.is_dir() and not target.is_symlink():
+        if not overwrite:
+            raise FileExistsError(
+                f"{path} exists; set overwrite=true to replace it, or choose another name"
+            )
+        if others := sorted(
+            entry.name for entry in target.iterdir() if entry.name not in {*own, ".DS_Store"}
+        ):  # of macOS
+            raise ValueError(
+                f"output {path} holds other files ({', '.join(others[:4])}), which would be lost; "
+                "choose another folder"
+            )
+    elif target.exists() or target.is_symlink():
+        raise ValueError(f"output {path} is a file or a link; name a folder")
+    check_output(target.with_name(f".{target.name}.part"), overwrite=True)
+    return target
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder next to `target`, which gets its name, and replaces a folder of that name,
+    when the block ends without an error.
+
+    If the process is killed, `target` is the old folder or the new one, or, where the file system
+    cannot exchange two folders, the next call restores the old one. What killed processes left next
+    to it is removed.
+    """
+    with names_file(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _restore(target)
+        _remove_unfinished(target)
+        part, lock = _create_locked(target)
+    try:
+        yield part
+        with names_file(target):
+            sync_folder(part)
+            if not target.exists():
+                part.rename(target)
+            elif not _exchange(part, target):
+                _replace(part, target)
+            sync_folder(target.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # after an exchange, the old folder
+        os.close(lock)
+
+
+def _exchange(part: Path, target: Path) -> bool:
+    """Exchange the names of two folders in one step; False where the system or the file system
+    cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):  # of Linux alone
+        return False
+    return bool(
+        renameat2(_FROM_HERE, os.fsencode(part), _FROM_HERE, os.fsencode(target), _EXCHANGE) == 0
+    )
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step
+    after a kill."""
+    aside = _unfinished(target).with_suffix(".old")
+    lock = _locked(target)  # no other process restores it meanwhile
+    try:
+        target.rename(aside)
+        try:
+            part.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+        part = _unfinished(target)
+        aside.rename(part)  # no longer complete when its removal begins
+        shutil.rmtree(part, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _restore(target: Path) -> None:
+    """Give the folder that a killed process had renamed away its name again, unless the new one has
+    it already."""
+    for left, lock in _left(target, "old"):
+        try:
+            left.rename(_unfinished(target) if target.exists() else target)
+        finally:
+            os.close(lock)
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+
+
+def _create_locked(target: Path) -> tuple[Path, int]:
+    """A new folder, locked while its descriptor is open, so that no other process takes it for one
+    of a killed process."""
+    while True:
+        part = _unfinished(target)
+        part.mkdir()
+        lock = _locked(part)
+        if part.exists():
+            return part, lock
+        os.close(lock)  # removed before it was locked
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of a folder, locked while it is open."""
+    lock = os.open(folder, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
+    """What killed processes left of one kind next to a file or a folder, each locked; the caller
+    closes the descriptors."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written and not listed
+        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
+    for left in found:
+        try:
+            lock = os.open(left, os.O_RDONLY if left.is_dir() else os.O_RDWR)
+        except OSError:  # removed meanwhile
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # of a living process
+            os.close(lock)
+            continue
+        yield left, lock
 
 
 _REMEDY = "restore it, or remove it and run the command again that wrote it"

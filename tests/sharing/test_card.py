@@ -1,7 +1,7 @@
 import pytest
 
 from dnadiff.data.splits import MAX_HELD_OUT
-from dnadiff.sharing.card import named
+from dnadiff.sharing.folder import named
 
 
 @pytest.mark.parametrize(

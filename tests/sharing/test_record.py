@@ -10,7 +10,7 @@ from dnadiff.export import export
 from dnadiff.info import info, show
 from dnadiff.likelihood import evaluation
 from dnadiff.options.command import compose
-from dnadiff.sharing import card, record
+from dnadiff.sharing import folder, record
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
 
@@ -68,7 +68,7 @@ def test_data_with_the_sequence_and_the_split_of_the_training_are_described(read
     assert origin.data["split_hash"] == loaded.origin.split_hash and origin.data["tokens"] == len(
         TRAINED_ON
     )
-    assert "| tokens, train |" in card.model_card("Tiny", record.summary(loaded, origin))
+    assert "| tokens, train |" in folder.model_card("Tiny", record.summary(loaded, origin))
 
 
 @pytest.mark.parametrize("letters", CHANGED.values(), ids=CHANGED)
@@ -80,7 +80,7 @@ def test_data_that_changed_since_training_are_left_out_of_the_card(letters, read
     about = record.summary(loaded, origin)
     assert origin.data is None and origin.data_changed and "tiny.fa changed since" in caplog.text
     assert about["split_hash"] == loaded.origin.split_hash and about["split_tokens"] is None
-    text = card.model_card("Tiny", about)
+    text = folder.model_card("Tiny", about)
     assert (
         "Its files changed since training" in text
         and "| tokens, train |" not in text
@@ -156,7 +156,7 @@ def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(traine
     found = held_out_likelihood(LIKELIHOOD)
     loaded = checkpoint.load(trained)
     about = record.summary(loaded, replace(loaded.origin, likelihood=found))
-    text = card.model_card("Tiny", about)
+    text = folder.model_card("Tiny", about)
     assert "| all | 1.5000 | - to - | 640 |" in text and "| 1.7500 | -0.2500 | - to - |" in text
     show(about)
     assert "1.5000" in capsys.readouterr().out

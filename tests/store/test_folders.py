@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from dnadiff.sharing import folder as folders
-from dnadiff.sharing.folder import check_folder, new_folder
+from dnadiff.store import disk as folders
+from dnadiff.store.disk import check_folder, new_folder
 
 OWN = ("a.txt",)
 
