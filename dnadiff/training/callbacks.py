@@ -32,8 +32,8 @@ from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
-from dnadiff.training.parallel import ShardedStrategy, local_parts, lost_process, shard
 from dnadiff.training.resume import with_current_state
+from dnadiff.training.trainer import ShardedStrategy, local_parts, lost_process, shard
 from dnadiff.weights import shards
 
 if TYPE_CHECKING:

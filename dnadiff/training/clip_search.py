@@ -26,7 +26,7 @@ from dnadiff.objective.masking import Clipped
 from dnadiff.objective.mdlm import MDLM
 from dnadiff.positions import Positions
 from dnadiff.training.module import Batch, DiffusionModule
-from dnadiff.training.parallel import reshard
+from dnadiff.training.trainer import reshard
 
 LOWEST = 1e-3  # of the rates that are searched, as published: from 0 on the variance is infinite
 WIDTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # as published

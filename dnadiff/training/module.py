@@ -25,8 +25,8 @@ from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective
 from dnadiff.training.optim import parameter_groups
-from dnadiff.training.parallel import reshard, spread
 from dnadiff.training.resume import saved_position
+from dnadiff.training.trainer import reshard, spread
 
 Batch = dict[
     str, Tensor

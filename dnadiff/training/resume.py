@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.config import Config, leaves, locate
+from dnadiff.objective.base import Objective
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import read_yaml
-from dnadiff.training.trainer_settings import INSTEAD
+from dnadiff.training.trainer import INSTEAD
+from dnadiff.weights import shards
+from dnadiff.weights.checkpoint import read
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -208,8 +211,6 @@ def resume_step(start_from: Path, config: Config, data: SequenceDataModule, grou
         ValueError: if it has another network, data, number of windows in a batch or training
             configuration, or the run is complete.
     """
-    from dnadiff.weights.checkpoint import read
-
     content = read(start_from)
     saved = with_current_names(content["hyper_parameters"])
     if changed := differences(config, saved["config"], (*START, *MAY_CHANGE)):
@@ -305,8 +306,6 @@ def clear(run_dir: Path) -> None:
 
     Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
     """
-    from dnadiff.weights import shards
-
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)
         shards.remove(path)
@@ -356,8 +355,6 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
 def check_time(config: Config, initial: Config) -> None:
     """Raise ValueError if the network of `init_from` is conditioned on time and the objective
     cannot train such a network."""
-    from dnadiff.objective.base import Objective
-
     objective = locate(config["objective"]["_target_"], None)
     own = {
         "time_conditioning": initial["time_conditioning"],

@@ -26,7 +26,6 @@ from dnadiff.training.clip_search import check_search
 from dnadiff.training.loggers import begin, build_loggers, metrics_file
 from dnadiff.training.memory import frozen_objects, peak_memory
 from dnadiff.training.module import DiffusionModule, TrainingData
-from dnadiff.training.parallel import check_processes, check_strategy, cluster, strategies
 from dnadiff.training.resume import (
     check_new,
     clear,
@@ -37,7 +36,15 @@ from dnadiff.training.resume import (
     saved_files,
     use_initial_network,
 )
-from dnadiff.training.trainer_settings import FIXED, checked, validation_interval
+from dnadiff.training.trainer import (
+    FIXED,
+    check_processes,
+    check_strategy,
+    checked,
+    cluster,
+    strategies,
+    validation_interval,
+)
 from dnadiff.weights.checkpoint import load_silently
 from dnadiff.weights.loaded import build_denoiser, build_objective, resolved
 from dnadiff.weights.tensors import on_meta_device

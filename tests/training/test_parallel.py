@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dnadiff.renamed import with_current_choices
-from dnadiff.training.parallel import with_shards
+from dnadiff.training.trainer import with_shards
 from dnadiff.weights import checkpoint
 from dnadiff.weights.checkpoint import read
 

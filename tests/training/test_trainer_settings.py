@@ -2,7 +2,7 @@
 
 import pytest
 
-from dnadiff.training.trainer_settings import FIXED, INSTEAD, checked, validation_interval
+from dnadiff.training.trainer import FIXED, INSTEAD, checked, validation_interval
 
 
 def configuration(optimizer=(), **trainer):
