@@ -7,7 +7,6 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dnadiff.backbone.base import BlockBackbone
 from dnadiff.config import PACKAGE, Config, build
@@ -16,11 +15,8 @@ from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
 from dnadiff.weights.exported import data_name, portable
-from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
+from dnadiff.weights.loaded import ChangedDataError, Loaded, Origin, held_out_likelihood
 from dnadiff.weights.tensors import fingerprint
-
-if TYPE_CHECKING:
-    from dnadiff.weights.loaded import Loaded, Origin
 
 # What reading a file that something else wrote or damaged can raise.
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)

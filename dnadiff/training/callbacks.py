@@ -59,7 +59,9 @@ def fit(
         trainer.fit(module, data, ckpt_path=start_from, weights_only=True if start_from else None)
     except Stopped as stopped:
         return stopped.status
-    except SIGTERMException:  # of Lightning, with status 0: SIGTERM arrived before `Checkpoints` handled it, or there is no such callback
+    # Of Lightning, with status 0: SIGTERM arrived before `Checkpoints` handled it, or there is no
+    # such callback.
+    except SIGTERMException:
         return 128 + signal.SIGTERM
     except (RuntimeError, ConnectionError, EOFError) as error:
         step, remedy = (
@@ -291,9 +293,9 @@ class Checkpoints(Callback):
     def _signal(self, trainer: Trainer) -> int | None:
         """The signal that was received by this process or another one of the run."""
         number = self.signals.received
-        if (
-            trainer.world_size > 1
-        ):  # processes receive it in different steps; one that stops alone leaves the others waiting forever
+        # Processes receive it in different steps; one that stops alone leaves the others waiting
+        # forever.
+        if trainer.world_size > 1:
             several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
             return (number or signal.SIGTERM) if several else None
         return number
@@ -337,7 +339,7 @@ class Checkpoints(Callback):
         if due and step > self._saved_step:
             # Lightning logs a step after this hook. A run killed in between would resume after the
             # step and never log it.
-            every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the logger connector
+            every = trainer.log_every_n_steps  # type: ignore[attr-defined]
             if (
                 isinstance(trainer.logger, MetricsFile)
                 and trainer.is_global_zero
@@ -487,8 +489,9 @@ class AtomicCheckpoints(TorchCheckpointIO):
             torch.save(checkpoint, file)
         shards.remove(Path(path))  # of a run with another strategy
 
+    # Tensors arrive on the CPU, and no code in the file runs, whatever is asked.
     @override
-    def load_checkpoint(  # type: ignore[override]  # tensors arrive on the CPU, and no code in the file runs, whatever is asked
+    def load_checkpoint(  # type: ignore[override]
         self,
         path: str | os.PathLike[str],
         map_location: object = None,

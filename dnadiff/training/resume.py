@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dnadiff.config import Config, leaves, locate
+from dnadiff.data.base import SequenceDataModule
+from dnadiff.data.loader import LoaderState
 from dnadiff.objective.base import Objective
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import shown_addresses
@@ -20,11 +21,6 @@ from dnadiff.store.disk import read_yaml
 from dnadiff.training.trainer import INSTEAD
 from dnadiff.weights import shards
 from dnadiff.weights.checkpoint import read
-
-if TYPE_CHECKING:
-    from dnadiff.data.base import SequenceDataModule
-    from dnadiff.data.loader import LoaderState
-
 
 # Keys about how a command is started and where it reports; they may differ between a run and its
 # resumption.

@@ -1,5 +1,5 @@
-"""A training run: what is built from its configuration, checks before anything is written, the files
-of its folder."""
+"""A training run: what is built from its configuration, checks before anything is written, the
+files of its folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import yaml
+from lightning import Trainer
 
 from dnadiff.checks import expand_user
 from dnadiff.config import Config, Json, build
+from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.progress import duration, table
 from dnadiff.store.address import is_remote
@@ -48,11 +49,6 @@ from dnadiff.training.trainer import (
 from dnadiff.weights.checkpoint import load_silently
 from dnadiff.weights.loaded import build_denoiser, build_objective, resolved
 from dnadiff.weights.tensors import on_meta_device
-
-if TYPE_CHECKING:
-    from lightning import Trainer
-
-    from dnadiff.data.base import SequenceDataModule
 
 HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 log = logging.getLogger("dnadiff")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, get_type_hints
+from typing import TypedDict, get_type_hints
 
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -15,18 +15,16 @@ from torch import Tensor
 from dnadiff.backbone.base import Backbone
 from dnadiff.checks import check_arguments, check_value
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
+from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.noise import NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
 from dnadiff.weights.layouts import listing
 from dnadiff.weights.published import PublishedModel
-
-if TYPE_CHECKING:
-    from dnadiff.data.base import SequenceDataModule
-    from dnadiff.denoiser import BaseDenoiser
 
 
 class GroupLikelihood(TypedDict):
