@@ -15,7 +15,7 @@ from dnadiff.config import Config, Json, config_dir
 from dnadiff.data.splits import MAX_HELD_OUT
 from dnadiff.sharing import record
 from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
-from dnadiff.weights import checkpoint, exported
+from dnadiff.weights import checkpoint
 from dnadiff.weights.layouts import published_layout
 from dnadiff.weights.published import export_published
 from dnadiff.weights.tensors import fingerprint, round_weights
@@ -75,7 +75,7 @@ def export_model(
             duplicate_tied=duplicate_tied,
             dtype=kind,
         )
-        write_json(folder / exported.DESCRIPTION, exported.description(loaded, origin))
+        write_json(folder / checkpoint.DESCRIPTION, checkpoint.description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, title))
         with atomic_write(folder / "README.md") as file:

@@ -14,7 +14,7 @@ from dnadiff.data.splits import Split
 from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
-from dnadiff.weights.exported import data_name, portable
+from dnadiff.weights.checkpoint import data_name, portable
 from dnadiff.weights.loaded import ChangedDataError, Loaded, Origin, held_out_likelihood
 from dnadiff.weights.tensors import fingerprint
 

@@ -33,6 +33,7 @@ from dnadiff.backbone.mixer import BiMamba
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.vocab import Vocab
+from dnadiff.weights.tensors import listing
 
 MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = (
     2**16,
@@ -230,11 +231,6 @@ def published_layout(network: Backbone) -> PublishedLayout:
 def _refuse(faults: Sequence[str], source: Path | str) -> None:
     if faults:
         raise ValueError(f"the weights in {source} do not fit its configuration: {listing(faults)}")
-
-
-def listing(faults: Sequence[str]) -> str:
-    """All faults in one line, with their number if there are many."""
-    return (f"{len(faults)} faults: " if len(faults) > 30 else "") + "; ".join(faults)
 
 
 LABELS_KEY = "dnadiff_labels"  # not a published key: written for a network with labels

@@ -9,22 +9,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, get_type_hints
 
+import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
+from dnadiff.backbone.dit import DiT
 from dnadiff.checks import check_arguments, check_value
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
-from dnadiff.denoiser import BaseDenoiser
-from dnadiff.noise import NoiseSchedule
+from dnadiff.denoiser import BaseDenoiser, Denoiser
+from dnadiff.noise import LogLinear, NoiseSchedule
 from dnadiff.objective.base import Objective
 from dnadiff.process import AbsorbingProcess
 from dnadiff.vocab import Vocab
-from dnadiff.weights.layouts import listing
-from dnadiff.weights.published import PublishedModel
+from dnadiff.weights.tensors import listing
 
 
 class GroupLikelihood(TypedDict):
@@ -316,15 +317,61 @@ class Loaded:
         has one.
 
         Raises:
-            ValueError: if it cannot be that tokenizer (`PublishedModel.with_vocab`).
+            ValueError: if it cannot be that tokenizer (`with_vocab`).
         """
         if not isinstance(self.tokenizer, UnknownTokenizer):
             return self
-        found = PublishedModel(self.denoiser, self.config, self.path.parent).with_vocab(
-            tokenizer.vocab
-        )
-        denoiser, process = wrapped(found.denoiser.backbone, self.config)
+        wider = with_vocab(self.denoiser, self.config, tokenizer.vocab, self.path.parent)
+        denoiser, process = wrapped(wider.backbone, self.config)
         return replace(self, denoiser=denoiser.eval(), process=process, tokenizer=tokenizer)
+
+
+def with_vocab(denoiser: BaseDenoiser, config: Config, vocab: Vocab, source: Path) -> BaseDenoiser:
+    """A published text model with the vocabulary of a tokenizer, which may have further ids after
+    the published ones.
+
+    With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here
+    padding is 50,258. Its embedding is that of the mask, so padding is read as in the published
+    code. Its row of the head is zero, and it is never emitted.
+
+    Raises:
+        ValueError: if the vocabulary cannot be the published one.
+    """
+    network, known = denoiser.backbone, denoiser.vocab
+    if vocab == known:
+        return denoiser
+    last = known.size - 1  # of published text models only the number of ids is known
+    implied = Vocab(size=known.size, mask_id=last, pad_id=last, never_emitted=(last,)) == known
+    added = set(range(known.size, vocab.size))
+    fits = (
+        isinstance(network, DiT)
+        and implied
+        and vocab.complement is None
+        and vocab.size >= known.size
+    )
+    if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
+        raise ValueError(
+            f"{source} has {known.size} ids with the mask {known.mask_id}, and this "
+            f"vocabulary {vocab.size} with the mask "
+            f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer "
+            "(tokenizer=gpt2 for MDLM on OpenWebText)"
+        )
+    with torch.random.fork_rng(devices=()):
+        wider = build(config["backbone"], vocab=vocab)
+    state = network.state_dict()
+    embedding, new = state["vocab_embed.embedding"], len(added)
+    state["vocab_embed.embedding"] = torch.cat(
+        [embedding, embedding[vocab.mask_id].expand(new, -1)]
+    )
+    for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
+        state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
+    wider.load_state_dict(state)
+    time_conditioning = denoiser.time_conditioning
+    return Denoiser(
+        wider,
+        noise=LogLinear() if time_conditioning else None,
+        time_conditioning=time_conditioning,
+    ).eval()
 
 
 def build_objective(

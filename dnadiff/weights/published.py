@@ -13,14 +13,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.dit import DiT
 from dnadiff.config import Config, build
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
@@ -39,6 +38,7 @@ from dnadiff.weights.layouts import (
     published_layout,
     read_keys,
 )
+from dnadiff.weights.loaded import with_vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
@@ -74,59 +74,8 @@ class PublishedModel:
     @property
     def tokenizer(self) -> DNATokenizer | None:
         """Its tokenizer for DNA; None for text, because published folders hold no tokenizer: see
-        `with_vocab`."""
+        `loaded.with_vocab`."""
         return DNATokenizer() if self.denoiser.vocab == DNATokenizer().vocab else None
-
-    def with_vocab(self, vocab: Vocab) -> PublishedModel:
-        """The same text model with the vocabulary of a tokenizer, which may have further ids after
-        the published ones.
-
-        With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here
-        padding is 50,258. Its embedding is that of the mask, so padding is read as in the published
-        code. Its row of the head is zero, and it is never emitted.
-
-        Raises:
-            ValueError: if the vocabulary cannot be the published one.
-        """
-        network, known = self.denoiser.backbone, self.denoiser.vocab
-        if vocab == known:
-            return self
-        implied = (
-            _implied_vocab(published_layout(network)) == known
-        )  # only the number of ids is known
-        added = set(range(known.size, vocab.size))
-        fits = (
-            isinstance(network, DiT)
-            and implied
-            and vocab.complement is None
-            and vocab.size >= known.size
-        )
-        if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
-            raise ValueError(
-                f"{self.path} has {known.size} ids with the mask {known.mask_id}, and this "
-                f"vocabulary {vocab.size} with the mask "
-                f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer "
-                "(tokenizer=gpt2 for MDLM on OpenWebText)"
-            )
-        with torch.random.fork_rng(devices=()):
-            wider = build(self.config["backbone"], vocab=vocab)
-        state = network.state_dict()
-        embedding, new = state["vocab_embed.embedding"], len(added)
-        state["vocab_embed.embedding"] = torch.cat(
-            [embedding, embedding[vocab.mask_id].expand(new, -1)]
-        )
-        for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
-            state[name] = torch.cat(
-                [state[name], state[name].new_zeros(new, *state[name].shape[1:])]
-            )
-        wider.load_state_dict(state)
-        time_conditioning = self.denoiser.time_conditioning
-        denoiser = Denoiser(
-            wider,
-            noise=LogLinear() if time_conditioning else None,
-            time_conditioning=time_conditioning,
-        )
-        return replace(self, denoiser=denoiser.eval())
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
@@ -143,11 +92,13 @@ def load_published(
 
     Args:
         folder, revision: as in `read`.
-        vocab: of the tokenizer of a text model (`PublishedModel.with_vocab`); None is the published
+        vocab: of the tokenizer of a text model (`loaded.with_vocab`); None is the published
             one, in which MDLM's padding and mask are one id.
     """
     found = read(folder, revision)
-    return (found if vocab is None else found.with_vocab(vocab)).denoiser
+    if vocab is None:
+        return found.denoiser
+    return with_vocab(found.denoiser, found.config, vocab, found.path)
 
 
 def read(folder: str | os.PathLike[str], revision: str | None = None) -> PublishedModel:

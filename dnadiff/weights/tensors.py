@@ -222,3 +222,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+
+
+def listing(faults: Sequence[str]) -> str:
+    """All faults in one line, with their number if there are many."""
+    return (f"{len(faults)} faults: " if len(faults) > 30 else "") + "; ".join(faults)

@@ -15,7 +15,8 @@ from dnadiff.export import export
 from dnadiff.objective.mlm import MLM
 from dnadiff.sampler.ancestral import Ancestral
 from dnadiff.weights import checkpoint
-from dnadiff.weights.exported import check_of, portable_data
+from dnadiff.weights.checkpoint import check_of, portable_data
+from dnadiff.weights.published import export_published, load_published
 from dnadiff.weights.tensors import fingerprint
 
 
@@ -79,10 +80,13 @@ def test_an_exported_folder_without_its_description_is_not_taken_for_published_w
     copy, tmp_path
 ):
     (copy / "dnadiff.json").unlink()
-    for load in (checkpoint.load, checkpoint.load_published):
+    for load in (checkpoint.load, load_published):
         with pytest.raises(
             FileNotFoundError,
-            match=r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the complete",
+            match=(
+                r"model/dnadiff\.json is missing: this folder was exported by dnadiff.* copy the "
+                r"complete"
+            ),
         ):
             load(copy)
     config = json.loads((copy / "config.json").read_text())
@@ -238,7 +242,7 @@ def test_only_data_that_ship_with_the_package_keep_their_path(data, expected):
 
 
 def test_published_weights_that_were_exported_can_be_sampled_from(tmp_path):
-    published = checkpoint.export_published(
+    published = export_published(
         Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "published"
     )
     folder = export(checkpoint=str(published), output=str(tmp_path / "model")).paths[0]
