@@ -17,6 +17,7 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
 from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.published import export_published
 
 FILES = ["README.md", "config.json", "dnadiff.json", "model.safetensors"]
@@ -318,7 +319,7 @@ def test_an_error_of_the_disk_is_not_taken_for_missing_data(cli, run, tmp_path, 
     def broken(self, trust=()):
         raise OSError(errno.EIO, "Input/output error", "cache/genomes")
 
-    monkeypatch.setattr(checkpoint.Loaded, "training_data", broken)
+    monkeypatch.setattr(Loaded, "training_data", broken)
     status, _, err = cli("export", "checkpoint=run", "output=model")
     assert status == 1 and "Input/output error" in err and not (tmp_path / "model").exists()
     for error in (
@@ -327,7 +328,7 @@ def test_an_error_of_the_disk_is_not_taken_for_missing_data(cli, run, tmp_path, 
         PermissionError(errno.EACCES, "denied"),
     ):
         monkeypatch.setattr(
-            checkpoint.Loaded,
+            Loaded,
             "training_data",
             lambda self, trust=(), error=error: (_ for _ in ()).throw(error),
         )

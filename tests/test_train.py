@@ -17,6 +17,7 @@ from dnadiff.options.command import compose
 from dnadiff.training import run as train
 from dnadiff.vocab import Vocab
 from dnadiff.weights import checkpoint
+from dnadiff.weights.published import export_published
 
 
 def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(
@@ -273,7 +274,7 @@ def test_blocks_do_not_start_from_a_network_with_a_time(
 
 @pytest.fixture
 def published_folder(tmp_path, trained):
-    checkpoint.export_published(checkpoint.load(trained).denoiser, tmp_path / "published")
+    export_published(checkpoint.load(trained).denoiser, tmp_path / "published")
     return tmp_path / "published"
 
 
@@ -323,7 +324,7 @@ def test_a_forced_scan_is_not_inherited_by_the_next_run(cli, train_args, tmp_pat
 
 def test_published_text_weights_are_refused_with_another_vocabulary(cli, train_args, tmp_path):
     vocab = Vocab(33, 32, 32, (32,))
-    checkpoint.export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
+    export_published(Denoiser(DiT(vocab, 16, 1, 2, 8)), tmp_path / "text")
     (tmp_path / "book.txt").write_text("abcdefgh " * 800)
     for data in (("data=text", f"data.path={tmp_path / 'book.txt'}"), ()):
         args = [

@@ -8,6 +8,7 @@ from dnadiff.denoiser import CausalDenoiser
 from dnadiff.options.command import compose
 from dnadiff.parameterization import SUBS, Score, Softmax
 from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import resolved
 
 WRAPPED = {
     "d3pm": ("dit", Softmax, ["objective.masking.num_steps=10"]),
@@ -181,14 +182,14 @@ def test_runs_of_before_go_on_loading(trained, tmp_path):
 
 def test_null_means_the_objectives_own_habit_for_the_network_too():
     for objective, conditioned in (("mdlm", False), ("sedd", True)):
-        config = checkpoint.resolved(compose("train", [f"objective={objective}"]))
+        config = resolved(compose("train", [f"objective={objective}"]))
         assert (
             config["time_conditioning"] is conditioned
             and config["backbone"]["time_conditioning"] is conditioned
         )
     assert (
-        checkpoint.resolved(compose("train", ["objective=sedd", "time_conditioning=false"]))[
-            "backbone"
-        ]["time_conditioning"]
+        resolved(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"][
+            "time_conditioning"
+        ]
         is False
     )
