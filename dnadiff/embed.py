@@ -3,83 +3,98 @@ region of a genome, as one file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dnadiff import commands
-from dnadiff.checks import PositiveInt, expand_user, integer, optional_integer
-from dnadiff.config import SHARED, Config, Keys
+from pydantic import Field
+
+from dnadiff.checks import expand_user
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import MODEL, Accelerator, ShardedOptions
+from dnadiff.options.command import job_command
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
-KEYS: Keys = {
-    **SHARED,
-    "input": str | list[str],
-    "genome": str | None,
-    "feature": str | None,
-    "pool": Literal["mean", "max", "none"],
-    "layer": PositiveInt | None,
-    "stranded": bool,
-    "dtype": Literal["float32", "float16"],
-}
 
+class EmbedOptions(ShardedOptions):
+    """The network's features of each sequence, for classifiers, clustering and search.
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Embed and return the file written."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
+        python -m dnadiff.embed checkpoint=RUN input=x.fa output=e.npz
+        python -m dnadiff.embed checkpoint=RUN input=genes.bed genome=g.fa output=e.parquet
 
-    options = RunOptions.checked(
-        "embed",
-        overrides,
-        config["output"],
-        shard=config["shard"],
-        overwrite=config["overwrite"],
+    Each file also holds name, chrom, start, end (0-based, half-open) and strand of each sequence,
+    and region_name if the regions have names, in the order of the input.
+    """
+
+    checkpoint: str = Field(description=MODEL)
+    input: str | list[str] = Field(
+        description=(
+            "FASTA, plain or gzip; with genome: BED, GTF or GFF file, chrom:first-last "
+            "(1-based), or a list of these"
+        )
     )
-    return run_jobs(jobs(config, run_dir, overrides), options)
+    genome: str | None = Field(None, description="FASTA, 2bit or GenBank file with the regions")
+    feature: str | None = Field(
+        None, description="rows of a GTF or GFF file with this third column, null: all"
+    )
+    output: str | None = Field(
+        None, description=".npz, .parquet or .h5ad; null: embeddings.npz in the run folder"
+    )
+    pool: Literal["mean", "max", "none"] = Field(
+        "mean",
+        description=(
+            "mean or max over the positions of a sequence; none: a vector for each position"
+        ),
+    )
+    layer: PositiveInt | None = Field(
+        None, description="features after this many layers, null: all"
+    )
+    stranded: bool = Field(
+        False, description="read the given strand alone; otherwise both are averaged"
+    )
+    dtype: Literal["float32", "float16"] = Field("float32", description="or float16")
+    batch_size: PositiveInt = Field(32, description="sequences in a batch")
+    accelerator: Accelerator = Field("auto", description="where the network computes")
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+@job_command(EmbedOptions)
+def embed(options: EmbedOptions) -> list[Job]:
     """The file of all embeddings."""
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.genomics.embeddings import EmbedJob, check_format
     from dnadiff.weights import checkpoint
 
-    output = expand_user(config["output"] or run_dir / "embeddings.npz")
-    check_format(output, config["pool"])
-    if config["genome"] is None and not isinstance(config["input"], str):
+    output = expand_user(options.output or options.run_dir / "embeddings.npz")
+    check_format(output, options.pool)
+    if options.genome is None and not isinstance(options.input, str):
         raise ValueError(
-            f"input {config['input']!r} is a list of regions; give their genome as well: "
-            "genome=g.fa"
+            f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"
         )
-    model = checkpoint.load(config["checkpoint"], config["trust"])
+    model = checkpoint.load(options.checkpoint, options.trust)
     if model.tokenizer.vocab.complement is None:
         raise ValueError(
             f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
         )
-    model.denoiser.to(commands.pick_device(config["accelerator"]))
-    of_genome = config["genome"] is not None
-    fasta, regions = (None, config["input"]) if of_genome else (config["input"], None)
-    source = open_input(fasta, config["genome"], regions, config["feature"], key="input")
+    model.denoiser.to(options.device)
+    of_genome = options.genome is not None
+    fasta: Any = None if of_genome else options.input  # a string, as checked
+    regions = options.input if of_genome else None
+    source = open_input(fasta, options.genome, regions, options.feature, key="input")
     return [
         EmbedJob(
             model,
             source,
             output,
-            batch_size=integer("batch_size", config["batch_size"]),
-            pool=config["pool"],
-            layer=optional_integer("layer", config["layer"]),
-            stranded=config["stranded"],
-            dtype=config["dtype"],
+            batch_size=options.batch_size,
+            pool=options.pool,
+            layer=options.layer,
+            stranded=options.stranded,
+            dtype=options.dtype,
         )
     ]
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("embed", run, KEYS)
-
+main = embed.main
 
 if __name__ == "__main__":
     main()

@@ -6,11 +6,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from dnadiff import commands
+from pydantic import Field, model_validator
+
 from dnadiff.checks import expand_user
-from dnadiff.config import SHARED, Config, Json, Keys, build
+from dnadiff.config import Json, build
+from dnadiff.fields import Natural
+from dnadiff.options.base import Group, Result, ShardedOptions, group
+from dnadiff.options.command import command, run_jobs_of
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
@@ -23,60 +27,81 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
 _SHOWN = 40  # records in the table
-KEYS: Keys = {
-    **SHARED,
-    "action": str,
-    "regions": str | list[str] | None,
-    "feature": str | None,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Json:
-    """Run the action of the configuration."""
-    action = ACTIONS.get(config["action"])
-    if action is None:
-        raise ValueError(f"action {config['action']!r} is not known; choose {', '.join(ACTIONS)}")
-    if config["shard"] is not None and action is not pack:
-        raise ValueError(
-            f"shard={config['shard']} is for action=pack; leave it out, or set action=pack"
-        )
-    if config["output"] is not None and action is verify:
-        raise ValueError("action=verify writes no file; leave output out")
-    for key in ("regions", "feature") if action is not extract else ():
-        if config[key] is not None:
+class GenomeOptions(ShardedOptions):
+    """Pack a genome into the cache, verify or describe it, or extract regions of it.
+
+    python -m dnadiff.genome data.path=my.fa.gz                       lengths, GC, N, soft-masked
+    bases, windows of each part python -m dnadiff.genome action=pack data=hg38
+    downloads and packs; training then starts at once python -m dnadiff.genome action=verify
+    data=hg38                  reads all of the packed form and compares checksums python -m
+    dnadiff.genome action=extract data.path=my.fa.gz regions=genes.gtf.gz feature=CDS output=cds.fa
+    python -m dnadiff.genome action=extract data.path=my.fa.gz 'regions="chr1:1001-2000:-"'
+    output=one.fa
+    """
+
+    chooses_threads: ClassVar[bool] = False
+    tokenizer: Group | None = group()
+    data: Group = group("fasta")
+    action: Literal["describe", "pack", "verify", "extract"] = Field(
+        "describe", description="pack, verify, extract"
+    )
+    regions: str | list[str] | None = Field(
+        None,
+        description="extract: a BED, GTF or GFF file, chr:first-last, a record, or a list of these",
+    )
+    feature: str | None = Field(
+        None, description="extract: third column of the GTF or GFF rows that are wanted"
+    )
+    output: str | None = Field(
+        None, description="extract: the FASTA file; describe and pack: a JSON file, null: none"
+    )
+    seed: Natural = Field(1, description="")
+
+    @model_validator(mode="after")
+    def _keys_belong_to_the_action(self) -> Self:
+        if self.shard is not None and self.action != "pack":
             raise ValueError(
-                f"{key} belongs to action=extract; leave it out, or set action=extract"
+                f"shard={self.shard} is for action=pack; leave it out, or set action=pack"
             )
-    if (action is pack and config["output"] is not None) or config["shard"] is not None:
-        from dnadiff.jobs.runner import RunOptions, run_jobs
-
-        options = RunOptions.checked(
-            "genome",
-            overrides,
-            config["output"],
-            shard=config["shard"],
-            overwrite=config["overwrite"],
-        )
-        return run_jobs(jobs(config, run_dir, overrides), options)
-    return action(genome_data(config), config)
+        if self.output is not None and self.action == "verify":
+            raise ValueError("action=verify writes no file; leave output out")
+        for key in ("regions", "feature") if self.action != "extract" else ():
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key} belongs to action=extract; leave it out, or set action=extract"
+                )
+        return self
 
 
-def genome_data(config: Config) -> DNADataModule:
+def jobs(options: GenomeOptions) -> list[Job]:
+    """The list of packed files."""
+    from dnadiff.data.genome.work import PackJob
+
+    assert options.output is not None  # shards and listings have one
+    return [PackJob(genome_data(options.data), expand_user(options.output), packed)]
+
+
+@command(GenomeOptions, jobs)
+def genome(options: GenomeOptions) -> Result:
+    """Run the action."""
+    if options.action == "pack" and (options.output is not None or options.shard is not None):
+        return run_jobs_of("genome", options, jobs)
+    content = ACTIONS[options.action](genome_data(options.data), options)
+    output = [] if options.output is None else [Path(options.output)]
+    return Result(content if isinstance(content, dict) else {}, tuple(output))
+
+
+def genome_data(described: Group) -> DNADataModule:
     """The data module of a genome."""
-    data = build(config["data"], trust=None)
+    data = build(described, trust=None)
     if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
     return data
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
-    """The list of packed files."""
-    from dnadiff.data.genome.work import PackJob
-
-    return [PackJob(genome_data(config), expand_user(config["output"]), packed)]
-
-
-def pack(data: DNADataModule, config: Config) -> list[str]:
+def pack(data: DNADataModule, options: GenomeOptions) -> list[str]:
     """Pack the genome into the cache unless it is there already, and print its folders."""
     start = time.monotonic()
     genome = data.open()
@@ -99,7 +124,7 @@ def packed(data: DNADataModule, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def verify(data: SequenceDataModule, config: Config) -> int:
+def verify(data: SequenceDataModule, options: GenomeOptions) -> int:
     """Compare every byte of the packed genome with its checksums, and return the number of
     bytes."""
     start = time.monotonic()
@@ -111,12 +136,12 @@ def verify(data: SequenceDataModule, config: Config) -> int:
     return total
 
 
-def describe(data: SequenceDataModule, config: Config) -> dict[str, Json]:
+def describe(data: SequenceDataModule, options: GenomeOptions) -> dict[str, Json]:
     """Lengths and composition of each record, and the windows of each part."""
     from dnadiff.formats.regions import read_bed
     from dnadiff.store.disk import check_output, write_json
 
-    output = check_output(config["output"], config["overwrite"]) if config["output"] else None
+    output = check_output(options.output, options.overwrite) if options.output else None
     genome = data.open()
     if (
         data.split.bed
@@ -216,21 +241,22 @@ def windows(data: SequenceDataModule) -> dict[str, Json]:
         return {"problem": str(error)}
 
 
-def extract(data: SequenceDataModule, config: Config) -> int:
+def extract(data: SequenceDataModule, options: GenomeOptions) -> int:
     """Write the sequences of regions to FASTA: on their strand, with soft-masked bases in lower
     case."""
     from dnadiff.formats.fasta import write_fasta
     from dnadiff.formats.regions import read_regions
     from dnadiff.store.disk import check_output
 
-    for key, example in (("regions", "my.bed"), ("output", "regions.fa")):
-        if config[key] is None:
-            raise ValueError(f"{key} is missing: give {key}={example}")
-    check_output(config["output"], config["overwrite"])
+    if options.regions is None:
+        raise ValueError("regions is missing: give regions=my.bed")
+    if options.output is None:
+        raise ValueError("output is missing: give output=regions.fa")
+    check_output(options.output, options.overwrite)
     genome = data.open()
-    regions = read_regions(config["regions"], genome.lengths, config["feature"])
-    count = write_fasta(config["output"], records(genome, regions), config["overwrite"])
-    print(f"{count:,} sequences are in {config['output']}")
+    regions = read_regions(options.regions, genome.lengths, options.feature)
+    count = write_fasta(options.output, records(genome, regions), options.overwrite)
+    print(f"{count:,} sequences are in {options.output}")
     return count
 
 
@@ -253,11 +279,7 @@ ACTIONS: dict[str, Callable[..., Json]] = {
     "extract": extract,
 }
 
-
-def main() -> None:
-    """The command line."""
-    commands.run("genome", run, KEYS)
-
+main = genome.main
 
 if __name__ == "__main__":
     main()

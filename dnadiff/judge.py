@@ -9,8 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dnadiff import checks, commands
-from dnadiff.config import SHARED, Config, Keys
+from pydantic import Field
+
+from dnadiff.checks import expand_user
+from dnadiff.fields import Natural
+from dnadiff.options.base import Group, ShardedOptions, group
+from dnadiff.options.command import job_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,33 +24,59 @@ if TYPE_CHECKING:
     from dnadiff.metrics.sample_quality import SampleQuality
 
 log = logging.getLogger("dnadiff")
-KEYS: Keys = {
-    **SHARED,
-    "samples": str,
-    "checkpoint": str | None,
-    "real": str | None,
-    "part": str,
-    "order": checks.Natural,
-    "num_splits": Annotated[int, checks.Range(20)],
-    "stranded": bool | None,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Compare samples with real windows, and return the JSON file."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
+class JudgeOptions(ShardedOptions):
+    """Compare samples with held-out windows of the same number and length, every metric with a
+    real- vs-real baseline.
 
-    options = RunOptions.checked(
-        "judge",
-        overrides,
-        config["output"],
-        shard=config["shard"],
-        overwrite=config["overwrite"],
+        python -m dnadiff.judge samples=x.fa checkpoint=RUN       the held-out part of the run's
+        data python -m dnadiff.judge samples=x.fa data=ecoli           the held-out part of other
+        data, which need no checkpoint python -m dnadiff.judge samples=x.fa real=y.fa
+        windows of another file
+
+    Copies are searched for in the training part of the checkpoint's own data, also with data= or
+    real=; if its source names none (published weights), or without a checkpoint, in that of data=.
+
+    Metrics: Jensen-Shannon divergence of 1-mers to 6-mers, variance of GC content, mutual
+    information up to 100 bases, three-base period, open reading frames, 24-mers seen in training
+    and the longest exact match (either strand), AUROC of a discriminator, and bits per base of
+    real windows under a Markov model trained on the samples. A distance below the baseline is a
+    warning: the samples are too similar to real windows.
+    """
+
+    tokenizer: Group | None = group()
+    data: Group | None = group()
+    samples: str = Field(description="FASTA, plain or gzip; all records have the same length")
+    checkpoint: str | None = Field(
+        None,
+        description=(
+            "the run whose held-out part gives real windows, and whose training part is "
+            "searched for copies"
+        ),
     )
-    return run_jobs(jobs(config, run_dir, overrides), options)
+    real: str | None = Field(None, description="FASTA file with real sequences")
+    part: str = Field("test", description="valid")
+    order: Natural = Field(
+        6, description="order of the Markov models trained on samples and on real windows"
+    )
+    num_splits: Annotated[int, Field(ge=20)] = Field(
+        100, description="random sets of real windows for the baseline"
+    )
+    stranded: bool | None = Field(
+        None, description="true: k-mers of one strand; null: as the run's data, or both strands"
+    )
+    output: str | None = Field(
+        None,
+        description=(
+            "JSON file, with a picture of the same name; null: judge.json in the run folder"
+        ),
+    )
+    seed: Natural = Field(0, description="")
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+@job_command(JudgeOptions)
+def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.metrics import memorization
     from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
@@ -54,25 +84,21 @@ def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
     from dnadiff.metrics.work import JudgeJob
     from dnadiff.store.address import shown
 
-    order, num_splits = (
-        checks.integer("order", config["order"], 0),
-        checks.integer("num_splits", config["num_splits"], 20),
-    )
-    seed = checks.integer("seed", config["seed"], 0)
-    if config["checkpoint"] is None and config["real"] is None and not config.get("data"):
+    order, num_splits, seed = options.order, options.num_splits, options.seed
+    if options.checkpoint is None and options.real is None and not options.data:
         raise ValueError(
             "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, "
             "data=, or real=y.fa"
         )
-    samples = read_bases(config["samples"])
-    length = common_length(samples, shown(config["samples"]))
-    data, searched = sources(config)
-    if config["real"] is not None or data is None:
-        real, source = cut(read_bases(config["real"]), length), shown(config["real"])
+    samples = read_bases(options.samples)
+    length = common_length(samples, shown(options.samples))
+    data, searched = sources(options)
+    if options.real is not None or data is None:
+        real, source = cut(read_bases(str(options.real)), length), shown(options.real)
     else:
         real, source = (
-            held_out_windows(data, config["part"], length),
-            f"{data.name}, part {config['part']}",
+            held_out_windows(data, options.part, length),
+            f"{data.name}, part {options.part}",
         )
     training = None
     if searched is not None and memorization.fits_in_memory(searched):
@@ -87,31 +113,29 @@ def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
         f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}"
     )
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
-    stranded = (
-        of_data if config["stranded"] is None else checks.boolean("stranded", config["stranded"])
-    )
+    stranded = of_data if options.stranded is None else options.stranded
     evaluator = SampleQualityEvaluator(
         samples, real, training, not stranded, order, num_splits, seed
     )
-    options = {
+    settings = {
         "both_strands": not stranded,
         "order": order,
         "num_splits": num_splits,
         "seed": seed,
     }
     about = {
-        "samples": {"path": shown(config["samples"]), "number": len(samples)},
+        "samples": {"path": shown(options.samples), "number": len(samples)},
         "real": {
             "source": source,
             "number": len(evaluator.real),
-            **({} if data is None or config["real"] is not None else {"data": data.describe()}),
+            **({} if data is None or options.real is not None else {"data": data.describe()}),
         },
         "searched": None if training is None or searched is None else searched.describe(),
-        "settings": options,
+        "settings": settings,
     }
     digest = None if training is None or searched is None else searched.digest
-    output = checks.expand_user(config["output"] or run_dir / "judge.json")
-    return [JudgeJob(evaluator, output, about, options, digest, picture)]
+    output = expand_user(options.output or options.run_dir / "judge.json")
+    return [JudgeJob(evaluator, output, about, settings, digest, picture)]
 
 
 def picture(quality: SampleQuality) -> bytes:
@@ -123,7 +147,7 @@ def picture(quality: SampleQuality) -> bytes:
     return figures.rendered(figures.overview(panels), "png")
 
 
-def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
+def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
     """The data that the real windows are cut from, and those whose training part is searched for
     copies; None where there are none.
 
@@ -135,17 +159,17 @@ def sources(config: Config) -> tuple[SequenceDataModule | None, SequenceDataModu
     from dnadiff.metrics import memorization
     from dnadiff.weights import checkpoint
 
-    given, data = config.get("data"), None
-    if config["checkpoint"] is None:
+    given, data = options.data, None
+    if options.checkpoint is None:
         if given:
             data = chosen_data(given, {}, DNATokenizer())
             data.prepare()
         return data, data
-    model = checkpoint.load(config["checkpoint"], config["trust"])
+    model = checkpoint.load(options.checkpoint, options.trust)
     memorization.check_dna(model)
-    if given or config["real"] is None:
-        data = memorization.dna_data(model, config["trust"], given)
-    return data, memorization.searched_data(model, data, config["trust"])
+    if given or options.real is None:
+        data = memorization.dna_data(model, options.trust, given)
+    return data, memorization.searched_data(model, data, options.trust)
 
 
 def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
@@ -159,10 +183,7 @@ def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
     return lengths[0]
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("judge", run, KEYS)
-
+main = judge.main
 
 if __name__ == "__main__":
     main()

@@ -4,45 +4,67 @@ shards."""
 from __future__ import annotations
 
 import glob
-import importlib
 import logging
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from dnadiff import commands
-from dnadiff.checks import boolean, expand_user
-from dnadiff.config import PACKAGE, SHARED, Config, Json, Keys, config_dir, locate
+from pydantic import Field
+
+from dnadiff.checks import expand_user
+from dnadiff.config import PACKAGE, Json, config_dir, locate
+from dnadiff.options.base import Options, Result
+from dnadiff.options.command import command, command_names, named
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.jobs.shards import Manifest, MergeMark, ShardFolder
 
 log = logging.getLogger("dnadiff")
-KEYS: Keys = {**SHARED, "output": str, "shards": str | None, "keep": bool}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
+class MergeOptions(Options):
+    """The output of a command from its shards, byte for byte as without shards.
+
+        python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=1/3
+        anywhere, in any order python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv
+        shard=2/3 python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=3/3
+        python -m dnadiff.merge output=scores.tsv
+
+    score, variants, embed, sample, predict, genome action=pack and judge have shards. A shard that
+    is missing or damaged is named. Merging reads the checkpoint and the input again and runs no
+    network: it needs no GPU. See docs/scaling.md.
+    """
+
+    chooses_threads: ClassVar[bool] = False
+    output: str = Field(
+        description=(
+            "the output= of all shards; other files of the command, such as per_base=, "
+            "are "
+            "written too"
+        )
+    )
+    shards: str | None = Field(None, description="folder of the shards; null: OUTPUT.shards")
+    keep: bool = Field(False, description="keep the shards")
+
+
+@command(MergeOptions)
+def merge(options: MergeOptions) -> Result:
     """Merge and return the output."""
     from dnadiff.jobs.job import ResumableJob
     from dnadiff.jobs.runner import RunOptions, run_jobs
     from dnadiff.jobs.shards import MergeMark, ShardFolder
     from dnadiff.store.disk import check_output
 
-    for key in ("keep", "overwrite"):
-        boolean(key, config[key])
-    output = expand_user(config["output"])
-    folder = (
-        ShardFolder(expand_user(config["shards"])) if config["shards"] else ShardFolder.of(output)
-    )
+    output = expand_user(options.output)
+    folder = ShardFolder(expand_user(options.shards)) if options.shards else ShardFolder.of(output)
     mark = MergeMark(output)
     is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
-        return finish(mark, folder)
-    if config["shards"] is None and not folder.path.exists() and output.exists():
+        return Result({}, (finish(mark, folder),))
+    if options.shards is None and not folder.path.exists() and output.exists():
         raise FileExistsError(
             f"{output} is complete already, and {folder.path} with its shards does not exist"
         )
@@ -52,28 +74,28 @@ def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
             "shards were computed in different environments, and numbers may differ in their last "
             f"digits: {'; '.join(different)}"
         )
-    resume = mark.is_under_way and not config["overwrite"]
-    check_output(output, config["overwrite"] or resume)
-    jobs = jobs_of(config, manifest, folder, run_dir, resume)
+    resume = mark.is_under_way and not options.overwrite
+    check_output(output, options.overwrite or resume)
+    jobs = jobs_of(options, manifest, folder, resume)
     if not resume:
         mark.set()
     # A job that is written at once writes its output last. What is next to it was refused by the
     # first merge, or written by it.
     repeated = is_repeated and not isinstance(jobs[0], ResumableJob)
-    options = RunOptions(
+    run_options = RunOptions(
         manifest.command,
         manifest.overrides,
         resume,
-        config["overwrite"] or repeated,
+        options.overwrite or repeated,
         merged=folder,
     )
     try:
-        run_jobs(jobs, options)
+        run_jobs(jobs, run_options)
     except FileExistsError:
         if not resume:
             mark.remove()
         raise
-    return finish(mark, None if config["keep"] else folder)
+    return Result({}, (finish(mark, None if options.keep else folder),))
 
 
 def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
@@ -94,7 +116,7 @@ def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
 
 
 def jobs_of(
-    config: Config, manifest: Manifest, folder: ShardFolder, run_dir: Path, resume: bool
+    options: MergeOptions, manifest: Manifest, folder: ShardFolder, resume: bool
 ) -> Sequence[Job]:
     """The jobs that the shards are of, for merging them: no network runs, so they need no GPU.
 
@@ -102,32 +124,32 @@ def jobs_of(
         ValueError: if the manifest is of no command with shards, or names classes that are neither
             in a YAML file nor trusted.
     """
-    is_known = manifest.command in commands.COMMANDS
-    command = importlib.import_module(f"dnadiff.{manifest.command}" if is_known else "dnadiff")
-    if not hasattr(command, "jobs"):
+    found = named(manifest.command) if manifest.command in command_names() else None
+    if found is None or found.jobs is None:
         raise ValueError(
             f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its "
             "folder and start over"
         )
-    settings = commands.recompose(manifest.command, manifest.overrides)
+    chosen = found.compose(manifest.overrides, options.run_dir, options.config_folder)
+    settings = chosen.model_dump()
     known = {
         target
-        for root in filter(None, (config_dir(), commands.parse(sys.argv[1:])[0]))
+        for root in filter(None, (config_dir(), options.config_folder))
         for target in targets_in(root)
     }
     for target in targets_of(settings):
         if target not in known:
-            locate(target, (PACKAGE, *config["trust"]))
+            locate(target, (PACKAGE, *options.trust))
     given = {
-        "output": config["output"],
-        "overwrite": config["overwrite"],
+        "output": options.output,
+        "overwrite": options.overwrite,
         "resume": resume,
-        "trust": config["trust"],
+        "trust": options.trust,
         "accelerator": "cpu",
         "reward": on_cpu(settings.get("reward")),
     }
-    settings |= {key: value for key, value in given.items() if key in settings}
-    return command.jobs(settings, run_dir, manifest.overrides)
+    changed = {key: value for key, value in given.items() if key in settings}
+    return found.jobs(chosen.model_copy(update=changed))
 
 
 def on_cpu(settings: Json) -> Json:
@@ -161,10 +183,7 @@ def targets_in(folder: Path) -> Iterator[str]:
         yield from targets_of(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("merge", run, KEYS)
-
+main = merge.main
 
 if __name__ == "__main__":
     main()

@@ -3,13 +3,14 @@ a table and a track."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from dnadiff import commands
-from dnadiff.checks import PositiveInt, expand_user, optional_integer
-from dnadiff.config import SHARED, Config, Keys
+from pydantic import Field, model_validator
+
+from dnadiff.checks import expand_user
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import MODEL, Accelerator, ShardedOptions
+from dnadiff.options.command import job_command
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
@@ -17,120 +18,137 @@ if TYPE_CHECKING:
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
 TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
-KEYS: Keys = {
-    **SHARED,
-    "input": str,
-    "sequence_column": str,
-    "name_column": str | None,
-    "label_column": str | list[str] | None,
-    "stride": PositiveInt | None,
-    "per_seed": bool,
-    "track": str | None,
-    "track_class": str | None,
-    "batch_size": PositiveInt | None,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Predict and return the table written."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
+class PredictOptions(ShardedOptions):
+    """Class probabilities or values of new sequences by the networks of a fine-tuned run.
 
-    options = RunOptions.checked(
-        "predict",
-        overrides,
-        config["output"],
-        shard=config["shard"],
-        resume=config["resume"],
-        overwrite=config["overwrite"],
+        python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv
+        python -m dnadiff.predict checkpoint=FINETUNE_RUN input=table.csv label_column=label
+        output=p.tsv python -m dnadiff.predict checkpoint=FINETUNE_RUN input=genome.fa window=200
+        stride=100 track=p.bedgraph track_class=CLASS output=p.tsv.gz
+
+    Columns: name, start and end (0-based, half-open) of windows, length, predicted, p_CLASS
+    (averaged over the seeds), spread (largest minus smallest probability of the predicted class
+    over the seeds), with label_column label and log_p_CLASS_seed_N; of a regression
+    predicted_COLUMN and spread_COLUMN; of several labels p_LABEL and spread_LABEL. Summary and
+    metrics: OUTPUT.json.
+    """
+
+    checkpoint: str = Field(description=MODEL)
+    input: str = Field(description="FASTA, or a table (.csv, .tsv, .parquet); plain or gzip")
+    sequence_column: str = Field(
+        "sequence", description="of a table; with labels, metrics are printed and written"
     )
-    return run_jobs(jobs(config, run_dir, overrides), options)
+    name_column: str | None = Field(None, description="of a table; null: the number of the line")
+    label_column: str | list[str] | None = Field(
+        None, description="of a table: true classes or values, for metrics; several as [a, b]"
+    )
+    window: PositiveInt | None = Field(None, description="bases; null: complete sequences")
+    stride: PositiveInt | None = Field(
+        None, description="bases between the starts of windows; null: window"
+    )
+    per_seed: bool = Field(
+        False, description="true: also the predictions of each seed; a label_column implies it"
+    )
+    track: str | None = Field(
+        None, description="bedGraph file of the probability of track_class, plain or .gz"
+    )
+    track_class: str | None = Field(
+        None, description="a class, or a column of a regression; null: the only one"
+    )
+    batch_size: PositiveInt | None = Field(
+        None, description="null: as the test items of the task were predicted"
+    )
+    output: str | None = Field(
+        None, description=".tsv, .tsv.gz or .parquet; null: predictions.tsv in the run folder"
+    )
+    resume: bool = Field(
+        False,
+        description=(
+            "resume an interrupted run; the output is byte-identical to that of an "
+            "uninterrupted one"
+        ),
+    )
+    accelerator: Accelerator = Field("auto", description="")
+
+    @model_validator(mode="after")
+    def _keys_belong_together(self) -> Self:
+        if self.stride is not None and self.window is None:
+            raise ValueError(f"stride={self.stride} needs window=, the bases in a window")
+        if self.track_class is not None and self.track is None:
+            raise ValueError(
+                f"track_class={self.track_class} needs track=, the bedGraph file to write"
+            )
+        if self.track is not None and not self.track.lower().endswith(TRACKS):
+            raise ValueError(
+                f"track {self.track} has an unknown extension; it is written as bedGraph: "
+                f"{', '.join(TRACKS)}"
+            )
+        return self
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+@job_command(PredictOptions)
+def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
     from dnadiff.supervised.prediction_table import PredictionTable, PredictJob
 
-    output = check_options(config, run_dir)
-    resolve(config["input"])  # refuses a missing file before the networks are read
-    model = saved.load(
-        config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"])
-    )
-    check_class(config, model)
-    labels = config["label_column"] is not None
+    output = expand_user(options.output or options.run_dir / "predictions.tsv")
+    if not output.name.lower().endswith(TABLES):
+        raise ValueError(
+            f"output {output} is the name of another kind of file; give one that ends in "
+            f"{', '.join(TABLES)}"
+        )
+    resolve(options.input)  # refuses a missing file before the networks are read
+    model = saved.load(options.checkpoint, options.trust, options.device)
+    track_class = track_class_of(options, model)
+    labels = options.label_column is not None
     predictions = PredictionTable(
         model.target,
         model.seeds,
-        config["window"] is not None,
+        options.window is not None,
         labels,
-        labels or config["per_seed"],
+        labels or options.per_seed,
     )
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
     shown = ("input", "label_column", "window", "stride", "track", "track_class")
     return [
         PredictJob(
             model,
-            queries_of(config, model),
+            queries_of(options, model),
             predictions,
             output,
-            batch_size=config["batch_size"],
-            track=None if config["track"] is None else expand_user(config["track"]),
-            track_class=config["track_class"],
-            settings={key: config[key] for key in keys},
-            inputs={key: config[key] for key in shown},
+            batch_size=options.batch_size,
+            track=None if options.track is None else expand_user(options.track),
+            track_class=track_class,
+            settings={key: getattr(options, key) for key in keys},
+            inputs={key: getattr(options, key) for key in shown} | {"track_class": track_class},
         )
     ]
 
 
-def check_options(config: Config, run_dir: Path) -> Path:
-    """Check the options that need no model, and convert integers; the path of the table."""
-    for key in ("window", "stride", "batch_size"):
-        config[key] = optional_integer(key, config[key])
-    output = expand_user(config["output"] or run_dir / "predictions.tsv")
-    if not output.name.lower().endswith(TABLES):
-        raise ValueError(
-            f"output {output} is the name of another kind of file; give one that ends in "
-            f"{', '.join(TABLES)}"
-        )
-    if config["stride"] is not None and config["window"] is None:
-        raise ValueError(f"stride={config['stride']} needs window=, the bases in a window")
-    if config["track_class"] is not None and config["track"] is None:
-        raise ValueError(
-            f"track_class={config['track_class']} needs track=, the bedGraph file to write"
-        )
-    if config["track"] is not None and not expand_user(config["track"]).name.lower().endswith(
-        TRACKS
-    ):
-        raise ValueError(
-            f"track {config['track']} has an unknown extension; it is written as bedGraph: "
-            f"{', '.join(TRACKS)}"
-        )
-    return output
-
-
-def check_class(config: Config, model: ClassifierEnsemble) -> None:
-    """ValueError unless a track has a class of the model, or a target; the only one need not be
-    named."""
-    if config["track"] is not None and config["track_class"] is None and len(model.classes) == 1:
-        config["track_class"] = model.classes[0]
-    if config["track"] is not None and config["track_class"] not in model.classes:
-        got = (
-            "is missing"
-            if config["track_class"] is None
-            else f"{config['track_class']!r} is not a class of this model"
-        )
+def track_class_of(options: PredictOptions, model: ClassifierEnsemble) -> str | None:
+    """The class of the model, or target, of a track; the only one need not be named."""
+    if options.track is None:
+        return None
+    only = model.classes[0] if len(model.classes) == 1 else None
+    found = only if options.track_class is None else options.track_class
+    if found not in model.classes:
+        got = "is missing" if found is None else f"{found!r} is not a class of this model"
         raise ValueError(
             f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
         )
+    return found
 
 
-def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
+def queries_of(options: PredictOptions, model: ClassifierEnsemble) -> SequenceFile:
     """What is predicted; ValueError for another number of label columns than the model predicts."""
     from dnadiff.supervised.ensemble import Columns, SequenceFile
     from dnadiff.supervised.tasks import as_names
 
-    labels = None if config["label_column"] is None else as_names(config["label_column"])
+    labels = None if options.label_column is None else as_names(options.label_column)
     if labels is not None and len(labels) != len(model.target.label_columns):
         expected = (
             f"{len(model.target.label_columns)}, for {', '.join(model.classes)}"
@@ -141,15 +159,19 @@ def queries_of(config: Config, model: ClassifierEnsemble) -> SequenceFile:
             f"label_column names {len(labels)} columns, and this model expects {expected}; name "
             "that many, in this order"
         )
-    columns = Columns(config["sequence_column"], config["name_column"], labels)
-    cut = {"window": config["window"], "stride": config["stride"], "limits": model.limits}
-    return SequenceFile(config["input"], model.encode, model.target, columns, **cut)
+    columns = Columns(options.sequence_column, options.name_column, labels)
+    return SequenceFile(
+        options.input,
+        model.encode,
+        model.target,
+        columns,
+        window=options.window,
+        stride=options.stride,
+        limits=model.limits,
+    )
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("predict", run, KEYS)
-
+main = predict.main
 
 if __name__ == "__main__":
     main()

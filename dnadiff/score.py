@@ -3,95 +3,107 @@ and the information content of each base."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff import commands
-from dnadiff.checks import PositiveInt, expand_user, integer
-from dnadiff.config import SHARED, Config, Keys
+from pydantic import Field
+
+from dnadiff.checks import expand_user
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import ModelOptions, ShardedOptions
+from dnadiff.options.command import job_command
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
-KEYS: Keys = {
-    **SHARED,
-    "input": str | None,
-    "genome": str | None,
-    "regions": str | list[str] | None,
-    "feature": str | None,
-    "num_draws": PositiveInt,
-    "per_base": str | None,
-    "spacing": PositiveInt,
-    "stranded": bool,
-}
 
+class ScoreOptions(ModelOptions, ShardedOptions):
+    """The likelihood of each record of a FASTA file or region of a genome, and the information
+    content of each base.
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Score and return the table written."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
+        python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv
+        python -m dnadiff.score checkpoint=RUN genome=g.fa regions=genes.bed output=scores.tsv
+        python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv per_base=x.bw
 
-    options = RunOptions.checked(
-        "score",
-        overrides,
-        config["output"],
-        shard=config["shard"],
-        resume=config["resume"],
-        overwrite=config["overwrite"],
+    Columns: name, length, counted, nats_per_base, bits_per_base, se_mc, total_bits, and
+    region_name if the regions have names. nats_per_base and bits_per_base are upper bounds on -log
+    p for each counted base (exact for autoregressive models), total_bits is their sum over the
+    record, and se_mc (nats per base) the Monte Carlo error. N and other letters except A, C, G and
+    T are read but not counted; a record without any of these four gets nan.
+    """
+
+    input: str | None = Field(None, description="FASTA, plain or gzip; or genome and regions")
+    genome: str | None = Field(None, description="FASTA, 2bit or GenBank file with the regions")
+    regions: str | list[str] | None = Field(
+        None, description="BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"
     )
-    for key in ("spacing", "stranded"):
-        if config["per_base"] is None and any(o.startswith(f"{key}=") for o in overrides):
-            raise ValueError(
-                f"{key} is for the information content of each base; give per_base= too, or leave "
-                f"{key} out"
-            )
-    return run_jobs(jobs(config, run_dir, overrides), options)
+    feature: str | None = Field(
+        None, description="rows of a GTF or GFF file with this third column, null: all"
+    )
+    output: str | None = Field(None, description="null: scores.tsv in the run folder")
+    window: PositiveInt | None = Field(
+        None, description="bases; longer records are cut, null: the training window"
+    )
+    num_draws: PositiveInt = Field(
+        8, description="network calls per window, even; an autoregressive model always makes one"
+    )
+    per_base: str | None = Field(
+        None,
+        description=(
+            "track of each base's information content given both sides: .bedgraph, "
+            ".bedgraph.gz, or .bw (.bw needs pip install -e '.[tracks]')"
+        ),
+    )
+    spacing: PositiveInt = Field(
+        32, description="per_base: distance in bases between positions masked together"
+    )
+    stranded: bool = Field(False, description="per_base: read the given strand alone")
+    resume: bool = Field(False, description="continue the unfinished output")
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+@job_command(ScoreOptions)
+def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.genomics.scores import ScoreJob
     from dnadiff.genomics.tracks import TrackJob, format_of
     from dnadiff.weights import checkpoint
 
-    for key, minimum in (("batch_size", 1), ("seed", 0), ("num_draws", 1), ("spacing", 1)):
-        config[key] = integer(key, config[key], minimum)
-    output = expand_user(config["output"] or run_dir / "scores.tsv")
-    track = format_of(config["per_base"]) if config["per_base"] else None
-    if track is not None and expand_user(config["per_base"]) == output:
-        raise ValueError(f"per_base and output are the same file, {output}; give each its own")
-    model = checkpoint.load(config["checkpoint"], config["trust"])
-    model.denoiser.to(commands.pick_device(config["accelerator"]))
-    shared = {
-        "window": commands.check_window(config["window"], model),
-        "batch_size": config["batch_size"],
-    }
-    source = open_input(config["input"], config["genome"], config["regions"], config["feature"])
-    found: list[Job] = [
-        ScoreJob(
-            model, source, output, num_draws=config["num_draws"], seed=config["seed"], **shared
+    for key in options.given("spacing", "stranded") if options.per_base is None else ():
+        raise ValueError(
+            f"{key} is for the information content of each base; give per_base= too, or leave "
+            f"{key} out"
         )
+    output = expand_user(options.output or options.run_dir / "scores.tsv")
+    per_base = None if options.per_base is None else expand_user(options.per_base)
+    track = format_of(options.per_base) if options.per_base else None
+    if per_base == output:
+        raise ValueError(f"per_base and output are the same file, {output}; give each its own")
+    model = checkpoint.load(options.checkpoint, options.trust)
+    model.denoiser.to(options.device)
+    shared = {
+        "window": model.window(options.window),
+        "batch_size": options.batch_size,
+    }
+    source = open_input(options.input, options.genome, options.regions, options.feature)
+    found: list[Job] = [
+        ScoreJob(model, source, output, num_draws=options.num_draws, seed=options.seed, **shared)
     ]
-    if track is not None:
+    if per_base is not None and track is not None:
         found.append(
             TrackJob(
                 model,
                 source,
-                expand_user(config["per_base"]),
+                per_base,
                 track,
-                spacing=config["spacing"],
-                stranded=config["stranded"],
+                spacing=options.spacing,
+                stranded=options.stranded,
                 **shared,
             )
         )
     return found
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("score", run, KEYS)
-
+main = score.main
 
 if __name__ == "__main__":
     main()

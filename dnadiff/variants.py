@@ -7,12 +7,15 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from dnadiff import commands
-from dnadiff.checks import PositiveInt, expand_user
-from dnadiff.config import SHARED, Config, Json, Keys, build
-from dnadiff.variant_effect import options
+from pydantic import Field, model_validator
+
+from dnadiff.checks import expand_user
+from dnadiff.config import Json, build
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
+from dnadiff.options.command import job_command
 
 if TYPE_CHECKING:
     from dnadiff.formats.regions import Region
@@ -23,60 +26,160 @@ if TYPE_CHECKING:
     from dnadiff.variant_effect.variant import Reference
     from dnadiff.weights.loaded import Loaded
 
+_OF_PRETRAINED = (  # key, verb of the message, default
+    ("L2", "reads", False),
+    ("dependency", "reads", None),
+    ("report", "reads", None),
+    ("stranded", "applies to", False),
+    ("sites_per_window", "applies to", 1),
+)
 log = logging.getLogger("dnadiff")
-KEYS: Keys = {
-    **SHARED,
-    "vcf": str | None,
-    "genome": str,
-    "saturate": str | list[str] | None,
-    "feature": str | None,
-    "deletions": bool,
-    "on_mismatch": Literal["error", "skip", "flag"],
-    "stranded": bool,
-    "sites_per_window": PositiveInt,
-    "block": PositiveInt | None,
-    "num_orders": PositiveInt,
-    "L2": bool,
-    "dependency": str | None,
-    "dependency_span": PositiveInt,
-    "report": str | None,
-    "target": str | None,
-}
 
 
-def run(config: Config, run_dir: Path, overrides: Sequence[str]) -> Path:
-    """Score the variants and return the file written."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
+class VariantsOptions(ModelOptions, ShardedOptions):
+    """Effects of variants, as log-likelihood ratios under a trained model.
 
-    options.check(config)
-    run_options = RunOptions.checked(
-        "variants",
-        overrides,
-        config["output"],
-        shard=config["shard"],
-        resume=config["resume"],
-        overwrite=config["overwrite"],
+        python -m dnadiff.variants checkpoint=RUN vcf=x.vcf.gz genome=g.fa output=y.vcf.gz
+        python -m dnadiff.variants checkpoint=RUN saturate=promoter.bed genome=g.fa output=y.tsv
+
+        python -m dnadiff.variants checkpoint=FINETUNE_RUN vcf=x.vcf.gz genome=g.fa output=y.tsv
+
+    Columns: LLR = log p(alt) - log p(ref) in nats, its Monte Carlo error SE (none for masked),
+    LLR_forward and LLR_reverse of the strands, entropy (nats) and information (2 minus the entropy
+    in bits) of the base at the site. Of a fine-tuned run: predicted_REF, predicted_ALT, their
+    difference (ALT minus REF) and SE_seeds. See docs/variants.md.
+    """
+
+    variant_method: Group = group(
+        "by_kind",
+        "by_kind (masked for SNVs, block for others, log_prob for ar and block_mdlm), masked, "
+        "block, window, log_prob",
     )
-    return run_jobs(jobs(config, run_dir, overrides), run_options)
+    vcf: str | None = Field(
+        None,
+        description="VCF, BCF or a table with tabs and chrom, pos, ref, alt; plain, gzip or bgzip",
+    )
+    saturate: str | list[str] | None = Field(
+        None,
+        description=(
+            "BED, GTF, GFF or chr1:1001-2000: regions whose SNVs are all scored, with a "
+            "heat map; deletions=true adds deletions of one base; feature=CDS chooses rows of a "
+            "GTF file"
+        ),
+    )
+    feature: str | None = Field(
+        None, description="saturate: rows of a GTF or GFF file with this third column; null: all"
+    )
+    deletions: bool = Field(False, description="saturate: also every deletion of one base")
+    target: str | None = Field(
+        None,
+        description=(
+            "of a fine-tuned run: the class or column whose predictions are compared; "
+            "null: the only one, or the second of two classes"
+        ),
+    )
+    genome: str = Field(description="FASTA, 2bit or GenBank")
+    output: str | None = Field(
+        None,
+        description=(
+            ".tsv, .tsv.gz, .vcf, .vcf.gz, .parquet; null: variants.tsv in the run "
+            "folder; "
+            "with a JSON file next to it"
+        ),
+    )
+    on_mismatch: Literal["error", "skip", "flag"] = Field(
+        "error", description="REF differs from the genome: skip leaves the row out, flag marks it"
+    )
+    window: PositiveInt | None = Field(
+        None,
+        description=(
+            "bases that the network reads; null: the training window, or the longest "
+            "sequence of a fine-tuned run's task"
+        ),
+    )
+    stranded: bool = Field(False, description="read the given strand alone")
+    sites_per_window: PositiveInt = Field(
+        1,
+        description=(
+            "SNVs: at most so many sites are masked together, window / sites_per_window "
+            "apart; faster, with an error that is reported"
+        ),
+    )
+    block: PositiveInt | None = Field(
+        None,
+        description=(
+            "variant_method=block: bases around the variant, half on each side; null: 4 "
+            "for SNVs and MNVs, 16 for indels"
+        ),
+    )
+    num_orders: PositiveInt = Field(
+        4, description="variant_method=block: random orders per variant and strand"
+    )
+    num_draws: PositiveInt = Field(
+        64,
+        description=(
+            "variant_method=window, and log_prob for block diffusion models: masks per "
+            "variant and strand, even"
+        ),
+    )
+    L2: bool = Field(False, description="also the distance of the mean embeddings of both windows")
+    dependency: str | None = Field(
+        None,
+        description=(
+            ".tsv file: how the predictions around the variant change; for a single variant"
+        ),
+    )
+    dependency_span: PositiveInt = Field(32, description="bases on each side in it")
+    report: str | None = Field(
+        None,
+        description=(
+            "saturate: page with heat maps, pictures next to it; null: report.html in the "
+            "run folder"
+        ),
+    )
+    resume: bool = Field(False, description="resume an unfinished output=")
+
+    @model_validator(mode="after")
+    def _keys_belong_together(self) -> Self:
+        if (self.vcf is None) == (self.saturate is None):
+            raise ValueError(
+                "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose "
+                "variants are all scored)"
+            )
+        for key in ("deletions", "feature", "report") if self.saturate is None else ():
+            if getattr(self, key):
+                raise ValueError(
+                    f"{key} belongs to saturate=regions.bed; leave it out, or give regions"
+                )
+        for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
+            value = getattr(self, key)
+            if value is not None and not value.lower().endswith(suffix):
+                raise ValueError(f"{key} {value} has another format; its name must end in {suffix}")
+        if self.num_orders < 2:
+            raise ValueError(
+                f"num_orders {self.num_orders} must be an integer of at least 2: the spread "
+                "between orders gives the error"
+            )
+        return self
 
 
-def jobs(config: Config, run_dir: Path, overrides: Sequence[str]) -> list[Job]:
+@job_command(VariantsOptions)
+def variants(options: VariantsOptions) -> list[Job]:
     """The file of effects, by a pretrained model or by the predictions of a fine-tuned run."""
     from dnadiff.supervised import runs
 
-    options.check(config)
-    output = expand_user(config["output"] or run_dir / "variants.tsv")
-    if runs.is_fine_tuned(config["checkpoint"]):
-        return [compare_predictions(config, output)]
-    if config["target"] is not None:
+    output = expand_user(options.output or options.run_dir / "variants.tsv")
+    if runs.is_fine_tuned(options.checkpoint):
+        return [compare_predictions(options, output)]
+    if options.target is not None:
         raise ValueError(
-            f"target={config['target']} belongs to a fine-tuned run, and {config['checkpoint']} is "
+            f"target={options.target} belongs to a fine-tuned run, and {options.checkpoint} is "
             "a pretrained one; leave it out"
         )
-    return [compare_likelihoods(config, run_dir, output)]
+    return [compare_likelihoods(options, output)]
 
 
-def compare_likelihoods(config: Config, run_dir: Path, output: Path) -> Job:
+def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the log-likelihood ratios of a pretrained model."""
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.variant_effect.base import check_method
@@ -89,31 +192,31 @@ def compare_likelihoods(config: Config, run_dir: Path, output: Path) -> Job:
     from dnadiff.weights.tensors import earlier_identities
 
     writer = writer_of(
-        output, (*COLUMNS, *(["L2"] if config["L2"] else [])), config["on_mismatch"] == FLAG
+        output, (*COLUMNS, *(["L2"] if options.L2 else [])), options.on_mismatch == FLAG
     )
-    method = build(config["variant_method"], trust=None)
-    model = checkpoint.load(config["checkpoint"], config["trust"])
-    network = open_network(config, model)
+    method = build(options.variant_method, trust=None)
+    model = checkpoint.load(options.checkpoint, options.trust)
+    network = open_network(options, model)
     method = check_method(method, network.denoiser)
-    source, regions = open_variants(config, network.reference)
-    training = training_part(model, network.reference, config["trust"])
-    alleles = Alleles(network.reference, network.window, config["on_mismatch"] == SKIP)
+    source, regions = open_variants(options, network.reference)
+    training = training_part(model, network.reference, options.trust)
+    alleles = Alleles(network.reference, network.window, options.on_mismatch == SKIP)
     about = {
-        "checkpoint": str(config["checkpoint"]),
+        "checkpoint": str(options.checkpoint),
         "method": method.name,
         "window": network.window,
     }
-    page = expand_user(config["report"] or run_dir / "report.html") if regions else None
+    page = expand_user(options.report or options.run_dir / "report.html") if regions else None
     extras = ExtraOutputs(
         network,
-        None if config["dependency"] is None else expand_user(config["dependency"]),
-        config["dependency_span"],
+        None if options.dependency is None else expand_user(options.dependency),
+        options.dependency_span,
         page,
-        config["report"] is not None,
+        options.report is not None,
         partial(draw_regions, regions=regions, read=partial(writer.read, output), about=about),
     )
     return VariantJob(
-        Scorer(network, method, alleles, config["L2"]),
+        Scorer(network, method, alleles, options.L2),
         source,
         writer,
         output,
@@ -123,15 +226,15 @@ def compare_likelihoods(config: Config, run_dir: Path, output: Path) -> Job:
             alleles=alleles,
             method=method,
             training=training,
-            mismatch_is_error=options.mismatch_is_error(config),
+            mismatch_is_error=options.on_mismatch == "error",
         ),
-        settings=output_settings(config, model, network, method, regions),
+        settings=output_settings(options, model, network, method, regions),
         earlier=earlier_identities(model.denoiser),
         extras=extras,
     )
 
 
-def compare_predictions(config: Config, output: Path) -> Job:
+def compare_predictions(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
     from dnadiff.supervised import saved
@@ -141,23 +244,26 @@ def compare_predictions(config: Config, output: Path) -> Job:
     from dnadiff.variant_effect.work import VariantJob
     from dnadiff.variant_effect.writers import writer_of
 
-    options.check_fine_tuned(config)
-    writer = writer_of(output, PREDICTED_COLUMNS, config["on_mismatch"] == FLAG)
-    model = saved.load(
-        config["checkpoint"], config["trust"], commands.pick_device(config["accelerator"])
-    )
+    for key, verb, default in _OF_PRETRAINED:
+        if getattr(options, key) != default:
+            raise ValueError(
+                f"{key} {verb} a pretrained model, and {options.checkpoint} is a fine-tuned run; "
+                f"leave {key} out"
+            )
+    writer = writer_of(output, PREDICTED_COLUMNS, options.on_mismatch == FLAG)
+    model = saved.load(options.checkpoint, options.trust, options.device)
     predict, window = (
-        model.contrasts(config["target"], config["batch_size"]),
-        model.window_of(config["window"]),
+        model.contrasts(options.target, options.batch_size),
+        model.window_of(options.window),
     )
-    target = model.classes[model.number_of(config["target"])]
+    target = model.classes[model.number_of(options.target)]
     writer.predicted = model.target.contrast_name(target)
-    reference = Genome.open(config["genome"])
-    source, regions = open_variants(config, reference)
+    reference = Genome.open(options.genome)
+    source, regions = open_variants(options, reference)
     alleles = Alleles(
         reference,
         window,
-        config["on_mismatch"] == SKIP,
+        options.on_mismatch == SKIP,
         fixed_length=model.limits.fixed is not None,
     )
     training = TrainingPart({}, {}, "not known of a fine-tuned run")
@@ -173,13 +279,13 @@ def compare_predictions(config: Config, output: Path) -> Job:
             alleles=alleles,
             method=None,
             training=training,
-            mismatch_is_error=options.mismatch_is_error(config),
+            mismatch_is_error=options.on_mismatch == "error",
         ),
         settings={
             "networks": [member.sha256 for member in model.members],
             "device": model.device.type,
-            **input_settings(config, reference, window, regions),
-            **{key: config[key] for key in ("deletions", "on_mismatch", "batch_size")},
+            **input_settings(options, reference, window, regions),
+            **{key: getattr(options, key) for key in ("deletions", "on_mismatch", "batch_size")},
             "target": target,
             "predicted": writer.predicted,
         },
@@ -187,38 +293,42 @@ def compare_predictions(config: Config, output: Path) -> Job:
     )
 
 
-def open_network(config: Config, model: Loaded) -> Network:
+def open_network(options: VariantsOptions, model: Loaded) -> Network:
     """The model on its device, with the genome."""
     from dnadiff.data.genome.genome import Genome
     from dnadiff.variant_effect.network import Network
 
-    model.denoiser.to(commands.pick_device(config["accelerator"]))
-    window = commands.check_window(config["window"], model)
-    settings = {key: config[key] for key in ("batch_size", "stranded", "sites_per_window", "seed")}
+    model.denoiser.to(options.device)
+    window = model.window(options.window)
+    settings = {
+        key: getattr(options, key) for key in ("batch_size", "stranded", "sites_per_window", "seed")
+    }
     return Network.checked(
-        model.denoiser, model.process, Genome.open(config["genome"]), window=window, **settings
+        model.denoiser, model.process, Genome.open(options.genome), window=window, **settings
     )
 
 
-def open_variants(config: Config, genome: Reference) -> tuple[VariantSource, list[Region]]:
+def open_variants(
+    options: VariantsOptions, genome: Reference
+) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
     from dnadiff.formats.regions import read_regions
     from dnadiff.variant_effect.sources import Saturation, open_source
 
-    if config["saturate"] is None:
-        return open_source(config["vcf"]), []
-    regions = read_regions(config["saturate"], genome.lengths, config["feature"])
-    if config["stranded"] and (reverse := sum(region.strand == "-" for region in regions)):
+    if options.saturate is None:
+        return open_source(str(options.vcf)), []
+    regions = read_regions(options.saturate, genome.lengths, options.feature)
+    if options.stranded and (reverse := sum(region.strand == "-" for region in regions)):
         raise ValueError(
             f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} "
             "regions of saturate have strand -; "
             "leave stranded out, which averages both strands, or remove these regions"
         )
-    return Saturation(regions, genome, config["deletions"]), regions
+    return Saturation(regions, genome, options.deletions), regions
 
 
 def output_settings(
-    config: Config,
+    options: VariantsOptions,
     model: Loaded,
     network: Network,
     method: VariantMethod,
@@ -231,27 +341,24 @@ def output_settings(
     return {
         "model": identity(model.denoiser),
         "device": network.device.type,
-        **input_settings(config, network.reference, network.window, regions),
+        **input_settings(options, network.reference, network.window, regions),
         "variant_method": method.settings(),
-        **{key: config[key] for key in keys},
+        **{key: getattr(options, key) for key in keys},
     }
 
 
 def input_settings(
-    config: Config, reference: Reference, window: int, regions: Sequence[Region]
+    options: VariantsOptions, reference: Reference, window: int, regions: Sequence[Region]
 ) -> dict[str, Json]:
     """What is read, of the settings that the contents of the output depend on."""
     from dnadiff.jobs.journal import sha256
     from dnadiff.store.files import resolve
 
-    variants = [list(region[:3]) for region in regions] or sha256(resolve(config["vcf"]))
+    variants = [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf)))
     return {"variants": variants, "genome": reference.digest, "window": window}
 
 
-def main() -> None:
-    """The command line."""
-    commands.run("variants", run, KEYS)
-
+main = variants.main
 
 if __name__ == "__main__":
     main()

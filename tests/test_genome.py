@@ -133,7 +133,10 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("action=pakc", "action 'pakc' is not known; choose describe, pack, verify, extract"),
+        (
+            "action=pakc",
+            "action 'pakc' is not known; choose one of describe, pack, verify, extract",
+        ),
         ("action=extract output=o.fa", "regions is missing: give regions=my.bed"),
         ("action=extract regions=chr1", "output is missing: give output="),
         ("action=extract regions=chr1 output=g.fa", "g.fa exists; set overwrite=true"),

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import judge
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import Denoiser
+from dnadiff.judge import JudgeOptions
+from dnadiff.judge import sources as find
 from dnadiff.options.command import compose
 from dnadiff.weights.published import export_published
 
@@ -138,7 +139,8 @@ def named(trained, fasta, tmp_path):
     )["data"]
 
     def sources(checkpoint=trained, data=other, real=None):
-        return judge.sources({"checkpoint": checkpoint, "data": data, "real": real, "trust": []})
+        checkpoint = None if checkpoint is None else str(checkpoint)
+        return find(JudgeOptions(samples="x.fa", checkpoint=checkpoint, data=data, real=real))
 
     return sources
 

@@ -13,8 +13,9 @@ import dnadiff
 from dnadiff.formats.fasta import read_fasta
 from dnadiff.likelihood import code_length
 from dnadiff.likelihood.curve import fingerprint
+from dnadiff.options.base import Start
 from dnadiff.options.command import compose
-from dnadiff.sample import run
+from dnadiff.sample import SampleOptions, sample
 from dnadiff.sampler.grouped import Grouped
 from dnadiff.sampler.semi_ar import SemiAR
 from dnadiff.weights.loaded import label_names
@@ -169,7 +170,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
         "seed": 7,
         "weights": [3, 4],
     }
-    run(config, tmp_path, [])
+    sample.run(SampleOptions.of(config, Start(tmp_path)))
     expected = {
         "sampler": "own_sampler",
         "calls": "4",

@@ -29,7 +29,6 @@ MODEL = (
 )
 DRAWS = "network calls per window, even; an autoregressive model always makes one"
 PROTOCOL = "count, or mdlm: one draw per window, as in MDLM's tables, without se_mc"
-SHARD = "i/n: part i of n, for python -m dnadiff.merge; launcher= runs all parts (docs/scaling.md)"
 
 
 def group(default: str | None = None, description: str = "", last: bool = False) -> Any:
@@ -175,6 +174,17 @@ class ModelOptions(Options):
 
     batch_size: PositiveInt = Field(32, description="sequences in a batch")
     seed: Natural = Field(1, description="of everything that is random")
+
+
+class ShardedOptions(Options):
+    """Of commands whose work can be divided among processes."""
+
+    launcher: Group | None = group(
+        description="run all shards: processes or ray, launcher.shards=N"
+    )
+    shard: Any = Field(
+        None, description="i/n: part i of n, for python -m dnadiff.merge (docs/scaling.md)"
+    )
 
 
 def device_of(accelerator: Accelerator) -> str:

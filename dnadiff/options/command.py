@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from dnadiff import config as yaml_config
 from dnadiff.config import build, check, config_dir, imported
 from dnadiff.fields import described
-from dnadiff.options.base import Config, Options, Start, hint_of, pages
+from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
 from dnadiff.options.compose import (
     choices,
     hydra_config,
@@ -33,6 +33,9 @@ from dnadiff.options.compose import (
 )
 from dnadiff.progress import configure_logging, printable
 from dnadiff.store.address import is_remote
+
+if TYPE_CHECKING:
+    from dnadiff.jobs.job import Job
 
 P = ParamSpec("P")
 O = TypeVar("O", bound=Options)
@@ -57,17 +60,21 @@ class Command(Generic[P, R]):
     Attributes:
         options: the class of its options.
         run: the function of options.
+        jobs: what it computes, if that can be divided into shards.
         name: the word on the command line: `zero_shot` for ZeroShotOptions.
         known: all commands that were imported, by name.
     """
 
     known: ClassVar[dict[str, Command[..., Any]]] = {}
 
-    def __init__(self, options: type[Options], run: Callable[[Any], R]) -> None:
-        self.options, self.run = options, run
-        self.name = re.sub(
-            r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")
-        ).lower()
+    def __init__(
+        self,
+        options: type[Options],
+        run: Callable[[Any], R],
+        jobs: Callable[[Any], list[Job]] | None = None,
+    ) -> None:
+        self.options, self.run, self.jobs = options, run, jobs
+        self.name = name_of(options)
         self.known[self.name] = self
         parameters = options.__signature__.parameters.values()
         self.__signature__ = inspect.Signature(list(parameters))
@@ -183,14 +190,48 @@ class Command(Generic[P, R]):
             raise SystemExit(1) from None
 
 
-def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Command[P, R]]:
+def command(
+    options: Callable[P, O], jobs: Callable[[O], list[Job]] | None = None
+) -> Callable[[Callable[[O], R]], Command[P, R]]:
     """Make a function of options a command, whose signature for type checkers and editors is that
-    of the class of options."""
+    of the class of options; `jobs` are what it computes, if shards can."""
 
     def make(run: Callable[[O], R]) -> Command[P, R]:
-        return Command(cast(type[Options], options), run)
+        return Command(cast(type[Options], options), run, jobs)
 
     return make
+
+
+def job_command(
+    options: Callable[P, O],
+) -> Callable[[Callable[[O], list[Job]]], Command[P, Result]]:
+    """Make a function that returns the jobs of its options a command, which runs them."""
+
+    def make(jobs: Callable[[O], list[Job]]) -> Command[P, Result]:
+        kind = cast(type[Options], options)
+        return Command(kind, lambda chosen: run_jobs_of(name_of(kind), chosen, jobs), jobs)
+
+    return make
+
+
+def run_jobs_of(name: str, options: Any, jobs: Callable[[Any], list[Job]]) -> Result:
+    """Run the jobs of a command; the path of the result is that of its first output."""
+    from dnadiff.jobs.runner import RunOptions, run_jobs
+
+    run_options = RunOptions.checked(
+        name,
+        options.overrides,
+        options.output,
+        shard=options.shard,
+        resume=getattr(options, "resume", False),
+        overwrite=options.overwrite,
+    )
+    return Result({}, (run_jobs(jobs(options), run_options),))
+
+
+def name_of(options: type[Options]) -> str:
+    """The word on the command line: `zero_shot` for ZeroShotOptions."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")).lower()
 
 
 def compose(
@@ -212,7 +253,11 @@ def compose(
 def command_names() -> list[str]:
     """The commands of this package: the files of its top level that declare one."""
     files = Path(__file__).parents[1].glob("*.py")
-    return sorted(p.stem for p in files if "\n@command(" in p.read_text(encoding="utf-8"))
+    return sorted(
+        p.stem
+        for p in files
+        if re.search(r"^@(job_)?command\(", p.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def named(name: str) -> Command[..., Any]:

@@ -18,7 +18,6 @@ sys.path += [str(Path(__file__).parents[1] / "experiments")]
 import study
 
 import dnadiff
-from dnadiff import variants
 from dnadiff.commands import configure_logging, keep_freed_memory
 from dnadiff.config import build
 from dnadiff.data.genome.genome import Genome
@@ -29,6 +28,7 @@ from dnadiff.kernels.facade import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
 from dnadiff.options.command import compose
 from dnadiff.store.disk import atomic_write
+from dnadiff.variants import variants
 from dnadiff.weights.tensors import fingerprint
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Subject:
             f"output={path}",
             "resume=true" if resume else "overwrite=true",
         ]
-        variants.run(compose("variants", [*given, *overrides]), kept.folder, given)
+        variants.start([*given, *overrides], kept.folder)
         found = pandas.read_csv(path, sep="\t", na_values=".")
         if len(found) != len(rows):
             raise ValueError(

@@ -686,7 +686,7 @@ REFUSED = [
     (["infill=r.bed", "genome=g.fa", "template=ok.fa"], "infill and template exclude each other"),
     (
         ["infill=r.bed", "genome=g.fa", "write=some"],
-        "write 'some' is not known; choose window or designed",
+        "write 'some' is not known; choose one of window, designed",
     ),
     (["gc=1.2"], "gc 1.2 must be a number above 0 and below 1"),
     (
