@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from annotated_types import Interval
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Strict, TypeAdapter
 from pydantic import ValidationError as Invalid
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, is_typeddict
 
 LARGEST = 2**63 - 1  # of 64 bits: what tensors and files can hold
 T = TypeVar("T", bound=Callable[..., Any])
@@ -179,8 +179,12 @@ def _wrong_part(
             key, value, place = f"{key}[{step}]", value[step], step
         else:
             continue
-        fields = next((_fields(kind) for kind in members if typing.is_typeddict(kind)), {})
-        inner = [get_args(kind) for kind in members if get_args(kind)]
+        fields = next((_fields(kind) for kind in members if is_typeddict(kind)), {})
+        inner = [
+            get_args(kind)
+            for kind in members
+            if get_args(kind) and get_origin(kind) not in (Annotated, Literal)
+        ]
         parts = inner[0] if inner else (object,)
         hint = parts[-1] if place < 0 else parts[min(place, len(parts) - 1)]
         hint = fields.get(step, parts[0] if hint is Ellipsis else hint)
@@ -219,7 +223,7 @@ def _name(kind: Any) -> str:
         return " ".join(word for word in words if word)
     if origin is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
-    if typing.is_typeddict(origin):
+    if is_typeddict(origin):
         return "a mapping"
     known: dict[object, str] = {
         Built: "an object with a _target_",
@@ -274,7 +278,7 @@ def read_as(hint: Any) -> Any:
 
 
 def _read_class(kind: Any) -> Any:
-    if typing.is_typeddict(kind):  # a key may be absent, and others may be there
+    if is_typeddict(kind):  # a key may be absent, and others may be there
         fields = {name: read_as(hint) for name, hint in _fields(kind).items()}
         read = TypedDict(kind.__name__, fields, total=False)  # type: ignore[operator, misc]
         read.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
@@ -327,7 +331,7 @@ def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             found |= {parameter.name: hints[parameter.name]} if parameter.name in hints else {}
         elif parameter.kind is parameter.VAR_KEYWORD and parameter.name in hints:
-            for kind in filter(typing.is_typeddict, get_args(hints[parameter.name])):
+            for kind in filter(is_typeddict, get_args(hints[parameter.name])):
                 found |= _fields(kind)
     return found, {p.name: p.default for p in parameters if p.default is not p.empty}
 

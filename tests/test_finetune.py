@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import commands, finetune
+from dnadiff import finetune
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.options.command import compose
-from dnadiff.supervised import study_models
 from dnadiff.supervised.baselines import KmerLogistic
-from dnadiff.supervised.classifier import MEAN_HEAD
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, build_protocol
 from dnadiff.supervised.targets.base import ValidScore
@@ -77,44 +75,27 @@ def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         if not report:
             patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
-        commands.run(
-            "finetune",
-            finetune.run,
-            finetune.KEYS,
+        finetune.main(
             [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides],
         )
     return run_dir
 
 
-def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_are_named():
-    conv, paper, fixed = (
-        {"_target_": "conv"},
-        build_protocol("paper", 4),
-        build_protocol("fixed", 4),
-    )
+def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_are_named(tmp_path):
+    loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()))
+    conv, paper, fixed = "ConvHead", build_protocol("paper", 4), build_protocol("fixed", 4)
 
-    def found(protocol, overrides, one_hot="auto", trains=True):
-        config = {
-            "head": conv,
-            "inputs": {"layers": [], "one_hot": one_hot},
-            "fine_tune": trains,
-            "scratch": False,
-        }
-        settings = finetune.head_settings(config, protocol, overrides)
-        return settings["head"], settings["inputs"]["one_hot"]
+    def found(protocol, overrides, trains=True):
+        settings = [f"fine_tune={trains}", "scratch=false", *overrides]
+        study = study_of_data(loaded, settings, protocol)
+        return study.head["_target_"].rpartition(".")[2], study.inputs.one_hot
 
-    assert found(fixed, []) == (conv, True) and found(paper, ["task=tf_0", "lr=1e-3"]) == (
-        MEAN_HEAD,
-        False,
-    )
+    assert found(fixed, []) == (conv, True)
+    assert found(paper, ["lr=1e-3"]) == ("MeanHead", False)
     assert found(paper, ["head=conv"]) == found(paper, ["head.dropout=0.3"]) == (conv, False)
-    assert found(fixed, [], False) == (conv, False) and found(
-        paper, ["inputs.one_hot=true"], True
-    ) == (MEAN_HEAD, True)
-    assert found(fixed, [], trains=False) == (
-        conv,
-        False,
-    )  # no head is trained, and none is reported
+    assert found(fixed, ["inputs.one_hot=false"]) == (conv, False)
+    assert found(paper, ["inputs.one_hot=true"]) == ("MeanHead", True)
+    assert found(fixed, [], trains=False) == (conv, False)  # no head is trained or reported
 
 
 def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
@@ -207,9 +188,7 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length", "GC", "boosting", study_models.PROBE, study_models.NEIGHBORS} <= set(
-        result["models"]
-    )
+    assert {"length", "GC", "boosting", finetune.PROBE, finetune.NEIGHBORS} <= set(result["models"])
     assert all(len(m["per_seed"]) == 1 for m in result["models"].values())
     assert set(result["models"]["GC"]["metrics"]) == {
         "accuracy",
@@ -220,8 +199,8 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
         "calibration_error",
     }
     pairs = [
-        (study_models.PROBE, study_models.RANDOM_PROBE),
-        (study_models.PROBE, "2-mer logistic regression"),
+        (finetune.PROBE, finetune.RANDOM_PROBE),
+        (finetune.PROBE, "2-mer logistic regression"),
     ]
     assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
     assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
@@ -445,10 +424,10 @@ def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
         models = models_of_network(loaded, "probe=true")
         for name in (
-            study_models.FINE_TUNED,
-            study_models.SCRATCH,
-            study_models.PROBE,
-            study_models.RANDOM_PROBE,
+            finetune.FINE_TUNED,
+            finetune.SCRATCH,
+            finetune.PROBE,
+            finetune.RANDOM_PROBE,
         ):
             assert ("strands" in models[name].describe()) == merges
 
@@ -493,12 +472,14 @@ def models_of(tmp_path: Path, *overrides: str) -> dict:
 
 
 def models_of_network(loaded: Loaded, *overrides: str) -> dict:
-    config = compose("finetune", ["checkpoint=x", "task=csv", "task.path=x", *overrides])
-    finetune.check_settings(config)
-    protocol = build_protocol(config["task"]["protocol"], 4)
-    return study_models.build_models(
-        config | finetune.head_settings(config, protocol, overrides), loaded, DATA, protocol, "cpu"
-    )
+    return study_of_data(loaded, overrides).build_models()
+
+
+def study_of_data(loaded: Loaded, overrides, protocol=None) -> finetune.TaskStudy:
+    """The study of `DATA`, with the protocol of the overrides."""
+    options = finetune.finetune.compose(["checkpoint=x", "task=csv", "task.path=x", *overrides])
+    protocol = protocol or build_protocol(options.task["protocol"], 4)
+    return finetune.TaskStudy(options, loaded, options.task, DATA, protocol)
 
 
 def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
@@ -591,8 +572,8 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
     ):  # that of the fine-tuned network
         models = models_of(tmp_path, setting)
         tuned = models.get("fine-tuned")
-        assert models["same head on one-hot"].head_epochs == stage and (
-            tuned is None or tuned.head_epochs == stage
+        assert models["same head on one-hot"].recipe.head_epochs == stage and (
+            tuned is None or tuned.recipe.head_epochs == stage
         )
     for without in ("inputs.one_hot=false", "task.protocol=paper"):
         assert "same head on one-hot" not in models_of(tmp_path, without)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import commands, finetune
+from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
@@ -54,7 +54,7 @@ def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> di
         patch.setattr(
             "dnadiff.report.suite.write_suite", lambda *_: None
         )  # its figures take longer than the study
-        commands.run("finetune", finetune.run, finetune.KEYS, [*task, *overrides])
+        finetune.main([*task, *overrides])
     return json.loads((run_dir / "finetune.json").read_text())
 
 

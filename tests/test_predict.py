@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import dnadiff
-from dnadiff import commands, finetune
+from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import print_tables
 from dnadiff.jobs.journal import ResumableOutput
@@ -85,10 +85,7 @@ def run_finetune(world: Path, run_dir: Path, *overrides: str) -> None:
         patch.setattr(
             "dnadiff.report.suite.write_suite", lambda *_: None
         )  # its figures take longer than the study
-        commands.run(
-            "finetune",
-            finetune.run,
-            finetune.KEYS,
+        finetune.main(
             [f"checkpoint={world / 'tiny.ckpt'}", f"hydra.run.dir={run_dir}", *task, *overrides],
         )
 

@@ -23,7 +23,7 @@ from dnadiff.draws import hash64
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import ItemBatch, ShuffledBatches, TaskData
 from dnadiff.supervised.models import EVALUATION, Report
-from dnadiff.supervised.training import Budget
+from dnadiff.supervised.training import Budget, Recipe
 from dnadiff.training.optim import parameter_groups
 
 STEPS, MIN_EPOCHS, MAX_EPOCHS, PATIENCE = 1000, 4, 30, 3
@@ -115,13 +115,10 @@ def read_features(
 def train_head(
     classifier: Classifier,
     data: TaskData,
-    epochs: int | None,
-    batch_size: int,
-    weight_decay: float,
+    recipe: Recipe,
     seed: int,
     budget: Budget,
     report: Report,
-    width: int | None = None,
 ) -> dict[str, Json]:
     """Train the head of a classifier, in place, and return what was done, empty if nothing was; the
     network stays as it is.
@@ -131,36 +128,37 @@ def train_head(
     network reads both, and then on the other one.
 
     Args:
-        epochs: at most, over the stored features; None is about 1,000 steps, in 4 to 30 epochs.
-            Training stops after 3 without improvement.
-        batch_size: of the training of the whole network; the head is trained with 32 or, if that is
-            less, four times this size.
+        recipe: of the training of the whole network. The head is trained with batches of 32 or, if
+            that is less, four times its size, in at most `head_epochs` over the stored features;
+            None is about 1,000 steps, in 4 to 30 epochs. Training stops after 3 without
+            improvement.
         seed: of the order, the strands and the dropout.
-        width: channels of all strands whose storage limits the number of sequences; None is what
-            the head reads.
         budget: reading takes at most a quarter of what is left of it (but one batch of each part),
             and training 30 % of the rest.
     """
     longest = max(
         int(items.lengths.max()) for items in (data.train, data.valid)
     )  # not of test items, which decide nothing
-    fitting = min(MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, width))
+    fitting = min(
+        MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, recipe.stored_width)
+    )
     if fitting < BATCH_SIZE:
         log.info(
             f"{data.name}: the head is not trained alone, because the features of only {fitting} "
             "sequences fit into memory"
         )
         return {}
-    batch_size = min(BATCH_SIZE, EVALUATION * batch_size)
+    batch_size = min(BATCH_SIZE, EVALUATION * recipe.batch_size)
     train, valid = _train_and_valid(
         classifier, data, fitting, longest, batch_size, seed, READ_SHARE * budget.left, report
     )
     head, batches = classifier.head, math.ceil(len(train) / batch_size)
-    steps = batches * (
-        min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches))) if epochs is None else epochs
-    )
+    epochs = recipe.head_epochs
+    if epochs is None:
+        epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, round(STEPS / batches)))
+    steps = batches * epochs
     clock = Clock(steps, TRAIN_SHARE * budget.left)
-    optimizer = torch.optim.AdamW(parameter_groups(head, weight_decay))
+    optimizer = torch.optim.AdamW(parameter_groups(head, recipe.weight_decay))
     best_loss, best_epoch, best_weights = (
         _valid_loss(classifier, valid, batch_size),
         0,

@@ -43,6 +43,7 @@ class TaskModel(ABC):
             once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation
             or the speed.
+        trained: the network of the last call, until it is taken.
         valid_predictions: predictions (V, C) of the validation items under the model that the last
             call used; None if it has none.
     """
@@ -51,6 +52,7 @@ class TaskModel(ABC):
     random: bool = True
     fit_info: Mapping[str, Json] = MappingProxyType({})
     valid_predictions: Tensor | None = None
+    trained: SequenceClassifier | None = None
 
     def describe(self) -> dict[str, Json]:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused
@@ -67,7 +69,8 @@ class TaskModel(ABC):
     def take_classifier(self) -> SequenceClassifier | None:
         """The network that the last call trained, which the model then forgets; None for a model
         without one."""
-        return None
+        taken, self.trained = self.trained, None
+        return taken
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:

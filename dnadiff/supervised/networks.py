@@ -1,5 +1,5 @@
-"""Models whose networks are trained on a task: the learning rate, the length of the training, and
-the training itself."""
+"""Models whose networks are trained on a task: the fine-tuned network, a head on the bases alone,
+the published convolutional network, and the choice among several settings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
 from dnadiff.backbone.base import Backbone
-from dnadiff.checks import Positive, integer, optional_integer
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.fields import Positive, checked
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
     Classifier,
@@ -42,7 +40,9 @@ from dnadiff.supervised.training import (
     TRIAL_SHARE,
     Budget,
     FineTuningModule,
+    Recipe,
     ShortRun,
+    TrainingSettings,
     Trials,
     automatic_plan,
     find_rate_and_plan,
@@ -53,110 +53,38 @@ from dnadiff.supervised.training import (
 from dnadiff.vocab import Vocab
 
 log = logging.getLogger("dnadiff")
-
-
-class TrainingSettings(TypedDict, total=False):
-    """Keyword arguments of every `NetworkModel`, except the learning rate."""
-
-    weight_decay: float
-    warmup: float
-    epochs: int | None
-    batch_size: int
-    trainer: Config | None
-    patience: int | None
-    minutes: float | None
-    layer_decay: float
-    balanced: bool
-    mixup: float
-
-
 _OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
-_OFF = {"layer_decay": 1.0, "balanced": False, "mixup": 0.0, "head_epochs": 0, "stored_width": None}
 
 
 class NetworkModel(TaskModel):
-    """A network that is trained on the task; the settings are those of `FineTuningModule`.
+    """A network that is trained on the task.
 
     Args:
         lr: peak learning rate. Of several, short trials choose one on the validation items.
-        epochs: at most; None is about 2,000 steps (`dnadiff.supervised.training`).
         trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-        minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
+        device: where the head alone is trained.
+        **recipe: see `Recipe`.
 
     Attributes:
-        head_epochs: of the head alone, before all is trained (`dnadiff.supervised.head_training`);
-            None chooses a number, 0 is none.
-        device: where the head alone is trained.
-        stored_width: channels of what that stage stores, which limit its sequences; None is what
-            the head reads.
         valid_score: of the last fit.
     """
-
-    head_epochs: int | None = 0
-    device: str = "cpu"
-    stored_width: int | None = None
 
     def __init__(
         self,
         lr: float | Sequence[float],
-        weight_decay: float = 0.1,
-        warmup: float = 0.05,
-        epochs: int | None = 1,
-        batch_size: int = 32,
         trainer: Config | None = None,
-        patience: int | None = None,
-        minutes: float | None = None,
-        layer_decay: float = 1.0,
-        balanced: bool = False,
-        mixup: float = 0.0,
+        device: str = "cpu",
+        **recipe: Unpack[TrainingSettings],
     ) -> None:
         self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
-        self.epochs, self.batch_size = (
-            optional_integer("epochs", epochs),
-            integer("batch_size", batch_size),
-        )
-        if minutes is not None and epochs is not None:
-            raise ValueError(
-                f"minutes {minutes:g} sets the epochs, and epochs is {epochs}; leave one of "
-                "them out"
-            )
-        self.optimization: dict[str, Json] = {
-            "weight_decay": weight_decay,
-            "warmup": warmup,
-            "patience": optional_integer("patience", patience),
-        }
-        self.changes: dict[str, Json] = {"layer_decay": layer_decay, "mixup": mixup}
-        self.balanced = balanced
-        self.minutes = minutes
-        self.trainer: Config = {
-            "devices": 1,
-            **(trainer or {}),
-        }  # Lightning's default, all devices, would divide the batches
+        self.recipe, self.device = Recipe(**recipe), device
+        # Lightning's default, all devices, would divide the batches.
+        self.trainer: Config = {"devices": 1, **(trainer or {})}
         self.valid_score = ValidScore(-1.0, 0.0)
-        self._trained: SequenceClassifier | None = None
 
     @abstractmethod
     def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
         """The classifier before training; ValueError if the task does not fit it."""
-
-    def prepare(
-        self,
-        classifier: SequenceClassifier,
-        data: TaskData,
-        seed: int,
-        budget: Budget,
-        report: Report,
-    ) -> dict[str, Json]:
-        """Train the head of a new classifier alone; returns what was done, for `fit_info`, and
-        nothing where `head_epochs` is 0."""
-        if self.head_epochs == 0:
-            return {}
-        assert isinstance(classifier, Classifier)
-        classifier.to(self.device)
-        decay, width = self.optimization["weight_decay"], self.stored_width
-        return train_head(
-            classifier, data, self.head_epochs, self.batch_size, decay, seed, budget, report, width
-        )
 
     @override
     def check(self, data: TaskData) -> None:
@@ -166,102 +94,74 @@ class NetworkModel(TaskModel):
     @override
     def describe(self) -> dict[str, Json]:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
-        settings = {
-            "lr": lr,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            **self.optimization,
-        }
-        changes = {
-            **self.changes,
-            "balanced": self.balanced,
-            "head_epochs": self.head_epochs,
-            "stored_width": self.stored_width,
-        }
-        changed = {name: value for name, value in changes.items() if value != _OFF[name]}
         trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
-        limit = {} if self.minutes is None else {"minutes": self.minutes}
-        return (
-            super().describe()
-            | settings
-            | changed
-            | limit
-            | ({"trainer": trainer} if trainer else {})
-        )
+        described = super().describe() | {"lr": lr} | self.recipe.describe()
+        return described | ({"trainer": trainer} if trainer else {})
 
     @override
     def num_steps(self, data: TaskData) -> int:
-        batches = self._batches(data)
-        if self.minutes is not None:
+        batches, epochs = self.recipe.batches(data.train), self.recipe.epochs
+        if self.recipe.minutes is not None:
             return MAX_EPOCHS * batches
-        steps = automatic_plan(batches).steps if self.epochs is None else self.epochs * batches
-        return steps + sum(
-            search_steps(len(self.rates), max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps)))
-        )
+        steps = automatic_plan(batches).steps if epochs is None else epochs * batches
+        trial = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps))
+        return steps + sum(search_steps(len(self.rates), trial))
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
-        budget = Budget(self.minutes)
+        recipe, budget = self.recipe, Budget(self.recipe.minutes)
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
-        prepared = self.prepare(classifier, data, seed, budget, report)
+        prepared: dict[str, Json] = {}
+        if recipe.head_epochs != 0:
+            assert isinstance(classifier, Classifier)
+            prepared = train_head(classifier.to(self.device), data, recipe, seed, budget, report)
         first = (
-            validate(classifier, data.valid, self.batch_size, data.stranded) if prepared else None
+            validate(classifier, data.valid, recipe.batch_size, data.stranded) if prepared else None
         )
         start = copy.deepcopy(classifier.state_dict())
-        settings = {
-            **self.optimization,
-            **self.changes,
-            "batch_size": self.batch_size,
-            "seed": seed,
-            "report": report,
-        }
 
         def short_run(lr: float) -> ShortRun:
             classifier.load_state_dict(start)
-            return ShortRun(classifier, data, lr, **settings)
+            return ShortRun(classifier, data, lr, recipe, seed, report)
 
-        trials = Trials(short_run, self.trainer)
-        found = find_rate_and_plan(trials, self.rates, self.epochs, self._batches(data), budget)
+        trials, batches = Trials(short_run, self.trainer), recipe.batches(data.train)
+        found = find_rate_and_plan(trials, self.rates, recipe.epochs, batches, budget)
         if found.searched or budget.is_limited:
             log.info(f"{data.name}, seed {seed}: {found}")
         classifier.load_state_dict(start)
-        module = FineTuningModule(
-            classifier, data, found.lr, **settings, budget=budget, start=first
-        )
+        module = FineTuningModule(classifier, data, found.lr, recipe, seed, report, budget, first)
         train(module, found.plan, self.trainer)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
         self.valid_score, self.valid_predictions = module.best_score, module.best_valid
-        self.fit_info = {**prepared, **found.describe(), **_describe_fit(module)}
+        self.fit_info = {
+            **prepared,
+            **found.describe(),
+            **classifier.target.record(module.best_score),
+            "best_epoch": module.best_epoch,
+            "epochs": module.num_epochs,
+            "sequences_per_second": round(module.sequences_per_second, 1),
+            "waiting_share": round(module.data_wait_fraction, 5),
+        }
         if found.searched:
-            self.fit_info = {
-                **self.fit_info,
-                "chosen": {"lr": found.lr, "batch_size": self.batch_size},
-            }
+            chosen = {"lr": found.lr, "batch_size": recipe.batch_size}
+            self.fit_info = {**self.fit_info, "chosen": chosen}
         return classifier.eval()
 
     def _target(self, data: TaskData) -> TaskTarget:
         target = data.target.fit(data.train.labels)
-        return target.balanced(data.train.labels) if self.balanced else target
+        return target.balanced(data.train.labels) if self.recipe.balanced else target
 
     def record(self, score: ValidScore, data: TaskData) -> dict[str, Json]:
         """The validation score of a fit on `data`, as it is stored in `fit_info`."""
         return self._target(data).record(score)
 
-    def _batches(self, data: TaskData) -> int:
-        return -(-len(data.train) // self.batch_size)
-
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        self._trained = self.fit(data, seed, report)
-        return self.predict(self._trained, data)
-
-    @override
-    def take_classifier(self) -> SequenceClassifier | None:
-        taken, self._trained = self._trained, None
-        return taken
+        self.trained = self.fit(data, seed, report)
+        return self.predict(self.trained, data)
 
     def predict(self, classifier: SequenceClassifier, data: TaskData) -> Tensor:
         """Predictions (S, C) of the test items under a classifier that `fit` returned.
@@ -269,7 +169,8 @@ class NetworkModel(TaskModel):
         Raises:
             ValueError: if they are not finite because training diverged.
         """
-        predictions = classifier.predict(data.test, EVALUATION * self.batch_size, not data.stranded)
+        batch_size = EVALUATION * self.recipe.batch_size
+        predictions = classifier.predict(data.test, batch_size, not data.stranded)
         if not bool(predictions.isfinite().all()):
             raise ValueError(
                 f"{data.name}: training at lr {self.fit_info['lr']:g} diverged, and its "
@@ -277,16 +178,6 @@ class NetworkModel(TaskModel):
                 "network from scratch)"
             )
         return predictions
-
-
-def _describe_fit(module: FineTuningModule) -> dict[str, Json]:
-    return {
-        **module.classifier.target.record(module.best_score),
-        "best_epoch": module.best_epoch,
-        "epochs": module.num_epochs,
-        "sequences_per_second": round(module.sequences_per_second, 1),
-        "waiting_share": round(module.data_wait_fraction, 5),
-    }
 
 
 class FineTunedModel(NetworkModel):
@@ -298,7 +189,7 @@ class FineTunedModel(NetworkModel):
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
-        head_epochs, device: as in `NetworkModel`.
+        trainer, device, **recipe: as in `NetworkModel`.
     """
 
     kind = "Network"
@@ -312,15 +203,14 @@ class FineTunedModel(NetworkModel):
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
-        head_epochs: int | None = 0,
+        trainer: Config | None = None,
         device: str = "cpu",
-        **settings: Unpack[TrainingSettings],
+        **recipe: Unpack[TrainingSettings],
     ) -> None:
-        super().__init__(lr, **settings)
+        super().__init__(lr, trainer, device, **recipe)
         self.backbone, self.about = backbone, dict(about or {})
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
         self.frozen, self.adapter = frozen or Frozen(), adapter
-        self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -331,11 +221,9 @@ class FineTunedModel(NetworkModel):
             described["inputs"] = asdict(self.inputs)
         if self.frozen != Frozen():
             described["frozen"] = self.frozen._asdict()
-        return (
-            described
-            if self.adapter is None
-            else described | {"adapter": {type(self.adapter).__name__: asdict(self.adapter)}}
-        )
+        if self.adapter is not None:
+            described["adapter"] = {type(self.adapter).__name__: asdict(self.adapter)}
+        return described
 
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
@@ -351,14 +239,8 @@ class FineTunedModel(NetworkModel):
         backbone = self.backbone(seed)
         check_length(backbone, data)
         torch.manual_seed(hash64(seed, "head") % 2**63)
-        classifier = build_classifier(
-            backbone,
-            self.head,
-            self.inputs,
-            data.target.num_outputs,
-            data.max_length,
-            data.stranded,
-        )
+        sizes = (data.target.num_outputs, data.max_length, data.stranded)
+        classifier = build_classifier(backbone, self.head, self.inputs, *sizes)
         if self.adapter is not None:
             self.adapter.attach(backbone, self.frozen.layers)
         self.frozen.apply(backbone)
@@ -376,8 +258,9 @@ class GridSearch(TaskModel):
     kind = "Grid"
 
     def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
+        if not candidates:
+            raise ValueError("a grid search needs at least one candidate")
         self.candidates = candidates
-        self._trained: SequenceClassifier | None = None
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -397,43 +280,33 @@ class GridSearch(TaskModel):
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[dict[str, Json]] = []
-        best: (
-            tuple[ValidScore, Mapping[str, Json], NetworkModel, SequenceClassifier, Tensor | None]
-            | None
-        ) = None
+        best = self.candidates[0][1]
         for settings, model in self.candidates:
-            classifier, score = model.fit(data, seed, report), model.valid_score
-            settings = {
-                **settings,
-                **model.fit_info.get("chosen", {}),
-            }  # a rate that the model chose
-            tried.append({**settings, **model.record(score, data)})
-            if best is None or score > best[0]:  # only the best classifier stays in memory
-                best = score, settings, model, classifier, model.valid_predictions
-        if best is None:
-            raise ValueError("a grid search needs at least one candidate")
-        _, settings, model, self._trained, valid = best
-        self.fit_info = {**model.fit_info, "tried": tried, "chosen": dict(settings)}
-        self.valid_predictions = valid
-        return model.predict(self._trained, data)
-
-    @override
-    def take_classifier(self) -> SequenceClassifier | None:
-        taken, self._trained = self._trained, None
-        return taken
+            classifier = model.fit(data, seed, report)
+            settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that it chose
+            tried.append({**settings, **model.record(model.valid_score, data)})
+            # Only the best classifier stays in memory.
+            if len(tried) == 1 or model.valid_score > best.valid_score:
+                best, chosen, self.trained = model, settings, classifier
+        self.fit_info = {**best.fit_info, "tried": tried, "chosen": dict(chosen)}
+        self.valid_predictions = best.valid_predictions
+        assert self.trained is not None
+        return best.predict(self.trained, data)
 
 
+@checked
 class OneHotModel(NetworkModel):
-    """A head of `configs/head` on one-hot bases, without a network.
+    """A head of `configs/head` on one-hot bases, without a network: what a fine-tuned network has
+    to beat before its gain can be ascribed to pretraining.
 
     Args:
         head: makes the head from `width`, `num_outputs` and `max_length` (`_partial_: true` in a
             configuration).
-        lr, head_epochs, device, stored_width, **settings: as in `NetworkModel`. The control of a
-            fine-tuned network has the same two stages, with as many sequences (`stored_width` of
-            the network) and the same learning rates.
         length: the head also reads the length, as the heads of the networks do with
             `inputs.length=true`.
+        lr, trainer, device, **recipe: as in `NetworkModel`. The control of a fine-tuned network has
+            the same two stages, with as many sequences (`stored_width` of the network) and the same
+            learning rates.
     """
 
     def __init__(
@@ -441,20 +314,14 @@ class OneHotModel(NetworkModel):
         tokenizer: DNATokenizer,
         head: Callable[..., Head],
         lr: Positive | Sequence[float] = 2e-3,
-        head_epochs: int | None = 0,
-        device: str = "cpu",
-        stored_width: int | None = None,
         length: bool = False,
-        **settings: Unpack[TrainingSettings],
+        trainer: Config | None = None,
+        device: str = "cpu",
+        **recipe: Unpack[TrainingSettings],
     ) -> None:
-        super().__init__(lr, **settings)
-        self.head_epochs, self.device = optional_integer("head_epochs", head_epochs, 0), device
-        self.stored_width = optional_integer("stored_width", stored_width)
-        self.vocab, self.head, self.inputs = (
-            tokenizer.vocab,
-            head,
-            HeadInputs(one_hot=True, length=checks.boolean("length", length)),
-        )
+        super().__init__(lr, trainer, device, **recipe)
+        self.vocab, self.head = tokenizer.vocab, head
+        self.inputs = HeadInputs(one_hot=True, length=length)
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -464,16 +331,12 @@ class OneHotModel(NetworkModel):
     @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)
-        if (
-            isinstance(self.head, partial)
-            and isinstance(self.head.func, type)
-            and issubclass(self.head.func, Head)
-        ):
-            self.head.func.check_lengths(data.min_length, data.max_length)
+        kind = self.head.func if isinstance(self.head, partial) else None
+        if isinstance(kind, type) and issubclass(kind, Head):
+            kind.check_lengths(data.min_length, data.max_length)
         width = self.inputs.width(None, self.vocab, data.stranded)
-        head = self.head(
-            width=width, num_outputs=data.target.num_outputs, max_length=data.max_length
-        )
+        outputs = data.target.num_outputs
+        head = self.head(width=width, num_outputs=outputs, max_length=data.max_length)
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)
 
 
@@ -492,8 +355,14 @@ MIN_LENGTH = next(length for length in range(_KERNEL, 200) if pooled_length(leng
 
 
 class CNN(SequenceClassifier):
-    """Embedding, three blocks of convolution, batch norm, ReLU and pooling, and two linear layers.
-    Sequences are padded to one length.
+    """The convolutional baseline that Genomic Benchmarks publishes (Gresova et al. 2023, doi
+    10.1186/s12863-023-01123-8): embedding, three blocks of convolution, batch norm, ReLU and
+    pooling, and two linear layers. Sequences are padded to one length.
+
+    The layers are those of `models/torch.py` in its repository at commit 001db97. There are two
+    differences. The published network applies a sigmoid before a loss that applies it again, which
+    keeps its predictions away from 0 and 1. And it has one output, so it cannot distinguish three
+    classes.
 
     Args:
         length: of the longest sequence; shorter ones are padded to it with the pad token, whose
@@ -523,13 +392,23 @@ class CNN(SequenceClassifier):
         return self.head(self.body(self.embedding(ids).transpose(1, 2)))
 
 
+@checked
 class PublishedCNN(NetworkModel):
-    """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3."""
+    """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3.
+
+    Args:
+        lr, trainer, device, **recipe: as in `NetworkModel`.
+    """
 
     def __init__(
-        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[TrainingSettings]
+        self,
+        tokenizer: DNATokenizer,
+        lr: Positive = 1e-3,
+        trainer: Config | None = None,
+        device: str = "cpu",
+        **recipe: Unpack[TrainingSettings],
     ) -> None:
-        super().__init__(lr, **settings)
+        super().__init__(lr, trainer, device, **recipe)
         self.vocab = tokenizer.vocab
 
     @override

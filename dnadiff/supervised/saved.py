@@ -34,6 +34,9 @@ from dnadiff.supervised.classifier import (
     keep_first_layers,
 )
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
+from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.models import EVALUATION
+from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
@@ -349,3 +352,55 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_networks(
+    folder: Path,
+    model: Mapping[str, Json],
+    task: Mapping[str, Json],
+    about: Mapping[str, Json],
+    data: TaskData,
+    protocol: FixedSplit,
+    study_seeds: Sequence[int],
+    report: Mapping[str, Json],
+    settings: Mapping[str, Json],
+    networks: Mapping[int, WeightsFile],
+) -> None:
+    """Save the network of every seed of a model of a study with its description.
+
+    Args:
+        model: its name and the inputs of its head.
+        task: the settings of its reader.
+        about: layer, network, tokenizer and pretrained weights.
+        protocol: which items each seed was trained on: the target and the counts that are saved are
+            of these.
+        report: what `dnadiff.supervised.study.run_study` returns of the model.
+        settings: what the model describes itself by.
+        networks: the weights by the seed.
+    """
+    for seed, weights in networks.items():
+        number = study_seeds.index(seed)
+        trained = protocol.rounds(data, seed)[-1].data  # the network is that of the last round
+        found = report["found"][number][0]
+        own = {
+            "name": model["name"],
+            "target": trained.target.fit(trained.train.labels).settings(),
+            "task": {
+                "name": data.name,
+                "longest": data.max_length,
+                "items": trained.counts(),
+                "settings": task,
+            },
+            "seeds": sorted(networks),
+            "settings": settings,
+            "found": found,
+            "head": found["head"],
+            "inputs": model["inputs"],
+            # That predicted the test items.
+            "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
+            "metrics": {
+                metric: each["per_seed"][number] for metric, each in report["metrics"].items()
+            },
+        }
+        shared = {"classes": list(data.target.names), "stranded": data.stranded, **about}
+        save(folder, seed, weights, {**shared, **own})

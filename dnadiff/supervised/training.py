@@ -8,19 +8,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from typing_extensions import override
+from typing_extensions import TypedDict, override
 
 from dnadiff.config import Config, Json
 from dnadiff.draws import hash64
+from dnadiff.fields import Fraction, Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.supervised.classifier import (
     Classifier,
-    Mixture,
     SequenceClassifier,
     draw_mixture,
     mixed_logits,
@@ -48,6 +49,72 @@ class TrainingPlan(NamedTuple):
     def steps(self) -> int:
         """Optimizer steps in all."""
         return self.epochs * self.batches
+
+
+class TrainingSettings(TypedDict, total=False):
+    """The arguments of `Recipe`, for constructors that pass them on."""
+
+    epochs: PositiveInt | None
+    batch_size: PositiveInt
+    weight_decay: NonNegative
+    warmup: Fraction
+    patience: PositiveInt | None
+    layer_decay: Positive
+    mixup: NonNegative
+    balanced: bool
+    head_epochs: Natural | None
+    stored_width: PositiveInt | None
+    minutes: Positive | None
+
+
+@checked
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained on a task.
+
+    Args:
+        epochs: at most; None is about 2,000 steps (`automatic_plan`).
+        weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
+        warmup: fraction of the steps.
+        patience: stop after this many epochs without improvement; None runs all. The learning rate
+            schedule is the same either way.
+        layer_decay: see `dnadiff.supervised.layers`; 1 trains all layers at one rate.
+        mixup: see `draw_mixture`; 0 is none.
+        balanced: each class has the same total weight in the loss.
+        head_epochs: of the head alone, before all is trained (`dnadiff.supervised.head_training`);
+            None chooses a number, 0 is none.
+        stored_width: channels of what that stage stores, which limit its sequences; None is what
+            the head reads.
+        minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
+    """
+
+    epochs: PositiveInt | None = 1
+    batch_size: PositiveInt = 32
+    weight_decay: NonNegative = 0.1
+    warmup: Fraction = 0.05
+    patience: PositiveInt | None = None
+    layer_decay: Positive = 1.0
+    mixup: NonNegative = 0.0
+    balanced: bool = False
+    head_epochs: Natural | None = 0
+    stored_width: PositiveInt | None = None
+    minutes: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and self.epochs is not None:
+            raise ValueError(
+                f"minutes {self.minutes:g} sets the epochs, and epochs is {self.epochs}; leave one "
+                "of them out"
+            )
+
+    def describe(self) -> dict[str, Json]:
+        """What stored predictions depend on: the first five, and others that are not off."""
+        always, off = ("epochs", "batch_size", "weight_decay", "warmup", "patience"), vars(Recipe())
+        return {k: v for k, v in vars(self).items() if k in always or v != off[k]}
+
+    def batches(self, items: Items) -> int:
+        """Batches of all items."""
+        return -(-len(items) // self.batch_size)
 
 
 class Speed(NamedTuple):
@@ -116,12 +183,7 @@ class FineTuningModule(lightning.LightningModule):
     Args:
         classifier: its parameters that require gradients are trained.
         lr: peak learning rate of AdamW, after a linear warmup and before a half cosine to 0.
-        weight_decay: for matrices, see `dnadiff.training.optim.parameter_groups`.
         seed: of order, strands, dropout and mixup.
-        patience: stop after this many epochs without improvement; None runs all. The learning rate
-            schedule is the same either way.
-        layer_decay: see `dnadiff.supervised.layers`; 1 trains all layers at one rate.
-        mixup: see `dnadiff.supervised.classifier`; 0 is none.
         budget: stop after the epoch in which it ends, but not before 20 steps.
         start: the validation of the weights that the classifier has, if these can be the best ones.
     """
@@ -131,32 +193,16 @@ class FineTuningModule(lightning.LightningModule):
         classifier: SequenceClassifier,
         data: TaskData,
         lr: float,
-        weight_decay: float,
-        warmup: float,
-        batch_size: int,
+        recipe: Recipe,
         seed: int,
         report: Report,
-        patience: int | None = None,
-        layer_decay: float = 1.0,
-        mixup: float = 0.0,
         budget: Budget | None = None,
         start: Validation | None = None,
     ) -> None:
         super().__init__()
         self.classifier, self.data = classifier, data
-        self.lr, self.weight_decay, self.warmup, self.batch_size = (
-            lr,
-            weight_decay,
-            warmup,
-            batch_size,
-        )
-        self.seed, self.report, self.patience, self.budget = (
-            seed,
-            report,
-            patience,
-            budget or Budget(None),
-        )
-        self.layer_decay, self.mixup = layer_decay, mixup
+        self.lr, self.recipe, self.seed, self.report = lr, recipe, seed, report
+        self.budget = budget or Budget(None)
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
         self.best_valid: Tensor | None = (
@@ -168,25 +214,18 @@ class FineTuningModule(lightning.LightningModule):
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
         self.last_batch_end = 0.0
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Batches of all training items."""
-        return -(-len(self.data.train) // self.batch_size)
-
     @override
     def train_dataloader(self) -> ShuffledBatches:
-        both_strands = not self.data.stranded
-        self.loaders.append(
-            ShuffledBatches(
-                self.data.train,
-                self.batch_size,
-                self.classifier.vocab,
-                self.seed,
-                self.current_epoch,
-                both_strands,
-            )
+        batches = ShuffledBatches(
+            self.data.train,
+            self.recipe.batch_size,
+            self.classifier.vocab,
+            self.seed,
+            self.current_epoch,
+            not self.data.stranded,
         )
-        return self.loaders[-1]
+        self.loaders.append(batches)
+        return batches
 
     @override
     def on_train_start(self) -> None:
@@ -223,24 +262,16 @@ class FineTuningModule(lightning.LightningModule):
     @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
-        if not self.mixup:
-            return self.classifier.target.loss(
-                self.classifier(batch.ids, batch.valid), batch.labels
-            )
-        return self._mixed_loss(
-            batch, draw_mixture(self.mixup, len(batch.labels), self.seed, self.global_step)
-        )
-
-    def _mixed_loss(self, batch: ItemBatch, mixture: Mixture) -> Tensor:
+        loss, mixup = self.classifier.target.loss, self.recipe.mixup
+        if not mixup:
+            return loss(self.classifier(batch.ids, batch.valid), batch.labels)
         if not isinstance(self.classifier, Classifier):
             raise ValueError(
-                f"mixup {self.mixup:g} needs a head on features, which a "
+                f"mixup {mixup:g} needs a head on features, which a "
                 f"{type(self.classifier).__name__} has not; set mixup=0"
             )
-        outputs, loss = (
-            mixed_logits(self.classifier, batch.ids, batch.valid, mixture),
-            self.classifier.target.loss,
-        )
+        mixture = draw_mixture(mixup, len(batch.labels), self.seed, self.global_step)
+        outputs = mixed_logits(self.classifier, batch.ids, batch.valid, mixture)
         other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
         return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
 
@@ -254,7 +285,7 @@ class FineTuningModule(lightning.LightningModule):
 
     def validate(self, items: Items) -> Validation:
         """The predictions of validation items and their score."""
-        return validate(self.classifier, items, self.batch_size, self.data.stranded)
+        return validate(self.classifier, items, self.recipe.batch_size, self.data.stranded)
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -271,18 +302,18 @@ class FineTuningModule(lightning.LightningModule):
             self.best_valid, self.epochs_without_improvement = predictions, 0
             return
         self.epochs_without_improvement += 1
-        if self.patience is not None and self.epochs_without_improvement >= self.patience:
+        patience = self.recipe.patience
+        if patience is not None and self.epochs_without_improvement >= patience:
             self.trainer.should_stop = True
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        optimizer = torch.optim.AdamW(
-            decayed_groups(self.classifier, self.lr, self.weight_decay, self.layer_decay),
-            lr=self.lr,
+        groups = decayed_groups(
+            self.classifier, self.lr, self.recipe.weight_decay, self.recipe.layer_decay
         )
-        scheduler = warmup_cosine(
-            optimizer, int(self.trainer.estimated_stepping_batches), self.warmup
-        )
+        optimizer = torch.optim.AdamW(groups, lr=self.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = warmup_cosine(optimizer, steps, self.recipe.warmup)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
@@ -420,7 +451,7 @@ class Trials:
     def __call__(self, lr: float, steps: int) -> float:
         """The validation loss of the target after `steps`, see `ShortRun`."""
         module = self.short_run(lr)
-        batches = min(module.batches_per_epoch, steps)
+        batches = min(module.recipe.batches(module.data.train), steps)
         train(module, TrainingPlan(-(-steps // batches), batches), self.trainer, steps)
         self.step_seconds += module.step_seconds[_WARM_UP_STEPS:]
         self.validation_seconds = module.validation_seconds

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dnadiff.config import Json, build
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.options.command import compose
+from dnadiff.finetune import finetune
 from dnadiff.renamed import VERSION
 from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import metric_values
@@ -29,7 +29,7 @@ from dnadiff.supervised.study import compare, folds_of, predict_rounds
 
 def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> tuple[TaskData, FixedSplit]:
     """The task that `python -m dnadiff.finetune OVERRIDES` would read, and its protocol."""
-    reader = build(compose("finetune", ["checkpoint=none", *overrides])["task"], trust=None)
+    reader = build(finetune.compose(["checkpoint=none", *overrides]).task, trust=None)
     return reader.load(tokenizer), build_protocol(reader.protocol, tokenizer.vocab.pad_id)
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import commands, finetune
-from dnadiff.formats.fasta import read_fasta
+from dnadiff import finetune
 from dnadiff.metrics.designs import header_facts
 from dnadiff.options.command import compose
 from dnadiff.reward.predicted import PredictedReward
@@ -84,7 +83,7 @@ def runs(trained, tmp_path_factory):
             task = ["task=csv", f"task.path={folder / 't.csv'}", *FEW, *more]
             network = trained_ps(trained.parent) if name.startswith("both strands") else trained
             arguments = [f"checkpoint={network}", f"hydra.run.dir={folder / name}", *task]
-            commands.run("finetune", finetune.run, finetune.KEYS, arguments)
+            finetune.main(arguments)
     return {name: folder / name for name in RUNS}
 
 

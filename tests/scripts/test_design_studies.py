@@ -23,7 +23,7 @@ import measures
 import peer_methods as peers
 import study
 
-from dnadiff import commands, finetune
+from dnadiff import finetune
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.reader import Record
@@ -285,9 +285,7 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
     monkeypatch.setattr(
         study,
         "command",
-        lambda _, *given: commands.run(
-            "finetune", finetune.run, finetune.KEYS, [*given, "accelerator=cpu"]
-        ),
+        lambda _, *given: finetune.main([*given, "accelerator=cpu"]),
     )
     monkeypatch.setattr(peers, "has_ledidi", lambda: False)
     for name, (function, grid) in designers.METHODS.items():

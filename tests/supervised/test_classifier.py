@@ -19,7 +19,7 @@ from dnadiff.supervised.classifier import (
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
 from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
-from dnadiff.supervised.training import FineTuningModule
+from dnadiff.supervised.training import FineTuningModule, Recipe
 
 DNA = DNATokenizer()
 
@@ -148,10 +148,8 @@ def test_the_weights_of_the_epoch_with_the_best_validation_accuracy_are_kept():
     training = FineTuningModule(
         classifier,
         data,
-        lr=0.0,
-        weight_decay=0.0,
-        warmup=0.0,
-        batch_size=20,
+        0.0,
+        Recipe(weight_decay=0.0, warmup=0.0, batch_size=20),
         seed=0,
         report=no_report,
     )
@@ -303,7 +301,7 @@ def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     with pytest.raises(ValueError, match=r"gc: training at lr 1e\+30 diverged"):
         wild.fit_predict(task(), 0)
     training = FineTuningModule(
-        linear(start, 2), task(), 0.0, 0.0, 0.0, 20, seed=0, report=no_report
+        linear(start, 2), task(), 0.0, Recipe(batch_size=20), seed=0, report=no_report
     )
     right = torch.nn.functional.one_hot(training.data.valid.labels, 2).float()
     for epoch, log_probs in enumerate([1 - right, right * float("nan")]):

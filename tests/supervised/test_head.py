@@ -12,7 +12,7 @@ from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.backbone.dit import DiT
 from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.options.command import compose
+from dnadiff.finetune import finetune
 from dnadiff.supervised.classifier import HeadInputs, build_classifier, check_head, pool_features
 from dnadiff.supervised.head.base import position_features
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
@@ -26,7 +26,7 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 
 @cache
 def composed(name):
-    return compose("finetune", ["checkpoint=x", f"head={name}"])["head"]
+    return finetune.compose(["checkpoint=x", f"head={name}"]).head
 
 
 def settings(name, **more):

@@ -25,7 +25,7 @@ from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 from dnadiff.supervised.targets.classes import MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
-from dnadiff.supervised.training import Budget
+from dnadiff.supervised.training import Budget, Recipe
 
 DNA = DNATokenizer()
 CONV = {
@@ -72,7 +72,13 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages(monkeypatch)
     for head_epochs in (0, 2):
         head = partial(ConvHead, channels=8, hidden=8, num_bins=4)
         model = OneHotModel(
-            DNA, head, 1e-3, head_epochs, epochs=1, batch_size=16, trainer={"accelerator": "cpu"}
+            DNA,
+            head,
+            1e-3,
+            head_epochs=head_epochs,
+            epochs=1,
+            batch_size=16,
+            trainer={"accelerator": "cpu"},
         )
         made[head_epochs] = model.fit_predict(data, 1)
         found = {key: value for key, value in model.fit_info.items() if key.startswith("head")}
@@ -89,7 +95,14 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages(monkeypatch)
         head_training, "MAX_BYTES", 2 * 20 * data.max_length * 50
     )  # 50 sequences of 20 channels, those of a network
     model = OneHotModel(
-        DNA, head, 1e-3, 2, stored_width=20, epochs=1, batch_size=16, trainer={"accelerator": "cpu"}
+        DNA,
+        head,
+        1e-3,
+        head_epochs=2,
+        stored_width=20,
+        epochs=1,
+        batch_size=16,
+        trainer={"accelerator": "cpu"},
     )
     model.fit(data, 1)
     assert model.fit_info["head_sequences"] == 50
@@ -102,7 +115,8 @@ def trained(
     seed: int = 0,
     budget: Budget | None = None,
 ) -> dict:
-    return train_head(classifier, data, epochs, 16, 0.1, seed, budget or Budget(None), no_report)
+    recipe = Recipe(head_epochs=epochs, batch_size=16)
+    return train_head(classifier, data, recipe, seed, budget or Budget(None), no_report)
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
@@ -238,7 +252,9 @@ def test_a_small_batch_size_limits_what_is_in_memory(monkeypatch):
         "__iter__",
         lambda self: iter([make_batch(items(20, 5), torch.arange(20), DNA.vocab)]),
     )
-    train_head(classifier_of(), task(), 1, 2, 0.1, 0, Budget(None), no_report)
+    train_head(
+        classifier_of(), task(), Recipe(head_epochs=1, batch_size=2), 0, Budget(None), no_report
+    )
     assert set(sizes) == {8}
 
 

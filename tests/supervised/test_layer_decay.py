@@ -12,7 +12,7 @@ from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.layers import decayed_groups
 from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import CNN
-from dnadiff.supervised.training import FineTuningModule
+from dnadiff.supervised.training import FineTuningModule, Recipe
 
 VOCAB = DNATokenizer().vocab
 
@@ -86,9 +86,8 @@ def test_the_schedule_multiplies_the_rate_of_each_layer():
         torch.full((8, 6), 7, dtype=torch.uint8), torch.full((8,), 6), torch.arange(8) % 2
     )
     data = TaskData("toy", ["a", "b"], items, items, items)
-    module = FineTuningModule(
-        classifier(), data, 1e-2, 0.1, 0.5, 4, seed=0, report=no_report, layer_decay=0.5
-    )
+    recipe = Recipe(weight_decay=0.1, warmup=0.5, batch_size=4, layer_decay=0.5)
+    module = FineTuningModule(classifier(), data, 1e-2, recipe, seed=0, report=no_report)
     module._trainer = SimpleNamespace(estimated_stepping_batches=4)  # two steps of warmup
     found = module.configure_optimizers()
     first = {group["lr"] for group in found["optimizer"].param_groups}

@@ -16,11 +16,12 @@ from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import PublishedCNN
 from dnadiff.supervised.targets.classes import balanced_weights
 from dnadiff.supervised.targets.regression import RegressionTarget
-from dnadiff.supervised.training import FineTuningModule
+from dnadiff.supervised.training import FineTuningModule, Recipe
 
 DNA = DNATokenizer()
 IDS = torch.tensor([[7, 7, 8, 9], [10, 9, 4, 4], [8, 8, 8, 8]])
 ITEMS = Items(IDS.to(torch.uint8), torch.tensor([4, 2, 4]), torch.tensor([0, 1, 1]))
+RECIPE = Recipe(weight_decay=0.0, warmup=0.0, batch_size=3, mixup=0.4)
 DATA = TaskData("toy", ["a", "b"], ITEMS, ITEMS, ITEMS, stranded=True)
 
 
@@ -48,7 +49,7 @@ def test_mixed_features_are_weighted_means_over_the_longer_sequence():
 
 def test_the_loss_has_both_labels_in_the_same_shares():
     model, batch = classifier(), make_batch(ITEMS, torch.arange(3), DNA.vocab)
-    module = FineTuningModule(model, DATA, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module = FineTuningModule(model, DATA, 1e-3, RECIPE, seed=5, report=no_report)
     module._trainer = None
     mixture = draw_mixture(0.4, 3, 5, 0)
     logits = mixed_logits(model, batch.ids, batch.valid, mixture)
@@ -65,7 +66,7 @@ def test_values_are_mixed_by_the_loss_of_their_target():
         "toy", ["u", "v"], items, items, items, stranded=True, target=RegressionTarget(["u", "v"])
     )
     model.target = data.target.fit(labels)
-    module = FineTuningModule(model, data, 1e-3, 0.0, 0.0, 3, seed=5, report=no_report, mixup=0.4)
+    module = FineTuningModule(model, data, 1e-3, RECIPE, seed=5, report=no_report)
     module._trainer = None
     mixture, batch = draw_mixture(0.4, 3, 5, 0), make_batch(items, torch.arange(3), DNA.vocab)
     outputs = mixed_logits(model, batch.ids, batch.valid, mixture)
@@ -89,12 +90,9 @@ def test_a_network_without_a_head_on_features_is_refused():
         PublishedCNN(DNA).build_classifier(DATA, 0),
         DATA,
         1e-3,
-        0.0,
-        0.0,
-        3,
+        RECIPE,
         seed=5,
         report=no_report,
-        mixup=0.4,
     )
     module._trainer = None
     with pytest.raises(

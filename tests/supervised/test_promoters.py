@@ -8,8 +8,8 @@ import pytest
 
 from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.finetune import finetune
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.options.command import compose
 from dnadiff.supervised.baselines import PromoterMotif, best_scores, log_odds
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.tasks import PromoterGrid
@@ -39,9 +39,7 @@ def grid(path: Path, backgrounds: int = 8, each: int = 10, controls: int = 3) ->
 
 def task(name: str, path: str, *overrides: str):
     return build(
-        compose("finetune", ["checkpoint=x", f"task={name}", f"task.path={path}", *overrides])[
-            "task"
-        ],
+        finetune.compose(["checkpoint=x", f"task={name}", f"task.path={path}", *overrides]).task,
         trust=None,
     )
 

@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from dnadiff.options.command import compose
+from dnadiff.finetune import finetune
 from dnadiff.supervised.tables import (
     num_training_sequences,
     published_accuracies,
@@ -98,9 +98,9 @@ def test_published_numbers_name_their_source_and_the_training_size_of_their_task
     assert len(rows) == 8 * 9
     tasks = {row["task"] for row in rows}
     train = {
-        task: compose("finetune", ["checkpoint=x", f"task={task}", "task.path=x"])["task"][
-            "expected"
-        ]["train"]
+        task: finetune.compose(["checkpoint=x", f"task={task}", "task.path=x"]).task["expected"][
+            "train"
+        ]
         for task in tasks
     }
     for row in rows:

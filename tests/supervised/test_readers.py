@@ -13,6 +13,7 @@ import pytest
 
 from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.finetune import FinetuneOptions, finetune
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.options.command import compose
 from dnadiff.supervised.ensemble import Columns, table_rows
@@ -239,10 +240,8 @@ def test_parquet_of_the_hub_is_read_like_a_table(tmp_path):
 
 
 def load(name: str, path: Path, *overrides: str):
-    settings = compose(
-        "finetune",
-        ["checkpoint=x", f"task={name}", f"task.path={path}", *(f"task.{o}" for o in overrides)],
-    )["task"]
+    more = [f"task.{override}" for override in overrides]
+    settings = finetune.compose(["checkpoint=x", f"task={name}", f"task.path={path}", *more]).task
     return build(settings, trust=None).load(DNA)
 
 
@@ -252,7 +251,7 @@ def test_every_task_composes_and_has_its_required_keys():
         names
     )
     for name in names:
-        settings = compose("finetune", ["checkpoint=x", f"task={name}"], resolve=False)["task"]
+        settings = compose("finetune", FinetuneOptions, ["checkpoint=x", f"task={name}"]).task
         assert "protocol" in settings
         for one in settings.get("tasks", {"": settings}).values():
             assert {"_target_", "protocol", "name"} <= set(one)

@@ -392,7 +392,7 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
     assert [list(member.classifier.target.mean) for member in model.members] == [
         mean for mean, _ in means.values()
     ]
-    first, second = model.predict(SEQUENCES).outputs
+    first, second = model.predict(SEQUENCES).each_seed
     np.testing.assert_allclose(second, 2 * first + [10, 20, 30], rtol=1e-5)
     put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
     with pytest.raises(ValueError, match="different target"):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dnadiff.finetune import finetune
 from dnadiff.options.command import compose
 from dnadiff.supervised.regions import find_sources, find_tasks
 
@@ -70,8 +71,8 @@ def test_tasks_with_data_get_their_path_and_the_others_are_logged(tmp_path, capl
 
 
 def test_the_default_path_is_the_download_folder_of_the_benchmark_package():
-    one = compose("finetune", ["checkpoint=x", "task=human_ocr_ensembl"])["task"]
-    every = compose("finetune", ["checkpoint=x", "task=genomic_benchmarks"])["task"]["tasks"]
+    one = finetune.compose(["checkpoint=x", "task=human_ocr_ensembl"]).task
+    every = finetune.compose(["checkpoint=x", "task=genomic_benchmarks"]).task["tasks"]
     assert (
         len(every) == 9
         and one["path"]
