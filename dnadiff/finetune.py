@@ -355,7 +355,7 @@ class TaskStudy:
         one_hot = resolve(options.inputs["one_hot"], trains and not is_published)
         is_named = any(options.given("head"))
         self.head = MEAN_HEAD if is_published and not is_named else options.head
-        self.inputs: HeadInputs = HeadInputs.of(**{**options.inputs, "one_hot": one_hot})
+        self.inputs: HeadInputs = HeadInputs(**{**options.inputs, "one_hot": one_hot})
 
     @property
     def settings(self) -> Config:

@@ -56,14 +56,22 @@ class SklearnModel(TaskModel):
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases
 
+    def prepare(self, data: TaskData, seed: int, report: Report) -> None:
+        """What `features` needs for a fit; nothing by default."""
+
     @abstractmethod
     def features(self, items: Items, stranded: bool) -> Features:
         """(S, F), dense or sparse."""
 
     @abstractmethod
-    def candidates(self, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> Mapping[str, BaseEstimator]:
         """Unfitted models by the name of their setting. The one with the best validation score is
-        used; the first one in a tie."""
+        used; the first one in a tie.
+
+        Args:
+            num_items: training items that have a label; of several targets, of the one with the
+                fewest.
+        """
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -73,13 +81,14 @@ class SklearnModel(TaskModel):
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
+        self.prepare(data, seed, report)
+        labels = data.train.labels
         train, valid, test = (
             self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
         )
-        models = data.target.fit(data.train.labels).estimators
-        best, self.fit_info = models.select(
-            self.candidates(models), train, data.train.labels, valid, data.valid.labels
-        )
+        models = data.target.fit(labels).estimators
+        candidates = self.candidates(models, int(labels.isfinite().sum(0).min()))
+        best, self.fit_info = models.select(candidates, train, labels, valid, data.valid.labels)
         self.valid_predictions = models.predict(best, valid)
         return models.predict(best, test)
 
@@ -112,7 +121,7 @@ class KmerLogistic(SklearnModel):
         ).sqrt()
 
     @override
-    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import Normalizer
 
         return estimators.linear(Normalizer(), self.strengths)
@@ -147,20 +156,24 @@ class KmerBoosting(SklearnModel):
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
     @override
-    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         return estimators.boosting(self.rounds, learning_rate=self.rate)
 
 
-class LengthAlone(SklearnModel):
+class OneFeature(SklearnModel):
+    """Gradient boosting on one number of each sequence."""
+
+    @override
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
+        return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
+
+
+class LengthAlone(OneFeature):
     """Gradient boosting on the length of the sequence alone: how much the length reveals."""
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
         return items.lengths.numpy()[:, None].astype(np.float32)
-
-    @override
-    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
-        return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
 
 
 def length_alone(data: TaskData) -> dict[str, float] | None:
@@ -181,7 +194,7 @@ def length_alone(data: TaskData) -> dict[str, float] | None:
     return {"accuracy": accuracy, "chance": frequent} if accuracy - frequent > clear else None
 
 
-class GCAlone(SklearnModel):
+class GCAlone(OneFeature):
     """Gradient boosting on the GC content alone; it is 0.5 for a sequence without a known base."""
 
     @override
@@ -193,10 +206,6 @@ class GCAlone(SklearnModel):
         )
         known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
-
-    @override
-    def candidates(self, estimators: Estimators) -> dict[str, BaseEstimator]:
-        return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
 
 
 def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:
@@ -324,7 +333,7 @@ class PromoterMotif(SklearnModel):
         return scores[:, None]
 
     @override
-    def candidates(self, estimators: Estimators) -> Mapping[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> Mapping[str, BaseEstimator]:
         from sklearn.preprocessing import StandardScaler
 
         return estimators.linear(StandardScaler(), [1.0])
@@ -357,7 +366,7 @@ def embed(
     return result.numpy()
 
 
-class FrozenModel(TaskModel):
+class FrozenModel(SklearnModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
     `backbone` returns the network for a seed, another one for each if `random`; `about` identifies
@@ -372,61 +381,34 @@ class FrozenModel(TaskModel):
         about: Mapping[str, object] | None = None,
         device: str = "cpu",
     ) -> None:
-        self.backbone, self.random, self.batch_size, self.about, self.device = (
-            backbone,
-            random,
-            batch_size,
-            dict(about or {}),
-            device,
-        )
+        self.backbone, self.random, self.batch_size = backbone, random, batch_size
+        self.about, self.device = dict(about or {}), device
         self._embeddings: dict[tuple[bool, bytes], np.ndarray] = {}
 
     @override
     def describe(self) -> dict[str, Json]:
-        return super().describe() | self.about
-
-    @abstractmethod
-    def candidates(self, num_items: int, estimators: Estimators) -> Mapping[str, BaseEstimator]:
-        """Unfitted models by the name of their setting, of which the validation score chooses one.
-
-        Args:
-            num_items: training items that have a label; of several targets, of the one with the
-                fewest.
-        """
+        return TaskModel.describe(self) | self.about
 
     @override
-    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        backbone = self.backbone(seed).to(self.device)
-        check_length(backbone, data)
+    def prepare(self, data: TaskData, seed: int, report: Report) -> None:
+        self.network, self.report = self.backbone(seed).to(self.device), report
+        check_length(self.network, data)
         if self.random:
             self._embeddings.clear()
-        train, valid, test = (
-            self._features(backbone, items, not data.stranded, report)
-            for items in (data.train, data.valid, data.test)
-        )
-        models = data.target.fit(data.train.labels).estimators
-        candidates = self.candidates(int(data.train.labels.isfinite().sum(0).min()), models)
-        best, self.fit_info = models.select(
-            candidates, train, data.train.labels, valid, data.valid.labels
-        )
-        self.valid_predictions = models.predict(best, valid)
-        return models.predict(best, test)
 
-    def _features(
-        self, backbone: Backbone, items: Items, both_strands: bool, report: Report
-    ) -> np.ndarray:
+    @override
+    def features(self, items: Items, stranded: bool) -> np.ndarray:
         """As `embed`, with sequences of earlier calls (under another division of the data) taken
         from memory."""
         keys = [
-            (both_strands, ids[:length].tobytes())
+            (stranded, ids[:length].tobytes())
             for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
         ]
         missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
-            new = embed(
-                backbone, items.select(torch.tensor(missing)), self.batch_size, both_strands, report
-            )
-            self._embeddings |= {keys[row]: vector for row, vector in zip(missing, new)}
+            new = items.select(torch.tensor(missing))
+            vectors = embed(self.network, new, self.batch_size, not stranded, self.report)
+            self._embeddings |= {keys[row]: vector for row, vector in zip(missing, vectors)}
         return np.stack([self._embeddings[key] for key in keys])
 
 
@@ -437,7 +419,7 @@ class LinearProbe(FrozenModel):
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
     @override
-    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import StandardScaler
 
         return estimators.linear(StandardScaler(), self.strengths)
@@ -451,7 +433,7 @@ class NearestNeighbors(FrozenModel):
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     @override
-    def candidates(self, num_items: int, estimators: Estimators) -> dict[str, BaseEstimator]:
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.draws import hash64
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.supervised.head.base import Head, HeadWithBases, length_features
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
 from dnadiff.supervised.targets.base import TaskTarget
@@ -30,6 +30,7 @@ _LENGTH_WAVES = 6  # wavelengths of 4 to 724 bases
 LENGTH_WIDTH = 1 + 2 * _LENGTH_WAVES
 
 
+@checked
 @dataclass(frozen=True)
 class HeadInputs:
     """Features of each position, concatenated.
@@ -43,21 +44,9 @@ class HeadInputs:
             reveal the class where the parts of a data set differ in length.
     """
 
-    layers: tuple[int, ...] = ()
+    layers: tuple[PositiveInt, ...] = ()
     one_hot: bool = False
     length: bool = False
-
-    @classmethod
-    def of(
-        cls, layers: Sequence[int] = (), one_hot: bool = False, length: bool = False
-    ) -> HeadInputs:
-        """Checked values of a configuration; raises ValueError."""
-        numbers = tuple(checks.integer("inputs.layers", layer) for layer in layers)
-        return cls(
-            numbers,
-            checks.boolean("inputs.one_hot", one_hot),
-            checks.boolean("inputs.length", length),
-        )
 
     def describe(self) -> str:
         """What the head reads besides the features, in words; empty if there is nothing."""

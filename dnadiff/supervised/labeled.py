@@ -1,4 +1,10 @@
-"""The target that `task.kind` names: the one place that knows these words."""
+"""Tasks made of labeled sequences in files: encoding, checks, the cache, and the division of
+sequences without a given split.
+
+A reader (`tasks`, `regions`) returns what is in its files; everything else is shared and implemented
+here. Encoded sequences are cached; the key covers the reader's settings and the files. If a file
+changes in any way, or the cache is damaged, the task is read again.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
+from typing_extensions import TypedDict
 
-from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.kmers import MAX_K
 from dnadiff.store.cache import cache_dir
 from dnadiff.store.disk import atomic_write, json_object, read_npz
@@ -86,84 +94,6 @@ def build_target(
     return target(columns, **given)
 
 
-FORMAT = 3
-# seconds: a file changed more recently might change again within the resolution of its time stamp
-_MIN_AGE = 2.0
-
-
-class Entry(NamedTuple):
-    """Token ids (L_i,) uint8, class name and part of each sequence of a task, and further plain
-    values."""
-
-    sequences: list[np.ndarray]
-    labels: list[str]
-    parts: list[str]
-    more: dict[str, Json]
-
-
-def compute_key(
-    settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
-) -> str | None:
-    """32 hexadecimal digits for a reader with these settings on these files; None if one of the
-    files has just changed."""
-    about = [
-        (
-            str(file.resolve()),
-            (stat := file.stat()).st_size,
-            stat.st_mtime_ns,
-            stat.st_ctime_ns,
-            stat.st_ino,
-        )
-        for file in files
-    ]
-    if (
-        time.time() - max((max(mtime, ctime) for _, _, mtime, ctime, _ in about), default=0) / 1e9
-        < _MIN_AGE
-    ):
-        return None
-    description = json.dumps(
-        [FORMAT, settings, tokenizer.config(), about], sort_keys=True, default=str
-    )
-    return hashlib.sha256(description.encode()).hexdigest()[:32]
-
-
-def load_encoded(key: str) -> Entry | None:
-    """The stored entry, or None."""
-    path = cache_dir("tasks") / f"{key}.npz"
-    if not path.is_file():
-        return None
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        stored = read_npz(path)
-        about = json_object(str(stored["about"]), path)
-        sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
-        labels, parts = (
-            [about[f"{name}_names"][number] for number in stored[name]]
-            for name in ("labels", "parts")
-        )
-        if stored["lengths"].sum() == len(stored["ids"]) and len(sequences) == len(labels) == len(
-            parts
-        ):
-            return Entry(sequences, labels, parts, about["more"])
-    log.info(f"{path} is damaged; the task is read again")
-    return None
-
-
-def save_encoded(key: str, entry: Entry) -> None:
-    """Store an entry atomically; if the disk is full, nothing is stored and no error is raised."""
-    names = {"labels": sorted(set(entry.labels)), "parts": sorted(set(entry.parts))}
-    numbers = {kind: {name: number for number, name in enumerate(of)} for kind, of in names.items()}
-    about = json.dumps({"more": entry.more, **{f"{kind}_names": of for kind, of in names.items()}})
-    with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
-        np.savez(
-            file,
-            ids=np.concatenate(entry.sequences),
-            lengths=np.array([len(ids) for ids in entry.sequences], np.int64),
-            labels=np.array([numbers["labels"][name] for name in entry.labels], np.int32),
-            parts=np.array([numbers["parts"][name] for name in entry.parts], np.int32),
-            about=about,
-        )
-
-
 PART_NAMES = {
     "train": "train",
     "valid": "valid",
@@ -172,14 +102,9 @@ PART_NAMES = {
     "val": "valid",
     "validation": "valid",
 }
-_CACHED = {
-    "source": "source",
-    "divided": "divided",
-    "place": "label_source",
-    "part_place": "split_source",
-    "notes": "notes",
-    "groups": "groups",
-}
+FORMAT = 4  # of encoded sequences in the cache folder
+# seconds: a file changed more recently might change again within the resolution of its time stamp
+_MIN_AGE = 2.0
 
 
 @dataclass
@@ -231,6 +156,53 @@ class LabeledSequences:
         return longer
 
 
+def compute_key(
+    settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
+) -> str | None:
+    """32 hexadecimal digits for a reader with these settings on these files; None if one of the
+    files has just changed."""
+    stats = [(str(file.resolve()), file.stat()) for file in files]
+    about = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
+    latest = max((max(s.st_mtime, s.st_ctime) for _, s in stats), default=0)
+    if time.time() - latest < _MIN_AGE:
+        return None
+    described = [FORMAT, settings, tokenizer.config(), about]
+    text = json.dumps(described, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def load_encoded(key: str) -> LabeledSequences | None:
+    """Stored sequences; None if there are none, or the file is damaged."""
+    path = cache_dir("tasks") / f"{key}.npz"
+    if not path.is_file():
+        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        stored = read_npz(path)
+        sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
+        labels, parts = (stored[f"{kind}_names"][stored[kind]] for kind in ("labels", "parts"))
+        is_whole = stored["lengths"].sum() == len(stored["ids"])
+        if is_whole and len(sequences) == len(labels) == len(parts):
+            about = json_object(str(stored["about"]), path)
+            return LabeledSequences(
+                sequences=sequences, labels=labels.tolist(), parts=parts.tolist(), **about
+            )
+    log.info(f"{path} is damaged; the task is read again")
+    return None
+
+
+def save_encoded(key: str, found: LabeledSequences) -> None:
+    """Store sequences atomically: token ids as one array, with lengths, labels and parts; if the
+    disk is full, nothing is stored and no error is raised."""
+    of_each = ("sequences", "labels", "parts")
+    arrays: dict[str, Json] = {}
+    for kind in of_each[1:]:
+        arrays[f"{kind}_names"], arrays[kind] = np.unique(vars(found)[kind], return_inverse=True)
+    arrays["lengths"] = np.array([len(ids) for ids in found.sequences], np.int64)
+    about = {name: value for name, value in vars(found).items() if name not in of_each}
+    with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
+        np.savez(file, ids=np.concatenate(found.sequences), about=json.dumps(about), **arrays)
+
+
 class Division:
     """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the
     labels do not fit the target.
@@ -276,9 +248,8 @@ class Division:
         """
         rows = self.rows("train")
         names, first = np.unique(self.clusters[rows], return_index=True)
-        label_of_cluster = self.strata[rows][
-            first
-        ]  # that of its first sequence: the members may differ
+        # That of its first sequence: the members may differ.
+        label_of_cluster = self.strata[rows][first]
         labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
         for number, class_name in enumerate(self.strata_names):
             of_class = rows[labels == number]
@@ -332,23 +303,28 @@ class Division:
         )
 
 
+Share = Annotated[float, Interval(gt=0, lt=1)]
+KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
+
+
 class LabeledTaskSettings(TypedDict, total=False):
     """Keyword arguments that every reader passes on to `LabeledTask`."""
 
     stranded: bool
-    max_length: int | None
-    test_fraction: float
-    valid_fraction: float
-    cluster_kmer: int | None
+    max_length: PositiveInt | None
+    test_fraction: Share
+    valid_fraction: Share
+    cluster_kmer: KmerLength | None
     redivide: bool
-    expected: Mapping[str, checks.Natural] | None
+    expected: Mapping[str, Natural] | None
     protocol: str
-    seed: int
+    seed: Natural
     kind: str
     loss: str | None
     transform: str | None
 
 
+@checked
 class LabeledTask(ABC):
     """A task whose sequences and labels are in files.
 
@@ -372,38 +348,24 @@ class LabeledTask(ABC):
         self,
         name: str,
         stranded: bool = False,
-        max_length: int | None = None,
-        test_fraction: float = 0.2,
-        valid_fraction: float = 0.1,
-        cluster_kmer: int | None = None,
+        max_length: PositiveInt | None = None,
+        test_fraction: Share = 0.2,
+        valid_fraction: Share = 0.1,
+        cluster_kmer: KmerLength | None = None,
         redivide: bool = False,
-        expected: Mapping[str, checks.Natural] | None = None,
+        expected: Mapping[str, Natural] | None = None,
         protocol: str = "fixed",
-        seed: int = 0,
+        seed: Natural = 0,
         kind: str = "classification",
         loss: str | None = None,
         transform: str | None = None,
         columns: Sequence[str] = ("label",),
     ) -> None:
         self.kind, self.target = kind, build_target(kind, columns, loss, transform)
-        self.name, self.protocol, self.expected = (
-            checks.name("task.name", name),
-            protocol,
-            dict(expected or {}),
-        )
-        self.stranded, self.redivide = (
-            checks.boolean("task.stranded", stranded),
-            checks.boolean("task.redivide", redivide),
-        )
-        self.max_length, self.seed = (
-            checks.optional_integer("task.max_length", max_length),
-            checks.integer("task.seed", seed, 0),
-        )
-        self.cluster_kmer = checks.optional_integer("task.cluster_kmer", cluster_kmer, 1, MAX_K)
-        self.test_fraction = checks.fraction("task.test_fraction", test_fraction, inclusive=False)
-        self.valid_fraction = checks.fraction(
-            "task.valid_fraction", valid_fraction, inclusive=False
-        )
+        self.name, self.protocol, self.expected = name, protocol, dict(expected or {})
+        self.stranded, self.redivide, self.seed = stranded, redivide, seed
+        self.max_length, self.cluster_kmer = max_length, cluster_kmer
+        self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
 
     # The other attributes decide what `read` returns, and are part of the cache key.
     _of_division = (frozenset(LabeledTaskSettings.__annotations__) | {"name", "target"}) - {"kind"}
@@ -423,15 +385,11 @@ class LabeledTask(ABC):
         own = {key: value for key, value in vars(self).items() if key not in self._of_division}
         files = self.sources()
         key = compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
-        if key is not None and (entry := load_encoded(key)) is not None:
-            fields = {name: entry.more[key] for key, name in _CACHED.items()}
-            return LabeledSequences(
-                sequences=entry.sequences, labels=entry.labels, parts=entry.parts, **fields
-            )
-        found = self.read(tokenizer)
-        if key is not None:
-            more = {key: vars(found)[name] for key, name in _CACHED.items()}
-            save_encoded(key, Entry(found.sequences, found.labels, found.parts, more))
+        found = None if key is None else load_encoded(key)
+        if found is None:
+            found = self.read(tokenizer)
+            if key is not None:
+                save_encoded(key, found)
         return found
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:

@@ -15,19 +15,20 @@ import numpy as np
 import yaml
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
-from dnadiff.checks import boolean, expand_user
+from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
-from dnadiff.kmers import MAX_K, UNKNOWN, KmerSet
+from dnadiff.kmers import UNKNOWN, KmerSet
 from dnadiff.store.files import resolve
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.labeled import (
     PART_NAMES,
+    KmerLength,
     LabeledSequences,
     LabeledTask,
     LabeledTaskSettings,
@@ -38,6 +39,7 @@ log = logging.getLogger("dnadiff")
 Starts = list[tuple[int, int]]  # (record, start) of windows
 
 
+@checked
 class RegionWindows:
     """Windows completely inside regions against windows completely outside: all bases of a window
     are in some region, or none is.
@@ -59,36 +61,21 @@ class RegionWindows:
         self,
         genome: str,
         regions: str,
-        length: int = 200,
-        stride: int = 50,
+        length: PositiveInt = 200,
+        stride: PositiveInt = 50,
         split: Split | None = None,
-        max_train: int | None = None,
-        k: int = 24,
+        max_train: PositiveInt | None = None,
+        k: KmerLength = 24,
         inside: str = "inside",
         outside: str = "outside",
         name: str = "regions",
         protocol: str = "fixed",
-        seed: int = 0,
+        seed: Natural = 0,
     ) -> None:
-        self.genome, self.regions, self.split, self.protocol = (
-            genome,
-            regions,
-            split or FractionSplit(),
-            protocol,
-        )
-        self.length, self.stride = (
-            checks.integer("task.length", length),
-            checks.integer("task.stride", stride),
-        )
-        self.max_train, self.seed = (
-            checks.optional_integer("task.max_train", max_train),
-            checks.integer("task.seed", seed, 0),
-        )
-        self.k, self.name = checks.integer("task.k", k, 1, MAX_K), checks.name("task.name", name)
-        self.inside, self.outside = (
-            checks.name("task.inside", inside),
-            checks.name("task.outside", outside),
-        )
+        self.genome, self.regions, self.split = genome, regions, split or FractionSplit()
+        self.length, self.stride, self.max_train, self.k = length, stride, max_train, k
+        self.inside, self.outside, self.name = inside, outside, name
+        self.protocol, self.seed = protocol, seed
         if self.inside == self.outside:
             raise ValueError(
                 f"both classes are called {inside!r}; set task.inside or task.outside to another "
@@ -305,6 +292,7 @@ COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
 _STRANDS = {"+": "+", "-": "-", "": "+", ".": "+"}
 
 
+@checked
 class IntervalTask(LabeledTask):
     """Reads intervals and extracts their sequences from a genome.
 
@@ -322,11 +310,7 @@ class IntervalTask(LabeledTask):
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
-        self.path, self.genome, self.skip_missing = (
-            str(path),
-            str(genome),
-            boolean("task.skip_missing", skip_missing),
-        )
+        self.path, self.genome, self.skip_missing = str(path), str(genome), skip_missing
         super().__init__(name or Path(self.path).name, **settings)
 
     @override
@@ -434,6 +418,7 @@ def _record_names(genome: Genome) -> dict[str, str]:
 SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
 
 
+@checked
 class GenomicBenchmark(LabeledTask):
     """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables
     (including the Hub's parquet files).
@@ -450,11 +435,7 @@ class GenomicBenchmark(LabeledTask):
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
-        self.path, self.genome, self.skip_missing = (
-            str(path),
-            genome,
-            boolean("task.skip_missing", skip_missing),
-        )
+        self.path, self.genome, self.skip_missing = str(path), genome, skip_missing
         super().__init__(name, **settings)
 
     @override

@@ -225,7 +225,7 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
     backbone = keep_first_layers(backbone, about["layer"])
     head = about.get("head", {})
     # Runs of earlier versions have the published head, and describe it in words.
-    inputs = HeadInputs.of(**about.get("inputs", {}))
+    inputs = HeadInputs(**about.get("inputs", {}))
     longest, outputs = int(about["task"]["longest"]), len(about["classes"])
     return build_classifier(
         backbone,

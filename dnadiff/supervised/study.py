@@ -366,7 +366,7 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
     """Lines below the table of a task: what heads read besides features, what the length reveals,
     what intervals leave out, and a frequent class."""
     task, found = result["task"], []
-    if reads := HeadInputs.of(**result.get("inputs", {})).describe():
+    if reads := HeadInputs(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
     if length := task.get("length_alone"):
         found.append(

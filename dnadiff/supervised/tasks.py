@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
+from dnadiff.checks import expand_user
 from dnadiff.data.text.corpus import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.store.address import is_remote
 from dnadiff.store.files import open_text, resolve
@@ -35,6 +36,7 @@ ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
 T = TypeVar("T")
 
 
+@checked
 class CsvTask(LabeledTask):
     """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
     `test.csv`, as GUE publishes.
@@ -62,13 +64,8 @@ class CsvTask(LabeledTask):
         ):
             raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
         self.path, self.delimiter = str(path), delimiter
-        self.sequence_column = checks.name("task.sequence_column", sequence_column)
-        self.label_columns = [
-            checks.name("task.label_column", name) for name in as_names(label_column)
-        ]
-        self.split_column = (
-            None if split_column is None else checks.name("task.split_column", split_column)
-        )
+        self.sequence_column, self.split_column = sequence_column, split_column
+        self.label_columns = as_names(label_column)
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(
             name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
@@ -79,7 +76,7 @@ class CsvTask(LabeledTask):
         label_source = ("column " if len(self.label_columns) == 1 else "columns ") + ", ".join(
             map(repr, self.label_columns)
         )
-        if not checks.expand_user(self.path).is_dir():
+        if not expand_user(self.path).is_dir():
             split_source = f"column {self.split_column!r}" if self.split_column else "the split"
             found = LabeledSequences(
                 self.path,
@@ -98,8 +95,8 @@ class CsvTask(LabeledTask):
 
     @override
     def sources(self) -> list[Path]:
-        if checks.expand_user(self.path).is_dir():
-            return [checks.expand_user(table) for table, _ in find_tables(self.path)]
+        if expand_user(self.path).is_dir():
+            return [expand_user(table) for table, _ in find_tables(self.path)]
         return [resolve(self.path)]
 
     def _add_rows(
@@ -167,9 +164,7 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
         ValueError: if there is none, a part has tables in several folders, or one name has several
             endings: one could be a copy of another.
     """
-    files = sorted(
-        p for p in checks.expand_user(folder).rglob("*") if p.is_file() and is_table(p.name)
-    )
+    files = sorted(p for p in expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
     named, first = list[tuple[str, str]](), dict[str, Path]()
     for file in files:
         if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
@@ -386,6 +381,7 @@ class FastaTask(LabeledTask):
 _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
 
 
+@checked
 class PromoterGrid(LabeledTask):
     """A table of designed promoters with a column of names.
 
@@ -400,21 +396,18 @@ class PromoterGrid(LabeledTask):
         sequence_column: str = "sequence",
         label_column: str = "expression",
         name_column: str = "name",
-        start: checks.Natural = 24,
-        end: checks.PositiveInt = 174,
+        start: Natural = 24,
+        end: PositiveInt = 174,
         name: str = "ecoli_sigma70",
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
         self.path = str(path)
         self.columns = {
-            "task.sequence_column": checks.name("task.sequence_column", sequence_column),
-            "task.label_column": checks.name("task.label_column", label_column),
-            "task.name_column": checks.name("task.name_column", name_column),
+            "task.sequence_column": sequence_column,
+            "task.label_column": label_column,
+            "task.name_column": name_column,
         }
-        self.start, self.end = (
-            checks.integer("task.start", start, 0),
-            checks.integer("task.end", end),
-        )
+        self.start, self.end = start, end
         if self.end <= self.start:
             raise ValueError(
                 f"task.end {self.end} is not after task.start {self.start}; give the bases of the "

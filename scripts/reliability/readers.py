@@ -1419,7 +1419,7 @@ def _task_cache(folder: Path) -> None:
         sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
         labeled.save_encoded(
             "0" * 32,
-            labeled.Entry(sequences, list("ababab"), ["train"] * 4 + ["test"] * 2, {"source": "x"}),
+            labeled.LabeledSequences("x", sequences, list("ababab"), ["train"] * 4 + ["test"] * 2),
         )
 
 
@@ -1430,7 +1430,7 @@ def _read_task_cache(folder: Path) -> object:
     return (
         None
         if found is None
-        else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.more)
+        else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.source)
     )
 
 

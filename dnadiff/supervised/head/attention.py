@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, Probability, checked
 from dnadiff.supervised.head.base import Head, HeadSizes, lengths_of, position_features
 
 
+@checked
 class AttentionHead(Head):
     """Several softmax-weighted means over positions, and a linear map of them.
 
@@ -26,22 +26,19 @@ class AttentionHead(Head):
     """
 
     def __init__(
-        self, num_heads: PositiveInt = 8, head_width: PositiveInt = 32, num_wavelengths: PositiveInt = 6, dropout: float = 0.1,
+        self, num_heads: PositiveInt = 8, head_width: PositiveInt = 32, num_wavelengths: PositiveInt = 6, dropout: Probability = 0.1,
         **sizes: Unpack[HeadSizes],
     ) -> None:  # fmt: skip
         super().__init__(**sizes)
-        self.num_heads, self.head_width = (
-            checks.integer("head.num_heads", num_heads),
-            checks.integer("head.head_width", head_width),
-        )
-        self.num_wavelengths = checks.integer("head.num_wavelengths", num_wavelengths)
+        self.num_heads, self.head_width = num_heads, head_width
+        self.num_wavelengths = num_wavelengths
         inner = self.num_heads * self.head_width
         self.norm = nn.LayerNorm(self.width)
         self.hidden = nn.Linear(self.width + 4 * self.num_wavelengths, inner)
         self.score = nn.Conv1d(
             inner, self.num_heads, 1, groups=self.num_heads
         )  # one score from the features of each head
-        self.dropout = nn.Dropout(checks.below_one("head.dropout", dropout))
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(inner, self.num_outputs)
 
     @override

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff import checks
-
 
 class HeadSizes(TypedDict):
     """Keyword arguments of every `Head`, which documents them."""
@@ -62,17 +60,13 @@ class HiddenLayer(nn.Sequential):
     """Features of a sequence (B, F) -> outputs (B, C) by a network of one hidden layer."""
 
     def __init__(self, num_features: int, hidden: int, num_outputs: int, dropout: float) -> None:
-        hidden, share = (
-            checks.integer("head.hidden", hidden),
-            checks.below_one("head.dropout", dropout),
-        )
-        layers = (
+        super().__init__(
+            nn.Dropout(dropout),
             nn.Linear(num_features, hidden),
             nn.GELU(),
-            nn.Dropout(share),
+            nn.Dropout(dropout),
             nn.Linear(hidden, num_outputs),
         )
-        super().__init__(nn.Dropout(share), *layers)
 
 
 def lengths_of(features: Tensor, valid: Tensor | None) -> Tensor:
@@ -107,14 +101,8 @@ def length_features(lengths: Tensor, count: int) -> Tensor:
 
 def _waves(distance: Tensor, count: int) -> Tensor:
     """Sines and cosines (..., 2 * count) of distances in tokens."""
-    frequency = (
-        2
-        * math.pi
-        / (
-            4
-            * (2 * math.sqrt(2)) ** torch.arange(count, device=distance.device, dtype=torch.float32)
-        )
-    )
+    exponent = torch.arange(count, device=distance.device, dtype=torch.float32)
+    frequency = 2 * math.pi / (4 * (2 * math.sqrt(2)) ** exponent)
     angle = distance[..., None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1)
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, Probability, checked
 from dnadiff.supervised.head.base import Head, HeadSizes, HiddenLayer, lengths_of
 
 
+@checked
 class ConvHead(Head):
     """Convolutions, then the mean and the maximum of each part of the sequence, and a network of
     one hidden layer.
@@ -34,24 +34,22 @@ class ConvHead(Head):
 
     def __init__(
         self, channels: PositiveInt = 64, kernel_size: PositiveInt = 7, num_convolutions: PositiveInt = 2, num_bins: PositiveInt = 16,
-        hidden: PositiveInt = 64, dropout: float = 0.2, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
+        hidden: PositiveInt = 64, dropout: Probability = 0.2, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
     ) -> None:  # fmt: skip
         super().__init__(**sizes)
-        channels = checks.integer("head.channels", channels)
-        kernel = checks.integer("head.kernel_size", kernel_size)
-        if not kernel % 2:
-            raise ValueError(f"head.kernel_size {kernel} must be odd")
-        self.num_bins = checks.integer("head.num_bins", num_bins)
-        count = checks.integer("head.num_convolutions", num_convolutions)
+        if not kernel_size % 2:
+            raise ValueError(f"head.kernel_size {kernel_size} must be odd")
+        self.num_bins = num_bins
         self.norm = nn.LayerNorm(self.width)
         self.first = nn.Linear(self.width, channels)
-        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(count))
+        self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(num_convolutions))
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in range(count)
+            nn.Conv1d(channels, channels, kernel_size, padding=kernel_size // 2)
+            for _ in range(num_convolutions)
         )
         self.output = HiddenLayer(2 * channels * self.num_bins, hidden, self.num_outputs, dropout)
-        overall = checks.boolean("head.global_pooling", global_pooling)
-        self.linear = nn.Linear(self.width + 2 * channels, self.num_outputs) if overall else None
+        width = self.width + 2 * channels
+        self.linear = nn.Linear(width, self.num_outputs) if global_pooling else None
 
     @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:

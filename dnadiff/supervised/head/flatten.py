@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff import checks
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, Probability, checked
 from dnadiff.supervised.head.base import Head, HeadSizes, HiddenLayer
 
 
+@checked
 class FlattenHead(Head):
     """Each position is reduced to a few channels, and a network of one hidden layer reads all of
     them.
@@ -28,11 +28,10 @@ class FlattenHead(Head):
         self,
         channels: PositiveInt = 16,
         hidden: PositiveInt = 64,
-        dropout: float = 0.2,
+        dropout: Probability = 0.2,
         **sizes: Unpack[HeadSizes],
     ) -> None:
         super().__init__(**sizes)
-        channels = checks.integer("head.channels", channels)
         self.norm = nn.LayerNorm(self.width)
         self.first = nn.Linear(self.width, channels)
         self.output = HiddenLayer(channels * self.max_length, hidden, self.num_outputs, dropout)
