@@ -30,6 +30,92 @@ from dnadiff.supervised.targets.classes import ClassTarget
 log = logging.getLogger("dnadiff")
 
 
+class Comparison:
+    """Metrics of predictions on the same items, and their differences; the items of a group are
+    resampled together.
+
+    Args:
+        predictions: of each run of each model.
+        subsets: masks (S,) bool by name; the primary metric and its differences on each are
+            reported too.
+        target: None is classes.
+    """
+
+    def __init__(
+        self,
+        predictions: Mapping[str, Sequence[Prediction]],
+        tested: Items,
+        subsets: Mapping[str, np.ndarray] | None = None,
+        target: TaskTarget | None = None,
+    ) -> None:
+        self.target = ClassTarget() if target is None else target
+        self.predictions, self.labels = predictions, tested.labels.numpy()
+        self.groups, self.subsets = resampled_groups(tested), subsets or {}
+        self.scored = {name: self._scored(name) for name in predictions}
+
+    def _scored(self, name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
+        """The predictions of some items, prepared for the metrics."""
+        return [
+            self.target.scored(
+                run.predictions.numpy()[rows],
+                self.labels[rows],
+                None if run.folds is None else run.folds[rows],
+            )
+            for run in self.predictions[name]
+        ]
+
+    def model(self, name: str) -> dict[str, Json]:
+        """The metrics of a model: the one that models are compared by with its interval and its
+        value for each run, and all others."""
+        target, scored, runs = self.target, self.scored[name], self.predictions[name]
+        primary = target.primary
+        interval, metric = target.interval(scored, groups=self.groups), target.metrics[primary]
+        return {
+            primary: interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "per_seed": [metric_values(run, {primary: metric})[primary] for run in scored],
+            "metrics": summarize_metrics(scored, target.metrics, groups=self.groups),
+            **target.details(scored),
+            "seconds": round(sum(run.seconds for run in runs), 1),
+            "found": [run.fit_info for run in runs],
+            "subsets": {subset: self._subset(mask, name) for subset, mask in self.subsets.items()},
+        }
+
+    def _subset(self, mask: np.ndarray, name: str, baseline: str | None = None) -> dict[str, Json]:
+        """The primary metric on some items, or the difference from a baseline; None without
+        items."""
+        size, key = int(mask.sum()), self.target.primary if baseline is None else "difference"
+        if not size:
+            return {"items": 0, key: None, "low": None, "high": None}
+        groups = None if self.groups is None else self.groups[mask]
+        of_baseline = [] if baseline is None else self._scored(baseline, mask)
+        found = self.target.interval(self._scored(name, mask), of_baseline, groups=groups)
+        # Too few groups to resample; single items would give too narrow an interval.
+        few = groups is not None and len(np.unique(groups)) < MIN_BLOCKS
+        ends = (None, None) if few else (found.low, found.high)
+        return {"items": size, key: found.value, "low": ends[0], "high": ends[1]}
+
+    def difference(self, a: str, b: str) -> dict[str, Json]:
+        """The primary metric of a minus that of b."""
+        pair, groups = (self.scored[a], self.scored[b]), self.groups
+        interval = self.target.interval(*pair, groups=groups)
+        found: dict[str, Json] = {
+            "a": a,
+            "b": b,
+            "difference": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "verdict": verdict(interval.low, interval.high, above="better", below="worse"),
+            "p_value": self.target.p_value(*pair, groups=groups),
+        }
+        if self.subsets:
+            found["subsets"] = {
+                name: self._subset(mask, a, b) for name, mask in self.subsets.items()
+            }
+        return found
+
+
 def compare(
     predictions: Mapping[str, Sequence[Prediction]],
     tested: Items,
@@ -37,57 +123,12 @@ def compare(
     subsets: Mapping[str, np.ndarray] | None = None,
     target: TaskTarget | None = None,
 ) -> dict[str, Json]:
-    """`models`: metrics of predictions on the same items; `differences` between pairs. The items of
-    a group are resampled together.
-
-    `subsets` are masks (S,) bool by name; the primary metric and its differences on each are
-    reported too. `target` None is classes.
-    """
-    target = ClassTarget() if target is None else target
-    labels, groups = tested.labels.numpy(), resampled_groups(tested)
-    reports, scored = {}, {}
-    for name, runs in predictions.items():
-        scored[name] = _scored(target, runs, labels)
-        reports[name] = {
-            **_primary(target, scored[name], groups),
-            "metrics": summarize_metrics(scored[name], target.metrics, groups=groups),
-            **target.details(scored[name]),
-            "seconds": round(sum(run.seconds for run in runs), 1),
-            "found": [run.fit_info for run in runs],
-            "subsets": {
-                subset: _subset(target, runs, labels, mask, groups)
-                for subset, mask in (subsets or {}).items()
-            },
-        }
-    differences = []
-    for a, b in pairs:
-        of_subsets = {
-            name: _subset(target, predictions[a], labels, mask, groups, predictions[b])
-            for name, mask in (subsets or {}).items()
-        }
-        differences.append(
-            _difference(target, a, b, scored, groups)
-            | ({"subsets": of_subsets} if of_subsets else {})
-        )
-    return {"models": reports, "differences": differences}
-
-
-def _scored(
-    target: TaskTarget,
-    runs: Sequence[Prediction],
-    labels: np.ndarray,
-    mask: np.ndarray | None = None,
-) -> list[Json]:
-    """The predictions of some items, prepared for the metrics."""
-    rows = slice(None) if mask is None else mask
-    return [
-        target.scored(
-            run.predictions.numpy()[rows],
-            labels[rows],
-            None if run.folds is None else run.folds[rows],
-        )
-        for run in runs
-    ]
+    """`models`: the metrics of each; `differences` between pairs. See `Comparison`."""
+    compared = Comparison(predictions, tested, subsets, target)
+    return {
+        "models": {name: compared.model(name) for name in predictions},
+        "differences": [compared.difference(a, b) for a, b in pairs],
+    }
 
 
 def resampled_units(tested: Items) -> str:
@@ -118,71 +159,6 @@ def resampled_groups(tested: Items) -> np.ndarray | None:
 
 def _are_few(groups: np.ndarray) -> bool:
     return len(np.unique(groups)) < MIN_BLOCKS < len(groups)
-
-
-def _primary(
-    target: TaskTarget, runs: Sequence[ScoredValues], groups: np.ndarray | None
-) -> dict[str, Json]:
-    """The metric that models are compared by, with its interval and its value for each run."""
-    interval, metric = target.interval(runs, groups=groups), target.metrics[target.primary]
-    each = [metric_values(run, {target.primary: metric})[target.primary] for run in runs]
-    return {
-        target.primary: interval.value,
-        "low": interval.low,
-        "high": interval.high,
-        "per_seed": each,
-    }
-
-
-def _subset(
-    target: TaskTarget,
-    runs: Sequence[Prediction],
-    labels: np.ndarray,
-    mask: np.ndarray,
-    groups: np.ndarray | None,
-    baseline: Sequence[Prediction] | None = None,
-) -> dict[str, Json]:
-    """The primary metric on some items, or the difference from the runs of a baseline; None without
-    items."""
-    size, chosen, key = (
-        int(mask.sum()),
-        None if groups is None else groups[mask],
-        target.primary if baseline is None else "difference",
-    )
-    if not size:
-        return {"items": 0, key: None, "low": None, "high": None}
-    first, second = (_scored(target, each or (), labels, mask) for each in (runs, baseline))
-    found = target.interval(first, second, groups=chosen)
-    few = (
-        chosen is not None and len(np.unique(chosen)) < MIN_BLOCKS
-    )  # too few to resample; single items would give too narrow an interval
-    return {
-        "items": size,
-        key: found.value,
-        "low": None if few else found.low,
-        "high": None if few else found.high,
-    }
-
-
-def _difference(
-    target: TaskTarget,
-    a: str,
-    b: str,
-    scored: Mapping[str, Sequence[ScoredValues]],
-    groups: np.ndarray | None,
-) -> dict[str, Json]:
-    interval = target.interval(scored[a], scored[b], groups=groups)
-    conclusion = verdict(interval.low, interval.high, above="better", below="worse")
-    p_value = target.p_value(scored[a], scored[b], groups=groups)
-    ends = {"low": interval.low, "high": interval.high}
-    return {
-        "a": a,
-        "b": b,
-        "difference": interval.value,
-        **ends,
-        "verdict": conclusion,
-        "p_value": p_value,
-    }
 
 
 WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
