@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -303,6 +304,7 @@ class Division:
         )
 
 
+PathName = str | os.PathLike[str]
 Share = Annotated[float, Interval(gt=0, lt=1)]
 KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
 

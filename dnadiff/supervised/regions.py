@@ -32,6 +32,7 @@ from dnadiff.supervised.labeled import (
     LabeledSequences,
     LabeledTask,
     LabeledTaskSettings,
+    PathName,
 )
 from dnadiff.supervised.tasks import ENDINGS, CsvTask, find_tables, read_header, read_rows
 
@@ -196,7 +197,7 @@ class FolderTask(LabeledTask):
     (or `dev`) is optional."""
 
     def __init__(
-        self, path: str, name: str | None = None, **settings: Unpack[LabeledTaskSettings]
+        self, path: PathName, name: str | None = None, **settings: Unpack[LabeledTaskSettings]
     ) -> None:
         self.path = str(path)
         super().__init__(name or Path(self.path).name, **settings)
@@ -304,8 +305,8 @@ class IntervalTask(LabeledTask):
 
     def __init__(
         self,
-        path: str,
-        genome: str,
+        path: PathName,
+        genome: PathName,
         name: str | None = None,
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],
@@ -429,9 +430,9 @@ class GenomicBenchmark(LabeledTask):
 
     def __init__(
         self,
-        path: str,
+        path: PathName,
         name: str,
-        genome: str | None = None,
+        genome: PathName | None = None,
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:

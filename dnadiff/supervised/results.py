@@ -26,9 +26,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff import backbone, draws, kernels, kmers, supervised, vocab
 from dnadiff.checks import expand_user
 from dnadiff.config import Json
+from dnadiff.data import tokenizer
 from dnadiff.data.csv_file import read_csv
+from dnadiff.formats import nucleotides
 from dnadiff.renamed import VERSION
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
@@ -37,23 +40,27 @@ from dnadiff.supervised.items import TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values
 from dnadiff.supervised.models import Compute, Job, Prediction
 from dnadiff.supervised.saved import WeightsFile, write_weights
+from dnadiff.training import memory, optim
 
 log = logging.getLogger("dnadiff")
 
 
 # Given items, division and weights, which have digests of their own, predictions depend on nothing
 # else in the package.
-SOURCES = (
-    *(
-        "backbone",
-        "supervised",
-        "kernels",
-        "training/optim.py",
-        "training/collector.py",
-        "data/tokenizer.py",
-        "formats/nucleotides.py",
-    ),
-    *("draws.py", "kmers.py", "vocab.py"),
+SOURCES = tuple(
+    module.__name__.removeprefix("dnadiff.").replace(".", "/")
+    for module in (
+        backbone,
+        supervised,
+        kernels,
+        optim,
+        memory,
+        tokenizer,
+        nucleotides,
+        draws,
+        kmers,
+        vocab,
+    )
 )
 _SUFFIXES = (".py", ".cpp", ".h")
 
@@ -68,7 +75,10 @@ def code_version(network: type | None = None, config: Json = None) -> dict[str, 
     """
     digest = hashlib.sha256()
     for name in SOURCES:
-        for path, content in _files(importlib.resources.files("dnadiff").joinpath(name), name):
+        entry = importlib.resources.files("dnadiff").joinpath(name)
+        if not entry.is_dir():
+            name, entry = f"{name}.py", importlib.resources.files("dnadiff").joinpath(f"{name}.py")
+        for path, content in _files(entry, name):
             digest.update(f"{path}:{len(content)}:".encode() + content)
     own = {network.__module__} if network is not None else set()
     for module in sorted(own | set(_modules(config))):

@@ -25,6 +25,7 @@ from dnadiff.supervised.labeled import (
     LabeledSequences,
     LabeledTask,
     LabeledTaskSettings,
+    PathName,
 )
 from dnadiff.supervised.targets.base import MISSING, SEPARATOR
 
@@ -51,7 +52,7 @@ class CsvTask(LabeledTask):
 
     def __init__(
         self,
-        path: str,
+        path: PathName,
         sequence_column: str = "sequence",
         label_column: str | list[str] = "label",
         split_column: str | None = None,
@@ -392,7 +393,7 @@ class PromoterGrid(LabeledTask):
 
     def __init__(
         self,
-        path: str,
+        path: PathName,
         sequence_column: str = "sequence",
         label_column: str = "expression",
         name_column: str = "name",
