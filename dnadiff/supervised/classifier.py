@@ -19,7 +19,7 @@ from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.draws import hash64
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.supervised.head.base import Head, HeadWithBases, length_features
+from dnadiff.supervised.head.base import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
@@ -76,15 +76,10 @@ class HeadInputs:
 
     def width(self, backbone: Backbone | None, vocab: Vocab, stranded: bool) -> int:
         """Channels of each position."""
-        own = 0
-        if backbone is not None:
-            own = (
-                backbone.d_model // 2
-                if backbone.reads_both_strands and not stranded
-                else backbone.d_model
-            )
-            own += len(self.layers) * backbone.d_model
-        return own + self.length * LENGTH_WIDTH + self.bases_width(vocab)
+        own = self.length * LENGTH_WIDTH + self.bases_width(vocab)
+        if backbone is None:
+            return own
+        return own + pooled_width(backbone, stranded) + len(self.layers) * backbone.d_model
 
     def bases_width(self, vocab: Vocab) -> int:
         """The number of last channels that are the bases."""
@@ -110,11 +105,7 @@ class HeadInputs:
             features = backbone.features(ids, valid=valid).float()
         if stranded or not backbone.reads_both_strands:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
-        lengths = (
-            torch.full((len(ids),), ids.shape[1], device=ids.device)
-            if valid is None
-            else valid.sum(1)
-        )
+        lengths = lengths_of(ids, valid)
         first, second = rc.strands(features)
         place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
         second = second.gather(
@@ -130,10 +121,8 @@ class HeadInputs:
         self, parts: list[Tensor], vocab: Vocab, ids: Tensor, valid: Tensor | None
     ) -> Tensor:
         if self.length:
-            count = ids.new_full((len(ids),), ids.shape[1]) if valid is None else valid.sum(1)
-            parts.append(
-                length_features(count, _LENGTH_WAVES)[:, None].expand(-1, ids.shape[1], -1)
-            )
+            number = length_features(lengths_of(ids, valid), _LENGTH_WAVES)
+            parts.append(number[:, None].expand(-1, ids.shape[1], -1))
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
             # An embedding, so that gradients with respect to the bases are found as those of a
@@ -273,28 +262,16 @@ class Classifier(SequenceClassifier):
         known = vocab if backbone is None else backbone.vocab
         if known is None:
             raise ValueError("a classifier without a network needs a vocabulary: pass vocab")
-        self.vocab = known
-        self.backbone, self.head, self.stranded, self.inputs = (
-            backbone,
-            head,
-            stranded,
-            inputs or HeadInputs(),
-        )
+        self.vocab, self.stranded, self.inputs = known, stranded, inputs or HeadInputs()
+        self.backbone, self.head = backbone, head
         self.num_classes = head.num_outputs
         self.invariant = backbone is not None and is_strand_invariant(backbone, stranded)
 
     @property
     def max_length(self) -> int | None:
         """Longest sequence that it takes; None for any."""
-        limits = [
-            limit
-            for limit in (
-                self.head.fixed_length,
-                None if self.backbone is None else self.backbone.max_length,
-            )
-            if limit
-        ]
-        return min(limits, default=None)
+        of_network = None if self.backbone is None else self.backbone.max_length
+        return min(filter(None, (self.head.fixed_length, of_network)), default=None)
 
     @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.backbone import rc
 from dnadiff.backbone.base import Backbone
@@ -31,51 +29,26 @@ if TYPE_CHECKING:
     import pandas
 
 
-class Pool(ABC):
-    """Maps the features (L, D) of one sequence to its embedding; `per_position` if that has a row
-    for each position."""
+class Pool(NamedTuple):
+    """Maps the features (L, D) of one sequence to its embedding (D,); `per_position` if that has a
+    row for each position, (L, D)."""
 
-    per_position = False
-
-    @abstractmethod
-    def __call__(self, features: Tensor) -> Tensor:
-        """(L, D) -> (D,), or (L, D) if `per_position`."""
+    reduce: Callable[[Tensor], Tensor]
+    per_position: bool = False
 
 
-class Mean(Pool):
-    """The mean over positions."""
-
-    @override
-    def __call__(self, features: Tensor) -> Tensor:
-        return features.mean(0)
-
-
-class Max(Pool):
-    """The maximum of each feature over positions."""
-
-    @override
-    def __call__(self, features: Tensor) -> Tensor:
-        return features.amax(0)
-
-
-class PerPosition(Pool):
-    """All positions."""
-
-    per_position = True
-
-    @override
-    def __call__(self, features: Tensor) -> Tensor:
-        return features
-
-
-POOLS: dict[str, type[Pool]] = {"mean": Mean, "max": Max, "none": PerPosition}
+POOLS = {
+    "mean": Pool(lambda features: features.mean(0)),
+    "max": Pool(lambda features: features.amax(0)),
+    "none": Pool(lambda features: features, per_position=True),
+}
 
 
 def pool_of(name: str) -> Pool:
     """The pool of that name; a ValueError if there is none."""
     if name not in POOLS:
         raise ValueError(f"pool {name!r} is not known; choose {', '.join(POOLS)}")
-    return POOLS[name]()
+    return POOLS[name]
 
 
 class Embeddings(np.ndarray):
@@ -174,7 +147,7 @@ class Embedder:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
         self.denoiser, self.backbone, self.layer = denoiser, denoiser.backbone, layer
-        self.pool, self.dtype = Mean() if pool is None else pool, np.dtype(DTYPES[dtype])
+        self.pool, self.dtype = pool or POOLS["mean"], np.dtype(DTYPES[dtype])
         self.stranded = stranded or denoiser.vocab.complement is None
         self.width = pooled_width(self.backbone, self.stranded)
         with first_layers(self.backbone, layer):
@@ -198,7 +171,7 @@ class Embedder:
                         ids.to(device), None if valid is None else valid.to(device), lengths, vocab
                     ),
                 ):
-                    found[i] = self.pool(features).cpu().numpy().astype(self.dtype)
+                    found[i] = self.pool.reduce(features).cpu().numpy().astype(self.dtype)
         return found
 
     def _features(

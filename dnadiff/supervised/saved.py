@@ -93,7 +93,6 @@ def load(
         ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
             different runs, or there is no such device.
     """
-
     _check_device(device)
     folders = find(checkpoint)
     described = [_read(folder / DESCRIPTION) for folder in folders]
@@ -121,25 +120,18 @@ def load(
             _member(folder, about, tokenizer, (PACKAGE, *trust))
             for folder, about in zip(folders, described)
         ]
-        task, batch_size = first["task"], int(first["batch_size"])
-        name, longest = str(task["name"]), int(task["longest"])
         return ClassifierEnsemble(
             _target(first, (PACKAGE, *trust)),
             members,
             tokenizer,
             folders[0].parent,
-            name,
-            longest,
-            batch_size,
+            str(first["task"]["name"]),
+            int(first["task"]["longest"]),
+            int(first["batch_size"]),
             device,
         )
-    except (
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-    ) as error:  # values that `finetune` does not write
+    # Values that `finetune` does not write.
+    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
@@ -148,7 +140,6 @@ def load(
 
 
 def _check_device(device: torch.device | str) -> None:
-
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -184,7 +175,6 @@ def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
 def _member(
     folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]
 ) -> SeedClassifier:
-
     path = folder / WEIGHTS
     state = WeightsFile(path, str(about["sha256"])).read()
     about = _with_earlier_head(about, state)
@@ -239,7 +229,6 @@ def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> 
 
 
 def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
-
     if "target" not in about:
         return ClassTarget(about["classes"])  # of a version that had only these
     target = build(about["target"], trust=trust)
@@ -252,7 +241,6 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
 
 
 def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
-
     own = classifier.state_dict()
     wrong = sorted({*own} ^ {*state}) or [
         name for name in own if own[name].shape != state[name].shape

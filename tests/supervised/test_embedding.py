@@ -17,7 +17,7 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.denoiser import CausalDenoiser, Denoiser
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.supervised.classifier import keep_first_layers
-from dnadiff.supervised.features import Embedder, Embeddings, Max, Mean, PerPosition, pool_of
+from dnadiff.supervised.features import POOLS, Embedder, Embeddings, pool_of
 
 TOKENIZER = DNATokenizer()
 TEXTS = ["ACGTTGACCA", "GATTACAGGATCCATGCAAGTCAG", "NNACG", "ACGTTGACCA", "T"]
@@ -53,10 +53,10 @@ def features(backbone, ids):
 
 
 def test_embeddings_are_the_features_of_both_strands_pooled(backbone):
-    every = Embedder(read_by(backbone), PerPosition())(ids_of(TEXTS), 2)
+    every = Embedder(read_by(backbone), POOLS["none"])(ids_of(TEXTS), 2)
     means, largest = (
-        Embedder(read_by(backbone), Mean())(ids_of(TEXTS), 3),
-        Embedder(read_by(backbone), Max())(ids_of(TEXTS), 32),
+        Embedder(read_by(backbone), POOLS["mean"])(ids_of(TEXTS), 3),
+        Embedder(read_by(backbone), POOLS["max"])(ids_of(TEXTS), 32),
     )
     for ids, rows, mean, largest_of_row in zip(ids_of(TEXTS), every, means, largest):
         forward = features(backbone, ids)
@@ -75,7 +75,7 @@ def test_embeddings_are_the_features_of_both_strands_pooled(backbone):
 
 def test_both_strands_have_one_embedding_and_stranded_ones_differ(backbone):
     strands = ids_of([TEXTS[1], reverse_complement(TEXTS[1])])
-    for pool in (Mean(), Max()):
+    for pool in (POOLS["mean"], POOLS["max"]):
         one, other = Embedder(read_by(backbone), pool)(strands)
         np.testing.assert_allclose(one, other, atol=2e-6)
     one, other = Embedder(read_by(backbone), stranded=True)(strands)
@@ -245,7 +245,7 @@ def test_h5ad_opens_in_anndata(cli, trained, model, inputs, tmp_path):
 
 
 def test_pools_and_types_have_names():
-    assert isinstance(pool_of("none"), PerPosition)
+    assert pool_of("none").per_position
     with pytest.raises(ValueError, match="pool 'sum' is not known; choose mean, max, none"):
         pool_of("sum")
     with pytest.raises(ValueError, match="dtype 'int8' is not known"):
