@@ -139,9 +139,10 @@ def train_head(
     longest = max(
         int(items.lengths.max()) for items in (data.train, data.valid)
     )  # not of test items, which decide nothing
-    fitting = min(
-        MAX_SEQUENCES, MAX_BYTES // _bytes_per_sequence(classifier, longest, recipe.stored_width)
-    )
+    width = recipe.stored_width
+    if width is None:
+        width = (2 if classifier.invariant else 1) * classifier.head.width
+    fitting = min(MAX_SEQUENCES, MAX_BYTES // (2 * longest * width))
     if fitting < BATCH_SIZE:
         log.info(
             f"{data.name}: the head is not trained alone, because the features of only {fitting} "
@@ -167,7 +168,8 @@ def train_head(
     step = epoch = 0
     while clock.progress(step) < 1 and epoch - best_epoch < PATIENCE:
         head.train()
-        for rows in _order(len(train), seed, epoch).split(batch_size):
+        order = torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63)
+        for rows in torch.randperm(len(train), generator=order).split(batch_size):
             progress = clock.progress(step)
             if progress == 1:
                 break
@@ -196,21 +198,6 @@ def train_head(
         "head_best_epoch": best_epoch,
         "head_valid_loss": best_loss,
     }
-
-
-def _bytes_per_sequence(classifier: Classifier, length: int, width: int | None) -> int:
-    return (
-        2
-        * length
-        * ((2 if classifier.invariant else 1) * classifier.head.width if width is None else width)
-    )
-
-
-def _order(number: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(
-        number,
-        generator=torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63),
-    )
 
 
 def _train_and_valid(

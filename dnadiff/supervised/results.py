@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff import backbone, draws, kernels, kmers, supervised, vocab
 from dnadiff.checks import expand_user
@@ -127,18 +126,7 @@ FIRST, LAST = (
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 
 
-class Results:
-    """Computes every prediction and stores none."""
-
-    def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
-        """The stored prediction, or a new one; None while another process is computing it."""
-        return _timed(compute)[0]
-
-    def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
-        """Store the summary of a task, replacing an earlier one with as many training items."""
-
-
-class ResultsFolder(Results):
+class ResultsFolder:
     """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and
     command) in each of them.
 
@@ -164,8 +152,8 @@ class ResultsFolder(Results):
         )
         self.kept, self.networks = frozenset(kept), dict[tuple[str, int], WeightsFile]()
 
-    @override
     def get_or_compute(self, job: Job, compute: Compute) -> Prediction | None:
+        """The stored prediction, or a new one; None while another process is computing it."""
         digest = compute_digest(
             job.data, {"model": job.model, "seed": job.seed, "version": self.version, **job.about}
         )
@@ -190,7 +178,7 @@ class ResultsFolder(Results):
                         f"{job.model}, seed {job.seed}: {path} has no intact network; it is "
                         "trained again"
                     )
-                prediction, classifier = _timed(compute)
+                prediction, classifier = timed(compute)
                 if job.model in self.kept and classifier is not None:
                     weights = write_weights(_weights_path(path), classifier)
                     prediction = prediction._replace(weights=weights.sha256)
@@ -265,8 +253,8 @@ class ResultsFolder(Results):
                     (*FIRST, *metrics, *LAST, *self.version, *self.provenance),
                 )
 
-    @override
     def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
+        """Store the summary of a task, replacing an earlier one with as many training items."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / ".results.lock"):
             path = self.folder / "results.json"
@@ -288,7 +276,8 @@ def summary_key(task: str, result: Mapping[str, Json]) -> str:
     return task if number is None else f"{task}, train_items {number}"
 
 
-def _timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
+def timed(compute: Compute) -> tuple[Prediction, SequenceClassifier | None]:
+    """A new prediction, and its network."""
     start = time.monotonic()
     computed = compute()
     prediction = Prediction(

@@ -23,7 +23,7 @@ from dnadiff.supervised.metrics import ScoredValues, metric_values, title
 from dnadiff.supervised.models import Computed, Job, Prediction, Report, TaskModel, no_report
 from dnadiff.supervised.overlap import TRAINING, training_remark
 from dnadiff.supervised.protocol import FixedSplit
-from dnadiff.supervised.results import Results
+from dnadiff.supervised.results import ResultsFolder, timed
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
 
@@ -292,7 +292,7 @@ def run_study(
     pairs: Sequence[tuple[str, str]],
     report: Report = no_report,
     protocol: FixedSplit | None = None,
-    results: Results | None = None,
+    results: ResultsFolder | None = None,
     subsets: Mapping[str, np.ndarray] | None = None,
     combinations: Sequence[Combination] = (),
 ) -> dict[str, Json]:
@@ -308,9 +308,7 @@ def run_study(
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
     tested = protocol.tested(data)
-    predictions = _predictions(
-        data, models, seeds, report, protocol, results or Results(), tested.labels
-    )
+    predictions = _predictions(data, models, seeds, report, protocol, results, tested.labels)
     predictions |= {
         one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
     }
@@ -389,7 +387,7 @@ def _predictions(
     seeds: Sequence[int],
     report: Report,
     protocol: FixedSplit,
-    results: Results,
+    results: ResultsFolder | None,
     labels: Tensor,
 ) -> dict[str, list[Prediction]]:
     """The predictions of every model with every seed. Those that another process is computing are
@@ -413,8 +411,9 @@ def _predictions(
                 return computed._replace(classifier=models[name].take_classifier())
 
             about = {**protocol.describe(), "settings": models[name].describe()}
-            prediction = results.get_or_compute(
-                Job(data, name, seed, about, labels, trained[seed], folds[seed]), compute
+            job = Job(data, name, seed, about, labels, trained[seed], folds[seed])
+            prediction = (
+                timed(compute)[0] if results is None else results.get_or_compute(job, compute)
             )
             if prediction is not None:
                 done[name][seed] = prediction._replace(folds=folds[seed])

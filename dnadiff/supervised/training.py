@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import lightning
 import torch
@@ -401,17 +401,6 @@ class Found(NamedTuple):
         )
 
 
-class TimedTrials(Protocol):
-    """Short training runs whose speed is known."""
-
-    @property
-    def speed(self) -> Speed:
-        """Of the trials so far."""
-
-    def __call__(self, lr: float, steps: int) -> float:
-        """The validation loss of a learning rate after some steps."""
-
-
 class ShortRun(FineTuningModule):
     """A trial: validated once, at its end, on at most `MAX_VALID` items.
 
@@ -511,7 +500,7 @@ def affordable(rates: Sequence[float], steps: int, seconds: float, speed: Speed)
 
 
 def find_rate_and_plan(
-    trials: TimedTrials, rates: Sequence[float], epochs: int | None, batches: int, budget: Budget
+    trials: Trials, rates: Sequence[float], epochs: int | None, batches: int, budget: Budget
 ) -> Found:
     """Choose the learning rate from `rates`, and how long to train.
 
