@@ -9,6 +9,7 @@ import torch
 
 import dnadiff
 from dnadiff import finetune
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.metrics.designs import header_facts
 from dnadiff.options.command import compose
 from dnadiff.reward.predicted import PredictedReward
@@ -186,7 +187,7 @@ def test_the_difference_of_two_predictions(cli, trained, runs, tmp_path):
         "sample", f"checkpoint={trained}", "reward=weighted", *args, "method=smc", "output=a.fa"
     )
     assert status == 0, err
-    records = read_fasta(tmp_path / "a.fa")
+    records = read_sequences(tmp_path / "a.fa")
     texts = [record.sequence.decode() for record in records]
     expected = PredictedReward(str(runs["classes"]))(texts) - PredictedReward(
         str(runs["first strand"])

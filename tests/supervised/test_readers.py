@@ -15,7 +15,7 @@ from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import FinetuneOptions, finetune
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.options.command import compose
+from dnadiff.options.compose import hydra_config
 from dnadiff.supervised.ensemble import Columns, table_rows
 from dnadiff.supervised.regions import FolderTask, GenomicBenchmark, IntervalTask
 from dnadiff.supervised.tasks import CsvTask, FastaTask, find_tables, read_rows
@@ -251,7 +251,7 @@ def test_every_task_composes_and_has_its_required_keys():
         names
     )
     for name in names:
-        settings = compose("finetune", FinetuneOptions, ["checkpoint=x", f"task={name}"]).task
+        settings = hydra_config("finetune", FinetuneOptions, ["checkpoint=x", f"task={name}"]).task
         assert "protocol" in settings
         for one in settings.get("tasks", {"": settings}).values():
             assert {"_target_", "protocol", "name"} <= set(one)
