@@ -63,9 +63,9 @@ class FinetuneOptions(Options):
 
         python -m dnadiff.finetune checkpoint=RUN task=ecoli_coding
         python -m dnadiff.finetune checkpoint=RUN task=csv task.path=table.csv
-        python -m dnadiff.finetune checkpoint=RUN task=human_nontata_promoters task.path=FOLDER task.protocol=paper task.stranded=false batch_size=[128,256]
-        python -m dnadiff.finetune checkpoint=RUN task=genomic_benchmarks task.path=FOLDER baselines=all probe=true fine_tune=false scratch=false
-        python -m dnadiff.finetune checkpoint=RUN task=csv task.path=table.csv task.kind=regression task.label_column=expression
+        python -m dnadiff.finetune checkpoint=RUN task=tf_0 task.path=FOLDER task.protocol=paper
+        python -m dnadiff.finetune checkpoint=RUN task=genomic_benchmarks task.path=FOLDER baselines=all
+        python -m dnadiff.finetune checkpoint=RUN task=csv task.path=t.csv task.kind=regression
         python -m dnadiff.finetune checkpoint=RUN task=ecoli_tss task.path=FILE baselines=ecoli_promoter
 
     Of a task, task.sequence_column, task.label_column and task.split_column name columns of your

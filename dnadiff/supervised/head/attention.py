@@ -26,9 +26,13 @@ class AttentionHead(Head):
     """
 
     def __init__(
-        self, num_heads: PositiveInt = 8, head_width: PositiveInt = 32, num_wavelengths: PositiveInt = 6, dropout: Probability = 0.1,
+        self,
+        num_heads: PositiveInt = 8,
+        head_width: PositiveInt = 32,
+        num_wavelengths: PositiveInt = 6,
+        dropout: Probability = 0.1,
         **sizes: Unpack[HeadSizes],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**sizes)
         self.num_heads, self.head_width = num_heads, head_width
         self.num_wavelengths = num_wavelengths

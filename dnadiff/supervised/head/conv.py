@@ -33,9 +33,16 @@ class ConvHead(Head):
     """
 
     def __init__(
-        self, channels: PositiveInt = 64, kernel_size: PositiveInt = 7, num_convolutions: PositiveInt = 2, num_bins: PositiveInt = 16,
-        hidden: PositiveInt = 64, dropout: Probability = 0.2, global_pooling: bool = True, **sizes: Unpack[HeadSizes],
-    ) -> None:  # fmt: skip
+        self,
+        channels: PositiveInt = 64,
+        kernel_size: PositiveInt = 7,
+        num_convolutions: PositiveInt = 2,
+        num_bins: PositiveInt = 16,
+        hidden: PositiveInt = 64,
+        dropout: Probability = 0.2,
+        global_pooling: bool = True,
+        **sizes: Unpack[HeadSizes],
+    ) -> None:
         super().__init__(**sizes)
         if not kernel_size % 2:
             raise ValueError(f"head.kernel_size {kernel_size} must be odd")
