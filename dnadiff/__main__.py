@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from dnadiff import __version__
 from dnadiff.options.base import pages
 from dnadiff.options.command import Command, command_names, named, parse, report
 from dnadiff.options.compose import closest, import_plugins
+from dnadiff.renamed import VERSION
 
 FIRST = """\
 Start with a model of E. coli that ships with the package:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     known = command_names()
     if name in ("", "-h", "--help"):
         print(
-            f"dnadiff {__version__}: masked diffusion language models for DNA and text (not "
+            f"dnadiff {VERSION}: masked diffusion language models for DNA and text (not "
             f"MUMmer's dnadiff)\n\n{FIRST}\nAll commands:\n"
         )
         for each in known:

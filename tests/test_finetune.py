@@ -140,6 +140,19 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     ]
 
 
+def test_the_command_is_a_function_that_returns_its_numbers(tmp_path, table, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
+    run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
+    settings = {"task.path": table, "fine_tune": False, "scratch": False}
+    found = finetune.finetune(
+        checkpoint=run, task="csv", seeds=1, kmer=1, output="f.json", **settings
+    )
+    assert found.models["1-mer logistic regression"]["accuracy"] > 0.8
+    assert found.content == json.loads((tmp_path / "f.json").read_text())
+    assert found.paths[0] == Path("f.json")
+
+
 def refusal(tmp_path: Path, capsys, *overrides: str) -> str:
     with pytest.raises(SystemExit) as end:
         call(tmp_path, *overrides)
