@@ -35,7 +35,7 @@ def test_build_makes_nested_objects_and_partials():
         "dnadiff.draws.hashlib.blake2b",
         "dnadiff.weights.checkpoint.os.system",
         "dnadiff.train.resource.getrusage",
-        "dnadiff.kernels.native._run",
+        "dnadiff.kernels.build._run",
         "dnadiff.config.build",
         "dnadiff.training.optim.warmup_cosine",
         "dnadiff.weights.loaded.Loaded",
