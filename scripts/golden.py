@@ -764,7 +764,7 @@ def same(a: Any, b: Any) -> bool:
 
 def brief(value: Any) -> str:
     """A value for a line."""
-    if hasattr(value, "dtype"):
+    if hasattr(value, "dtype") and value.dtype.kind not in "USO":
         return f"{value.dtype}{list(value.shape)} of mean {float(abs(value).mean()):.8g}"
     text = repr(value)
     return text if len(text) <= 160 else f"{text[:120]}...{text[-30:]}"
