@@ -130,7 +130,7 @@ class Backbone(nn.Module, ABC):
         for any other head.
 
         With it, losses over large vocabularies do not hold the logits
-        (`dnadiff.kernels.linear_log_sum`).
+        (`dnadiff.kernels.log_sum.linear_log_sum`).
         """
         return None
 

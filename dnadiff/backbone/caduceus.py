@@ -17,7 +17,7 @@ from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.checks import PositiveInt
-from dnadiff.kernels import check_states
+from dnadiff.kernels.select import check_states
 from dnadiff.vocab import Vocab
 
 

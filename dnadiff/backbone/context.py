@@ -18,7 +18,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.peers import Peers, carried_states, exchanged
-from dnadiff.kernels import ScanInputs, selective_scan
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.facade import selective_scan
 
 if TYPE_CHECKING:
     from dnadiff.backbone.mixer import ForwardMixer

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from dnadiff.kernels import add_norm, linear, linear_halves, rms_norm
+from dnadiff.kernels.facade import add_norm, linear, linear_halves, rms_norm
 
 # cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
 # and PyTorch 2.11 selects it on an H200. Remove this when the oldest PyTorch allowed has the fix.

@@ -13,7 +13,7 @@ from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import UniMamba
 from dnadiff.checks import PositiveInt
-from dnadiff.kernels import SCANS, chosen_scan
+from dnadiff.kernels.select import SCANS, chosen_scan
 from dnadiff.vocab import Vocab
 
 

@@ -20,7 +20,7 @@ from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
 from dnadiff.backbone.mixer import BiMamba, UniMamba
 from dnadiff.backbone.peers import Peers
 from dnadiff.checks import Natural, PositiveInt
-from dnadiff.kernels import check_scan, check_states
+from dnadiff.kernels.select import check_scan, check_states
 from dnadiff.vocab import Vocab
 
 

@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from dnadiff.backbone.context import SequencePiece
 from dnadiff.backbone.layers import Projection, at_least_float32
-from dnadiff.kernels import (
-    MixerWay,
-    ScanInputs,
+from dnadiff.kernels.backend import MixerWay, ScanInputs
+from dnadiff.kernels.facade import (
     continued_mixer,
     conv_blocks,
     fuses_mixer,

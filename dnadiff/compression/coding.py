@@ -33,7 +33,7 @@ from dnadiff.config import Config
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
 from dnadiff.draws import Draws, hash64
-from dnadiff.kernels import AUTO, SCANS, chosen_scan
+from dnadiff.kernels.select import AUTO, SCANS, chosen_scan
 from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.base import time_of
 from dnadiff.sampler.grouped import Grouped

@@ -18,7 +18,7 @@ from dnadiff.backbone.base import (
     BlockBackbone,
     CausalBackbone,
 )
-from dnadiff.kernels import linear_log_sum
+from dnadiff.kernels.log_sum import linear_log_sum
 from dnadiff.parameterization import emitted_log_probs
 from dnadiff.positions import FUSED_TOKENS, at, indices
 from dnadiff.process import AbsorbingProcess, Process
@@ -217,7 +217,7 @@ class MaskedDenoiser(BaseDenoiser):
         `ids (M, K)`, at the M requested positions, for a `fused_head`.
 
         -log p(x0) is the difference of the two. The (M, V) logits are not materialized
-        (`dnadiff.kernels.linear_log_sum`).
+        (`dnadiff.kernels.log_sum.linear_log_sum`).
         """
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ NO_STEP = (
 
 
 class ScanInputs(NamedTuple):
-    """The arguments of `dnadiff.kernels.selective_scan`, as one value."""
+    """The arguments of `dnadiff.kernels.facade.selective_scan`, as one value."""
 
     u: Tensor
     delta: Tensor
@@ -131,7 +131,7 @@ class Backend(ABC):
 
     @abstractmethod
     def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        """(Bt, L, E), as `dnadiff.kernels.selective_scan`."""
+        """(Bt, L, E), as `dnadiff.kernels.facade.selective_scan`."""
 
     def carried_scan(
         self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from dnadiff.kernels import triton_log_sum
-from dnadiff.kernels.facade import linear
-from dnadiff.kernels.select import triton_allowed
+from dnadiff.kernels.select import AUTO, SCANS, choose, triton_allowed
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
@@ -89,9 +88,9 @@ def linear_log_sum(
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """a b^T by the fastest library for it."""
-    return (
-        linear(a, b) if a.device.type == "cpu" and a.dtype == torch.float32 else torch_linear(a, b)
-    )
+    if a.device.type == "cpu" and a.dtype == torch.float32 and a.numel():
+        return SCANS[choose(AUTO, "cpu", a.dtype)].linear(a, b)
+    return torch_linear(a, b)
 
 
 @cache

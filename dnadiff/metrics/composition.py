@@ -19,6 +19,9 @@ from numpy.typing import DTypeLike
 from dnadiff.bootstrap import student_t
 from dnadiff.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
 
+KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
+MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
+
 
 def widening(number: int, total: int) -> float:
     """How much wider the range of independent sets is than that of random sets of `number` out of
@@ -353,3 +356,22 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
 
     levels = (np.arange(200) + 0.5) / 200
     return float(wasserstein_distance(np.quantile(a, levels), np.quantile(b, levels)))
+
+
+def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
+    other, by ascending x.
+
+    Equal points are represented by the first. Points with NaN have no place on the front.
+    """
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    front: list[int] = []
+    for i in known[np.lexsort((known, -y[known], -x[known]))].tolist():
+        if not front or y[i] > y[front[-1]]:
+            front.append(i)
+    return np.array(front[::-1], int)
+
+
+def evenly_spaced(number: int, maximum: int) -> np.ndarray:
+    """At most `maximum` of the indices of `number` items, evenly spaced."""
+    return np.unique(np.linspace(0, number - 1, min(maximum, number)).astype(int))

@@ -15,18 +15,18 @@ from dnadiff.formats.reader import Record
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.kmers import UNKNOWN
 from dnadiff.metrics.composition import (
+    KMER_LENGTHS,
+    MAX_SEQUENCES,
     Distance,
     as_bases,
     distance,
+    evenly_spaced,
     gc_content,
     jensen_shannon,
     kmer_counts,
     wasserstein,
 )
-from dnadiff.metrics.real_windows import evenly_spaced
-from dnadiff.metrics.sample_quality import KMER_LENGTHS
 
-MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
 _COLUMNS = ("reward", "log_prob", "log_weight", "longest_match")
 _NUM_SPLITS = 40  # random sets of real sequences
 
@@ -109,20 +109,6 @@ def designed_bases(record: Record, about: Mapping[str, str]) -> np.ndarray:
 def _counted(counts: np.ndarray, bases: np.ndarray) -> np.ndarray:
     counts[np.arange(len(bases)), bases] += 1
     return counts
-
-
-def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
-    other, by ascending x.
-
-    Equal points are represented by the first. Points with NaN have no place on the front.
-    """
-    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    front: list[int] = []
-    for i in known[np.lexsort((known, -y[known], -x[known]))].tolist():
-        if not front or y[i] > y[front[-1]]:
-            front.append(i)
-    return np.array(front[::-1], int)
 
 
 def mean_hamming(counts: np.ndarray) -> float:

@@ -76,8 +76,3 @@ def cut(
             "bases; give longer records"
         )
     return found
-
-
-def evenly_spaced(number: int, maximum: int) -> np.ndarray:
-    """At most `maximum` of the indices of `number` items, evenly spaced."""
-    return np.unique(np.linspace(0, number - 1, min(maximum, number)).astype(int))

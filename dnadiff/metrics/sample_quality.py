@@ -25,11 +25,13 @@ from dnadiff.config import Json
 from dnadiff.kmers import UNKNOWN
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.metrics.composition import (
+    KMER_LENGTHS,
     Distance,
     Statistic,
     bootstrap_interval,
     common_length,
     distance,
+    evenly_spaced,
     gc_content,
     independent_range,
     jensen_shannon,
@@ -37,7 +39,6 @@ from dnadiff.metrics.composition import (
     wasserstein,
 )
 from dnadiff.metrics.memorization import TrainingIndex
-from dnadiff.metrics.real_windows import evenly_spaced
 
 _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
 
@@ -181,7 +182,6 @@ def train_on_samples_bits(samples: np.ndarray, real: np.ndarray, order: int) -> 
     return float(-np.nanmean(model.log_probs(np.hstack([real, gap]).ravel())) / np.log(2))
 
 
-KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_REAL = (
     20_000  # real windows, or four times the samples if that is more: a 6-mer spectrum is 16 KiB
 )

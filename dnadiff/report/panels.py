@@ -11,10 +11,14 @@ import numpy as np
 
 from dnadiff.checks import is_number
 from dnadiff.config import Json
-from dnadiff.metrics.composition import Composition, Distance
-from dnadiff.metrics.designs import MAX_SEQUENCES, pareto_front
-from dnadiff.metrics.real_windows import evenly_spaced
-from dnadiff.metrics.sample_quality import KMER_LENGTHS, SampleQuality
+from dnadiff.metrics.composition import (
+    KMER_LENGTHS,
+    MAX_SEQUENCES,
+    Composition,
+    Distance,
+    evenly_spaced,
+    pareto_front,
+)
 from dnadiff.report.results import (
     BIT,
     GROUPS,
@@ -31,6 +35,8 @@ from dnadiff.supervised.tables import PublishedResult, num_training_sequences
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from dnadiff.metrics.sample_quality import SampleQuality
 
 # Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
 # marker

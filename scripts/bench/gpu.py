@@ -35,15 +35,10 @@ from reporting import STATE, Report, supervised
 from torch import Tensor, nn
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.kernels import (
-    SCANS,
-    ScanInputs,
-    available_scans,
-    gated_scan,
-    select,
-    selective_scan,
-    selective_scans,
-)
+from dnadiff.kernels import select
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.facade import gated_scan, selective_scan, selective_scans
+from dnadiff.kernels.select import SCANS, available_scans
 from dnadiff.vocab import Vocab
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))

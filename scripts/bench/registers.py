@@ -26,8 +26,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dnadiff.kernels import (
-    SCANS,
-    ScanInputs,
     triton_gradients,
     triton_kernels,
     triton_log_sum,
@@ -35,6 +33,8 @@ from dnadiff.kernels import (
     triton_scan,
     triton_support,
 )
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.select import SCANS
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module

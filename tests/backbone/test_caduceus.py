@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import silu
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.kernels import selective_scan
+from dnadiff.kernels.facade import selective_scan
 
 
 @pytest.mark.parametrize("scan", ["cpu", "portable", "reference"])

@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.backbone import caduceus
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.kernels import SCANS
+from dnadiff.kernels.select import SCANS
 
 L = 11
 NETWORKS = {

@@ -13,7 +13,8 @@ from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import PiecewiseDenoiser
 from dnadiff.draws import Draws
-from dnadiff.kernels import ScanInputs, selective_scan
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.facade import selective_scan
 from dnadiff.noise import LogLinear
 from dnadiff.objective.ar import AR
 from dnadiff.objective.d3pm import D3PM

@@ -4,18 +4,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.kernels import (
-    SCANS,
-    ScanInputs,
+from dnadiff.kernels import select
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.facade import (
     conv_blocks,
     inputs_before_blocks,
     last_inputs,
     scan_blocks,
     scan_with_states,
-    select,
     selective_scan,
     short_conv,
 )
+from dnadiff.kernels.select import SCANS
 
 # The fast scans, with the type in which they are compared with the reference in float64, and the
 # tolerance.

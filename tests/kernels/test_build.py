@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.kernels import SCANS, available_scans, build, linear, narrow_linear, selective_scan
+from dnadiff.kernels import build
+from dnadiff.kernels.facade import linear, narrow_linear, selective_scan
+from dnadiff.kernels.select import SCANS, available_scans
 
 
 def overwrite(path, content):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dnadiff.backbone.mixer import BiMamba
-from dnadiff.kernels import continued_mixer
+from dnadiff.kernels.facade import continued_mixer
 
 
 @pytest.mark.parametrize("d_conv", [1, 2, 4])

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from dnadiff.kernels import linear_log_sum, log_sum, triton_log_sum
+from dnadiff.kernels import log_sum, triton_log_sum
+from dnadiff.kernels.log_sum import linear_log_sum
 
 
 def plain(features, weight, bias, ids, banned):

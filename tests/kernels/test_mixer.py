@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dnadiff.backbone.mixer import BiMamba, UniMamba
-from dnadiff.kernels import MixerWay, add_norm, fuses_mixer, mixer
+from dnadiff.kernels.backend import MixerWay
+from dnadiff.kernels.facade import add_norm, fuses_mixer, mixer
 
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
 

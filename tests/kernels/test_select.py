@@ -8,22 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.kernels import (
-    SCANS,
-    ScanInputs,
-    available_scans,
-    check_scan,
-    cpu,
+from dnadiff.kernels import cpu, native, select
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.facade import (
     gated_sum,
     linear,
     linear_halves,
     narrow_linear,
-    native,
     rms_norm,
-    select,
     selective_scan,
     short_conv,
 )
+from dnadiff.kernels.select import SCANS, available_scans, check_scan
 
 
 def test_every_scan_is_listed_with_its_reason(clear_caches, monkeypatch):
@@ -174,7 +170,8 @@ def test_the_mode_of_the_first_call_does_not_affect_the_choice(
 def test_a_process_that_starts_under_autocast_has_the_cpu_scan(python):
     script = f"""
 import torch
-from dnadiff.kernels import available_scans, selective_scan
+from dnadiff.kernels.facade import selective_scan
+from dnadiff.kernels.select import available_scans
 inputs = [torch.ones(1, 7, 3), torch.zeros(1, 7, 3), -torch.ones(3, 2), torch.ones(1, 7, 2), torch.ones(1, 7, 2), torch.ones(3), torch.ones(3)]
 {FIRST_CALLS["autocast"]}
 assert available_scans()["cpu"] == "", available_scans()["cpu"]

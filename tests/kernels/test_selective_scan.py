@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dnadiff.kernels import selective_scan
 from dnadiff.kernels.cpu_scan import PLAIN
+from dnadiff.kernels.facade import selective_scan
 
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.kernels import short_conv
+from dnadiff.kernels.facade import short_conv
 
 
 def inputs(Bt, L, E, K, dtype=torch.float32):

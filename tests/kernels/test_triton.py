@@ -17,14 +17,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from dnadiff.kernels import (
-    SCANS,
-    available_scans,
-    select,
-    selective_scan,
-    triton_scan,
-    triton_support,
-)
+from dnadiff.kernels import select, triton_scan, triton_support
+from dnadiff.kernels.facade import selective_scan
+from dnadiff.kernels.select import SCANS, available_scans
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(

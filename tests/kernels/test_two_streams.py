@@ -6,7 +6,8 @@ import torch
 from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.mixer import BiMamba
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kernels import MixerWay, fuses_two_streams, two_stream_mixer
+from dnadiff.kernels.backend import MixerWay
+from dnadiff.kernels.facade import fuses_two_streams, two_stream_mixer
 
 # L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk
 # of 32, 48 or 64, and shorter last blocks.

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.kernels import SCANS as BACKENDS
-from dnadiff.kernels import ScanInputs, log_sum, triton_log_sum, triton_rowwise, triton_scan
+from dnadiff.kernels import log_sum, triton_log_sum, triton_rowwise, triton_scan
+from dnadiff.kernels.backend import ScanInputs
+from dnadiff.kernels.select import SCANS as BACKENDS
 
 PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
 TRITON, PORTABLE, REFERENCE = BACKENDS["triton"], BACKENDS["portable"], BACKENDS["reference"]

@@ -8,14 +8,8 @@ import pytest
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.reader import Record
 from dnadiff.metrics import designs
-from dnadiff.metrics.composition import as_bases
-from dnadiff.metrics.designs import (
-    DesignTable,
-    compare_designs,
-    information,
-    mean_hamming,
-    pareto_front,
-)
+from dnadiff.metrics.composition import as_bases, pareto_front
+from dnadiff.metrics.designs import DesignTable, compare_designs, information, mean_hamming
 
 
 def test_the_pareto_front_of_known_points():

@@ -9,7 +9,8 @@ import pytest
 
 import dnadiff
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.metrics.designs import header_facts, mean_hamming, pareto_front
+from dnadiff.metrics.composition import pareto_front
+from dnadiff.metrics.designs import header_facts, mean_hamming
 from dnadiff.report import designs
 from dnadiff.report.designs import described
 from dnadiff.report.figures import panel
