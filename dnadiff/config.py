@@ -1,5 +1,4 @@
-"""Configuration: the YAML files, composing them with Hydra, and building objects from the resulting
-dict.
+"""Configuration: the folder of YAML files, and building objects from a composed configuration.
 
 Objects are built here, so that loading a checkpoint and running a command follow the same rules.
 Loading does not run code: the configuration of a checkpoint may name classes of this package (and
@@ -11,49 +10,24 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import itertools
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from dnadiff.fields import Natural, PositiveInt, check_arguments, check_value
-from dnadiff.renamed import current_name, with_current_choices
+from dnadiff.fields import check_arguments, check_value
+from dnadiff.renamed import current_name
 from dnadiff.store.address import CACHED, is_remote
 
 if TYPE_CHECKING:
-    import argparse
-
-    from omegaconf import DictConfig
+    pass
 
 PACKAGE = __name__.partition(".")[0]
-# Of the environment: the number of processes that a launcher started together.
-_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 Config = dict[
     str, Any
 ]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
 Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
-Keys = Mapping[str, object]  # type hints
-# Keys that mean the same in every command that has them.
-SHARED: Keys = {
-    "checkpoint": str,
-    "output": str | None,
-    "overwrite": bool,
-    "resume": bool,
-    "trust": list[str],
-    "accelerator": Literal["auto", "cpu", "gpu", "cuda", "mps"],
-    "seed": Natural,
-    "batch_size": PositiveInt,
-    "num_samples": PositiveInt,
-    "block_size": PositiveInt,
-    "window": PositiveInt | None,
-    "num_draws": PositiveInt,
-    "shard": object,  # `dnadiff.jobs.shards.Shard.parse` checks it
-}
 
 
 def config_dir() -> Path:
@@ -67,167 +41,9 @@ def config_dir() -> Path:
     )
 
 
-def compose(
-    command: str, overrides: Sequence[str] = (), resolve: bool = True, folder: Path | None = None
-) -> Config:
-    """The configuration of a command as a plain dict, for scripts, tests and error messages.
-
-    Args:
-        resolve: whether to replace `${...}` by its value.
-        folder: the user's own folder of YAML files, as in `--config-dir`.
-    """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    search = (
-        [] if folder is None else [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
-    )
-    outer = (
-        GlobalHydra.instance().hydra
-    )  # set inside a running command; Hydra refuses to compose a second time before it is cleared
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return as_dict(
-                hydra_compose(command, overrides=[*with_current_choices(overrides), *search]),
-                resolve,
-            )
-    finally:
-        GlobalHydra.instance().hydra = outer
-
-
-def call_composed(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:
-    """Call a function with the configuration that the arguments of the process give, the run
-    folder, which exists, and the overrides.
-
-    `hydra.main` composes the configuration twice, first only to look up `hydra.mode`, and copies it
-    four times, for launchers, callbacks and logs. Here that is left to arguments that are options
-    or mention Hydra, which include the folders of a user. The files of the package set nothing that
-    needs it.
-    """
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.types import RunMode
-    from omegaconf import open_dict
-
-    arguments = sys.argv[1:]
-    if any(
-        a.startswith("-") or ("hydra" in a and not a.startswith("hydra.run.dir="))
-        for a in arguments
-    ):
-        return _call_by_hydra(command, function)
-    with initialize_config_dir(str(config_dir()), job_name=command, version_base="1.3"):
-        config = GlobalHydra.instance().hydra.compose_config(command, arguments, RunMode.RUN)  # type: ignore[union-attr]
-    run_dir, overrides = (
-        Path(os.path.abspath(config.hydra.run.dir)),
-        list(config.hydra.overrides.task),
-    )
-    # The processes of one launch share a folder, and so does everything that is given the same one.
-    shared = any(a.startswith("hydra.run.dir=") for a in arguments) or _is_launched()
-    run_dir = _made(run_dir) if not shared else run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with open_dict(config):
-        del config["hydra"]
-    function(config, run_dir, overrides)
-
-
-def _is_launched() -> bool:
-    """Whether this is one of several processes of one command; a batch script of SLURM with one
-    task is not."""
-    return "LOCAL_RANK" in os.environ or any(os.environ.get(name, "1") != "1" for name in _SIZES)
-
-
-def _made(run_dir: Path) -> Path:
-    """The folder, or one with a number if it exists: the default names of two commands of one
-    second are the same."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        candidate = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}_{number}")
-        with suppress(FileExistsError):
-            candidate.mkdir()
-            return candidate
-    raise AssertionError("unreachable")
-
-
-def _call_by_hydra(command: str, function: Callable[[DictConfig, Path, list[str]], None]) -> None:
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    def job(config: DictConfig) -> None:
-        function(
-            config,
-            Path(HydraConfig.get().runtime.output_dir),
-            list(HydraConfig.get().overrides.task),
-        )
-
-    with _unchecked_lazy_help():
-        # Hydra resolves a relative folder against the caller's file, which fails outside a
-        # checkout.
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=command)(job)()
-
-
-@contextmanager
-def _unchecked_lazy_help() -> Iterator[None]:
-    """Python 3.14 refuses an argument whose help is not a string, and Hydra 1.3 adds one
-    (facebookresearch/hydra#3121)."""
-    import argparse
-
-    check = getattr(argparse.ArgumentParser, "_check_help", None)
-    if check is None:  # an earlier Python
-        yield
-        return
-
-    def check_strings(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-        if isinstance(action.help, str):
-            check(parser, action)
-
-    argparse.ArgumentParser._check_help = check_strings  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        argparse.ArgumentParser._check_help = check  # type: ignore[attr-defined]
-
-
-def as_dict(config: DictConfig, resolve: bool = True, throw_on_missing: bool = False) -> Config:
-    """A composed configuration as a plain dict; with `throw_on_missing` a value that is still `???`
-    is an error."""
-    from omegaconf import OmegaConf
-
-    content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=throw_on_missing)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
 def quoted(text: str) -> str:
     """A text as a value on a command line of Hydra."""
     return "'" + text.replace("'", "\\'") + "'"
-
-
-def choices(command: str, folder: Path | None = None) -> dict[str, list[str]]:
-    """The config groups that a command reads and the names in each, as in
-    `{"noise": ["cosine", ...]}`.
-
-    These are the groups in the command's defaults list and those inside them, such as
-    `objective/masking`; `folder`, the user's own folder of YAML files, is searched as well.
-    """
-    import yaml
-
-    defaults = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))[
-        "defaults"
-    ]
-    groups = [
-        key
-        for entry in defaults
-        if isinstance(entry, dict)
-        for key in entry
-        if not key.startswith("override ")
-    ]
-    found: dict[str, set[str]] = {}
-    for root in (config_dir(), *([] if folder is None else [folder])):
-        for path in (path for group in groups for path in (root / group).rglob("*.yaml")):
-            found.setdefault(path.parent.relative_to(root).as_posix(), set()).add(path.stem)
-    return {group: sorted(names) for group, names in sorted(found.items())}
 
 
 def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:

@@ -16,7 +16,6 @@ from annotated_types import Interval
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
-from dnadiff import commands
 from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json, build
 from dnadiff.fields import Fraction, Natural, NonNegative, Positive, PositiveInt
@@ -243,7 +242,7 @@ def finetune(options: FinetuneOptions) -> Result:
     from dnadiff.weights import checkpoint
 
     run_dir = options.run_dir
-    device = commands.pick_device(options.accelerator)
+    device = options.device
     output = expand_user(options.output) if options.output else run_dir / "finetune.json"
     disk.check_output(output, options.overwrite)
     loaded = checkpoint.load(options.checkpoint, options.trust)

@@ -1,7 +1,7 @@
 """The command line: --help, a user's own folder, and one-line errors with status 1 that leave
 nothing behind."""
 
-import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -9,11 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
-from dnadiff.commands import COMMANDS
-from dnadiff.config import config_dir
-from dnadiff.options.command import is_named, run_folder
+from dnadiff.info import info
+from dnadiff.options.command import command_names, is_named, run_folder
 from dnadiff.options.compose import unknown_in
 
 WRONG_TRAINING = {
@@ -242,14 +240,14 @@ def test_every_command_is_installed_as_a_script():
         (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     )["project"]["scripts"]
     assert scripts == {
-        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS
+        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in command_names()
     }
 
 
 def test_the_list_of_commands():
     run = [sys.executable, "-m", "dnadiff"]
     listed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    assert all(f"dnadiff.{name}" in listed for name in ("train", "evaluate"))
+    assert all(f"dnadiff.{name}" in listed for name in ("train", "evaluate", "sample", "finetune"))
     wrong = subprocess.run([*run, "trian"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 1 and "did you mean train?" in wrong.stderr
 
@@ -366,7 +364,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", command_names())
 def test_help_lists_the_choices_that_the_command_reads(cli, command):
     status, out, _ = cli(command, "--help")
     listed = out.partition("Choices:\n")[2].partition("\n\n")[0].splitlines()
@@ -376,10 +374,15 @@ def test_help_lists_the_choices_that_the_command_reads(cli, command):
     )
 
 
-@pytest.mark.parametrize(
-    "command", [name for name in COMMANDS if (config_dir() / f"{name}.yaml").is_file()]
-)
-def test_every_key_of_a_command_has_a_type(command):
-    content = yaml.safe_load((config_dir() / f"{command}.yaml").read_text(encoding="utf-8"))
-    keys = {key.partition(".")[0] for key in importlib.import_module(f"dnadiff.{command}").KEYS}
-    assert content.keys() - {"defaults", "hydra"} <= keys
+def test_a_command_is_a_function_with_a_signature_and_a_result(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parameters = inspect.signature(info).parameters
+    assert (
+        parameters["checkpoint"].annotation == "str" or parameters["checkpoint"].annotation is str
+    )
+    found = info(checkpoint=trained, output=tmp_path / "info.json")
+    assert found.network == "Caduceus" and found.paths == (tmp_path / "info.json",)
+    with pytest.raises(ValueError, match="unknown key chekpoint; did you mean checkpoint"):
+        info(chekpoint="x")
+    with pytest.raises(ValueError, match="overwrite 3 must be true or false"):
+        info(checkpoint=trained, overwrite=3)

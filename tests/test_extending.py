@@ -51,7 +51,7 @@ def done(run):
         .strip()
         .splitlines()
     )
-    assert lines and all(line.startswith("python -m dnadiff.") for line in lines)
+    assert lines and all(line.startswith("python -m dnadiff") for line in lines)
     for line in lines:
         status, errors = run(line)
         assert status == 0, f"{line}\n{errors}"
@@ -113,3 +113,14 @@ def test_a_wrong_key_is_one_line(run):
     )
     assert status == 1 and len(errors.strip().splitlines()) == 1
     assert "backbone.kernel" in errors and "kernel_size" in errors
+
+
+def test_a_command_of_a_stranger_runs_and_refuses_wrong_keys(done, run, project):
+    table = [line.split("\t") for line in (project / "skew.tsv").read_text().splitlines()]
+    assert len(table) == 2 and all(-1 <= float(skew) <= 1 for _, skew in table)
+    status, errors = run(
+        "python -m dnadiff gc_skew plugins=[gc_skew] input=x.fa output=y.tsv num_bases=0"
+    )
+    assert status == 1 and "num_bases 0 must be an integer of at least 1" in errors
+    status, errors = run("python -m dnadiff gc_skew input=x.fa output=y.tsv")
+    assert status == 1 and "there is no command gc_skew" in errors

@@ -8,7 +8,7 @@ import pytest
 
 COUNT = """
 import ctypes, resource
-from dnadiff.commands import keep_freed_memory
+from dnadiff.options.command import keep_freed_memory
 {call}
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

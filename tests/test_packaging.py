@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 import dnadiff
-from dnadiff.commands import COMMANDS
-from dnadiff.options.command import compose
+from dnadiff.options.command import command_names, compose
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -58,7 +57,7 @@ def recipe():
 
 def test_every_command_has_a_console_script():
     assert PROJECT["scripts"] == {
-        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in COMMANDS
+        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in command_names()
     }
 
 

@@ -1,8 +1,7 @@
 import io
 import logging
 
-from dnadiff.commands import configure_logging
-from dnadiff.progress import Progress, duration, printable, table
+from dnadiff.progress import Progress, configure_logging, duration, printable, table
 
 
 class Terminal(io.StringIO):

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dnadiff import config as yaml_config
-from dnadiff.config import build, check, config_dir, imported
+from dnadiff.config import build, check, imported
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
 from dnadiff.options.compose import (
@@ -243,8 +242,6 @@ def compose(
         resolve: replace `${...}` by values.
         folder: the user's own folder of YAML files, as in `--config-dir`.
     """
-    if (config_dir() / f"{name}.yaml").is_file():
-        return yaml_config.compose(name, overrides, resolve, folder)
     found = named(name)
     config = hydra_config(name, found.options, overrides, folder)
     return plain(name, config, resolve, required=False)
@@ -353,6 +350,7 @@ def help_text(name: str, options: type[Options], choice_list: str = "") -> str:
         text = f"{field.description or described(hint_of(field))}{value}"
         filled = textwrap.wrap(text, 76) or [""]
         lines += [f"  {key:20} {filled[0]}", *(f"  {'':20} {line}" for line in filled[1:])]
+    lines.append(f"  {'plugins':20} modules to import first, as in plugins=[my_package.gc_skew]")
     parts = [header, examples, "\n".join(lines), notes]
     parts += [f"Choices:\n{choice_list}"] if choice_list else []
     return "\n\n".join(part for part in parts if part)

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from dnadiff.checks import Natural, check_value, expand_user
-from dnadiff.config import PACKAGE, Config, Json, Keys
+from dnadiff.config import PACKAGE, Config, Json
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.renamed import VERSION
@@ -73,7 +73,7 @@ MODEL = (
     "noise",
     "time_conditioning",
 )  # of the configuration: what the denoiser is built from
-_KEYS: Keys = {
+_KEYS: Mapping[str, object] = {
     **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
     "time_conditioning": bool | None,
     "data": dict | None,

@@ -55,7 +55,7 @@ def training_step(
 def serve(width: int, layers: int, batch: int, length: int, causal: bool) -> None:
     """Run a step for each line of standard input, and print its seconds by the clock and of the
     processor."""
-    from dnadiff.commands import keep_freed_memory
+    from dnadiff.options.command import keep_freed_memory
 
     keep_freed_memory()
     run = training_step(width, layers, batch, length, causal)

@@ -33,12 +33,12 @@ from measuring import process_status, reset_peak_memory
 from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.dit import DiT
 from dnadiff.backbone.layers import rotated
-from dnadiff.commands import keep_freed_memory
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear
 from dnadiff.objective.masking import Bernoulli
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.options.command import keep_freed_memory
 from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
 from dnadiff.vocab import Vocab

@@ -42,7 +42,6 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.commands import keep_freed_memory
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import Draws
 from dnadiff.kernels.cpu import AddNorm, linear
@@ -51,6 +50,7 @@ from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
 from dnadiff.kernels.native import library, pointers
 from dnadiff.noise import LogLinear
 from dnadiff.objective.mdlm import MDLM
+from dnadiff.options.command import keep_freed_memory
 from dnadiff.process import AbsorbingProcess
 from dnadiff.training.optim import parameter_groups
 

@@ -29,9 +29,9 @@ from pathlib import Path
 import torch
 from measuring import peak_memory
 
-from dnadiff.commands import keep_freed_memory
 from dnadiff.kernels.facade import linear, selective_scan, short_conv
 from dnadiff.kernels.select import SCANS, available_scans
+from dnadiff.options.command import keep_freed_memory
 
 SIZES = [(4, 1024, 256, 16), (16, 512, 128, 16)]  # batch, length, channels, states
 LONG = [(1, 4096, 64, 16), (1, 16384, 64, 16), (1, 131072, 64, 16)]

@@ -11,6 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from dnadiff.options.command import reference
+
 ROOT = Path(__file__).parents[2]
 OUTSIDE = (
     "RESPONSIBLE_USE.md",
@@ -30,6 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages outside docs/ under their paths in the repository."""
     for name in OUTSIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, "reference/commands.md", content=reference()))
     return files
 
 

@@ -32,9 +32,9 @@ from downstream_tables import Titles, fine_tuning_table, main_table, probe_table
 from predictions import Predictions, task_data
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.commands import configure_logging
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.progress import configure_logging
 from dnadiff.supervised import baselines, overlap
 from dnadiff.supervised.baselines import LinearProbe
 from dnadiff.supervised.items import Items, TaskData

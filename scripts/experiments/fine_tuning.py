@@ -30,7 +30,7 @@ from typing import Any
 import study
 from downstream import TASKS
 
-from dnadiff.commands import configure_logging
+from dnadiff.progress import configure_logging
 
 FEATURES = "inputs.one_hot=false"  # the head reads the features of the network alone
 SIX = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "tf_0")

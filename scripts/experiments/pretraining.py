@@ -34,7 +34,7 @@ from downstream_tables import (
     with_interval,
 )
 
-from dnadiff.commands import configure_logging
+from dnadiff.progress import configure_logging
 
 CADUCEUS, MAMBA = ["backbone=caduceus"], ["backbone=mamba"]
 OBJECTIVES = {

@@ -371,9 +371,9 @@ def case(name: str) -> Case:
 
 def missing() -> list[str]:
     """Commands of the package that have no case."""
-    from dnadiff.commands import COMMANDS
+    from dnadiff.options.command import command_names
 
-    return sorted(COMMANDS.keys() - {c.command for c in CASES})
+    return sorted(command_names().keys() - {c.command for c in CASES})
 
 
 def build_world(folder: Path, runs: bool = True) -> None:

@@ -53,7 +53,7 @@ NEED_RUNS = (
 )
 IMPORTED = (
     *("Bio.SeqIO", "pyarrow.parquet", "tokenizers", "yaml", "lightning", "safetensors.torch"),
-    *("dnadiff.commands", "dnadiff.data.genome.genome", "dnadiff.model", "dnadiff.train"),
+    *("dnadiff.options.command", "dnadiff.data.genome.genome", "dnadiff.model", "dnadiff.train"),
 )
 
 
@@ -181,15 +181,14 @@ def judge(reader: Reader, work: Path, damage: Damage, undamaged: object) -> tupl
 def refusal(reader: Reader, path: Path, error: Exception) -> tuple[str, str]:
     """Whether an error is of a documented type and names the file, and what a command shows of it
     is one line."""
-    from dnadiff.commands import explain
-    from dnadiff.progress import printable
+    from dnadiff.options.command import report
 
     name = type(error).__name__
     if isinstance(error, UnicodeError) or type(error).__module__ == "json.decoder":
         return "wrong", f"raises a bare {name}: {_short(error)}"
     if not any(word in str(error) for word in (path.name, *reader.also_named)):
         return "wrong", f"an error without the name of the file: {name}: {_short(error)}"
-    text = printable(explain(error, "train", []))
+    text = report(error, []).removeprefix("error: ")
     if "\n" in text or "\x1b" in text or len(text) > LINE:
         return "wrong", f"not one line: {_short(text)}"
     return "refused", text[:200]

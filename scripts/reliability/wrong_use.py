@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import fnmatch
-import importlib
 import io
 import itertools
 import json
@@ -520,9 +518,10 @@ class Harness:
 
     def base(self, command: str, choice: str = "") -> Base:
         """The composed command line of a choice; a ValueError if it cannot be composed."""
-        from hydra import compose, initialize_config_dir
+        from omegaconf import OmegaConf
 
-        from dnadiff.config import config_dir
+        from dnadiff.options.command import named
+        from dnadiff.options.compose import hydra_config
 
         if (command, choice) not in self.bases:
             case = next(c for c in cases.CASES if c.command == command)
@@ -531,8 +530,8 @@ class Harness:
                 for a in arguments(case, choice)
             )
             overrides = list(raw)
-            with initialize_config_dir(str(config_dir()), version_base="1.3"):
-                config = compose(command, overrides)
+            composed = hydra_config(command, named(command).options, overrides)
+            config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
             self.bases[command, choice] = Base(case, choice, config, overrides)
         return self.bases[command, choice]
 
@@ -588,26 +587,10 @@ class Harness:
 
     def run(self, cell: Cell) -> Outcome:
         """The outcome of a cell."""
-        from hydra._internal.config_loader_impl import ConfigLoaderImpl
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        from dnadiff import commands
+        from dnadiff.options.command import named, report
 
         base = self.base(cell.command, cell.choice)
-        config, overrides = (
-            copy.deepcopy(base.config),
-            [*base.overrides, *filter(None, [cell.override])],
-        )
-
-        def start() -> None:
-            if cell.override:
-                ConfigLoaderImpl._apply_overrides_to_config(
-                    OverridesParser.create().parse_overrides([cell.override]), config
-                )
-            command = importlib.import_module(f"dnadiff.{cell.command}")
-            commands.call(
-                cell.command, command.run, command.KEYS, config, self.out / "run", overrides
-            )
+        overrides = [*base.overrides, *filter(None, [cell.override])]
 
         before, line, seconds = time.monotonic(), "", WARM_UP if cell.kind == CONTROL else SECONDS
         self.out.mkdir(parents=True)
@@ -620,11 +603,11 @@ class Harness:
                 limit(seconds),
             ):
                 try:
-                    start()
+                    named(cell.command).start(overrides, self.out / "run")
                 except TooSlow:
                     line = f"not refused in {seconds:g} s"
                 except Exception as error:
-                    line = commands.report(error, cell.command, overrides)
+                    line = report(error, overrides)
             written = sorted(
                 p.relative_to(self.out).as_posix() for p in self.out.rglob("*") if p.is_file()
             )
@@ -679,9 +662,11 @@ def judge(cell: Cell, line: str, written: Sequence[str]) -> str:
 def all_choices(command: str) -> list[str]:
     """Every choice of every config group that a command reads; the empty one is the case's own
     command line."""
-    from dnadiff.config import choices
+    from dnadiff.options.command import named
+    from dnadiff.options.compose import choices
 
-    listed = [f"{group}={name}" for group, names in choices(command).items() for name in names]
+    found = choices(named(command).options).items()
+    listed = [f"{group}={name}" for group, names in found for name in names]
     return [
         "",
         *sorted(listed, key=lambda choice: choice.startswith("experiment=")),
@@ -799,9 +784,9 @@ def main() -> int:
 
 def commands_of_the_package() -> list[str]:
     """The names of all commands."""
-    from dnadiff.commands import COMMANDS
+    from dnadiff.options.command import command_names
 
-    return list(COMMANDS)
+    return list(command_names())
 
 
 def report(outcomes: Sequence[Outcome], seconds: float, output: Path | None) -> int:

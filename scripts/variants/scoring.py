@@ -18,7 +18,6 @@ sys.path += [str(Path(__file__).parents[1] / "experiments")]
 import study
 
 import dnadiff
-from dnadiff.commands import configure_logging, keep_freed_memory
 from dnadiff.config import build
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
@@ -26,7 +25,8 @@ from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.kernels.facade import choose_threads
 from dnadiff.likelihood.held_out import fit_markov
-from dnadiff.options.command import compose
+from dnadiff.options.command import compose, keep_freed_memory
+from dnadiff.progress import configure_logging
 from dnadiff.store.disk import atomic_write
 from dnadiff.variants import variants
 from dnadiff.weights.tensors import fingerprint

@@ -11,7 +11,7 @@ import mutations
 import pytest
 import readers
 
-from dnadiff.commands import COMMANDS
+from dnadiff.options.command import command_names
 
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"),
@@ -140,7 +140,7 @@ def test_formats_read_the_undamaged_files_as_the_readers_do(tmp_path):
 
 
 def test_every_command_has_readers_and_every_input_too():
-    assert {name for name in COMMANDS if not readers.readers_of(name)} == set()
+    assert {name for name in command_names() if not readers.readers_of(name)} == set()
     assert readers.unread_inputs() == []
 
 

@@ -12,7 +12,7 @@ import pytest
 import wrong_use
 from omegaconf import OmegaConf
 
-from dnadiff.commands import COMMANDS
+from dnadiff.options.command import command_names
 
 REFUSED_EARLY = (
     "list",
@@ -21,7 +21,7 @@ REFUSED_EARLY = (
 )  # refused by the type of the key, before any file is read
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", command_names())
 def test_a_share_of_the_wrong_uses_of_each_command_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw = random.Random(command)

@@ -92,7 +92,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
             "config": {"_target_": "os.system", "command": "touch pwned"},
             "trust": None,
         },
-        {"_target_": "dnadiff.commands.run", "name": "train", "function": None},
+        {"_target_": "dnadiff.options.command.compose", "name": "train"},
     ],
     ids=lambda h: h["_target_"],
 )
