@@ -310,10 +310,10 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert status == 0 and "resuming after" in err
     assert [(tmp_path / file).read_bytes() for file in files] == expected
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    status, _, err = predict(*args, "resume=true")
+    status, out, _ = predict(*args, "resume=true")
     assert (
         status == 0
-        and "is complete already" in err
+        and "is complete already" in out
         and [(tmp_path / file).read_bytes() for file in files] == expected
     )
     assert predict(*args, "window=30", "resume=true")[0] == 1  # other settings

@@ -204,10 +204,8 @@ def _is_complete(job: Job, options: RunOptions) -> bool:
         return False
     if not isinstance(job, ResumableJob):
         return True  # of a merge, whose output was written last
-    if temporary_path(job.collected, "journal").is_file():
-        return False
     if not is_complete(output, job.settings, job.earlier):
-        if options.overwrite:
+        if options.overwrite or temporary_path(job.collected, "journal").is_file():
             return False
         about = json_path(output)
         known = (
@@ -220,9 +218,7 @@ def _is_complete(job: Job, options: RunOptions) -> bool:
         )
     _discard(job)  # of a process that was stopped while it removed them
     job.found_complete()
-    log.info(
-        f"{output} is complete already; to compute it again, set overwrite=true without resume"
-    )
+    print(f"{output} is complete already; to compute it again, set overwrite=true without resume")
     return True
 
 

@@ -232,7 +232,10 @@ def test_samples_are_resumed_only_until_they_are_complete(memory, cli, trained, 
         and "s3://b/a.fa is complete already; it is not uploaded again" in err
     )
     status, _, err = cli("sample", *args, "resume=true", "seed=7")
-    assert status == 1 and "s3://b/a.fa exists; set overwrite=true" in err.strip().splitlines()[-1]
+    assert (
+        status == 1
+        and "s3://b/a.fa exists, and a.fa.json names other settings" in err.strip().splitlines()[-1]
+    )
     assert memory.kept == before and not list((folder / "outputs").iterdir())
 
 
