@@ -157,8 +157,8 @@ def draw(options: JudgeTextOptions, model: Model) -> tuple[np.ndarray, Config]:
     """Samples of the model: (S, L) ids, and the sampler with what it takes from the model."""
     import numpy as np
 
-    from dnadiff.design.options import check_settings, resolved_sampler
     from dnadiff.design.request import Free
+    from dnadiff.design.sampler_settings import check_settings, resolved_sampler
 
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(

@@ -8,14 +8,18 @@ contains an unknown base has no code. Reading letters and files is done in `dnad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
-from dnadiff.checks import integer
+from dnadiff.fields import check_value
 
 UNKNOWN = 4
 MAX_K = 31  # 62 bits: the same integers fit uint64 and int64
 MAX_SPECTRUM_K = 12
+K = Annotated[int, Interval(ge=1, le=MAX_K)]
+SpectrumK = Annotated[int, Interval(ge=1, le=MAX_SPECTRUM_K)]
 _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in addition to the sequence
 
 
@@ -61,7 +65,7 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         values (L-k+1,) uint64 and valid (L-k+1,) bool, False where the k-mer contains an unknown
         base (its value is then meaningless).
     """
-    integer("k", k, 1, MAX_K)
+    check_value("k", k, K)
     check_bases(bases)
     if len(bases) < k:
         return np.empty(0, np.uint64), np.empty(0, bool)
@@ -101,7 +105,7 @@ def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False
     With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse
     complement have equal counts. k is 1..12.
     """
-    integer("k", k, 1, MAX_SPECTRUM_K)
+    check_value("k", k, SpectrumK)
     counts = np.zeros(4**k, np.int64)
     for bases in checked(sequences):
         for _, block in blocks(bases, k, max(_BLOCK, 4**k)):
@@ -127,7 +131,7 @@ class KmerSet:
     """
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24):
-        integer("k", k, 1, MAX_K)
+        check_value("k", k, K)
         sequences = checked(sequences)
         self.k = k
         values = np.empty(sum(max(len(bases) - k + 1, 0) for bases in sequences), np.uint64)

@@ -32,8 +32,7 @@ from dnadiff.design.request import (
 from dnadiff.design.reward import Reward, as_reward
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
 from dnadiff.likelihood.curve import StoredCurve
-from dnadiff.likelihood.information import Information
-from dnadiff.likelihood.sequences import nll_per_token
+from dnadiff.likelihood.information import Information, nll_per_token
 from dnadiff.process import AbsorbingProcess, require
 from dnadiff.sampler.ar import Autoregressive
 from dnadiff.sampler.base import Sampler

@@ -1,17 +1,17 @@
 """`python -m dnadiff.sample`: sequences from a trained model, to FASTA or text: free, from
-templates and motifs, or within a genome."""
+templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+import logging
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dnadiff.checks import expand_user
-from dnadiff.config import Json, build
-from dnadiff.design import options, reward_options
-from dnadiff.design.records import check_suffix, header_of
+from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.fields import Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import job_command
@@ -19,7 +19,39 @@ from dnadiff.options.command import job_command
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dnadiff.design.designer import Designer
+    from dnadiff.design.generate import ConditionalSampler
+    from dnadiff.design.method.base import DesignMethod
+    from dnadiff.design.request import Request
     from dnadiff.jobs.job import Job
+    from dnadiff.metrics.memorization import TrainingIndex
+    from dnadiff.model import Model
+
+# Keys that need a reward, and their defaults.
+ONLY_WITH_REWARD = {
+    "target": None,
+    "start": None,
+    "report": None,
+    "real": None,
+    "beta": 10.0,
+    "num_draws": 8,
+    "method": {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16},
+}
+# Of the keys that samples depend on: values, and names of files.
+VALUES: tuple[str, ...] = (
+    "num_samples",
+    "batch_size",
+    "seed",
+    "label",
+    "guidance",
+    "length",
+    "motif",
+    "prompt",
+)
+VALUES += ("gc", "resample", "proposals", "write")
+FILES = ("template", "infill", "genome", "start")
+CONDITIONS = ("motif", "prompt", "label", "feature", *FILES)
+log = logging.getLogger("dnadiff")
 
 
 class SampleOptions(ModelOptions, ShardedOptions):
@@ -183,88 +215,297 @@ class SampleOptions(ModelOptions, ShardedOptions):
 
 
 @job_command(SampleOptions)
-def sample(chosen: SampleOptions) -> list[Job]:
+def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import provenance
-    from dnadiff.design.work import SampleJob
-    from dnadiff.jobs.journal import temporary_path
+    from dnadiff.design import sampler_settings, samples
+    from dnadiff.design.generate import check_gc, check_weights
     from dnadiff.metrics import memorization
     from dnadiff.model import Model
+    from dnadiff.store.address import shown_addresses
     from dnadiff.weights import checkpoint
 
-    config = chosen.model_dump()
-    reward_options.check(config)
-    options.check_settings(config["sampler"])
-    device = chosen.device
-    model = Model(checkpoint.load(config["checkpoint"], config["trust"]), device)
+    method = check_design(options)
+    sampler_settings.check_settings(options.sampler)
+    device = options.device
+    model = Model(checkpoint.load(options.checkpoint, options.trust), device)
     is_dna = model.tokenizer.vocab.complement is not None
     output = expand_user(
-        chosen.output or chosen.run_dir / ("samples.fa" if is_dna else "samples.txt")
+        options.output or options.run_dir / ("samples.fa" if is_dna else "samples.txt")
     )
-    check_suffix(output, is_dna)
-    model.conditioned(config["label"], config["guidance"])
-    request = options.make_request(config, model)
-    settings = options.sampler_settings(config, model, request, output)
+    samples.check_suffix(output, is_dna)
+    model.conditioned(options.label, options.guidance)
+    request = make_request(options, model)
+    started, lengths = options.sampler, request.lengths
+    settings = (
+        sampler_settings.continued_sampler(started, model, lengths, output, options.overwrite)
+        if options.resume
+        else sampler_settings.resolved_sampler(started, model, lengths[1], lengths[0])
+    )
     generator = model.conditional_sampler(
-        build(settings, trust=None), request, config["label"], config["guidance"]
+        build(settings, trust=None), request, options.label, options.guidance
     )
-    if config["gc"] is not None:
-        from dnadiff.design.generate import check_gc
-
-        config["gc"] = check_gc(config["gc"], request, model.tokenizer)
+    gc = options.gc
+    if gc is not None:
+        gc = check_gc(gc, request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
-    training = (
-        memorization.training_data(model.loaded, config["trust"]) if config["copies"] else None
-    )
-    index = (
-        None if training is None else cache(lambda: memorization.indexed(training))
-    )  # made when it is needed first, once
-    design: dict[str, Json] = {}
-    if reward_options.is_design(config):
-        search = None if index is None else lambda bases: index().longest_match(bases)
-        generator, design = reward_options.make_designer(config, generator, request, search)
-    weighted = options.check_weights(config, generator, request, is_dna)
-    kept = options.output_settings(config, model, request, settings) | design
+    index = None
+    if options.copies:
+        index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
+    kept: dict[str, Json] = {}
+    about: dict[str, Json] | None = None
     page: Callable[[], object] | None = None
-    if config["report"] is not None and config["shard"] is None:
-        from dnadiff.design.designer import Designer
-        from dnadiff.report.designs import open_page  # loads Lightning
-
-        assert isinstance(generator, Designer)  # `reward_options.check` refuses report= without one
-        found = output.is_file() or temporary_path(output, "journal").is_file()
-        opened = open_page(
-            config["report"],
-            generator,
-            request,
-            model.loaded,
-            trust=config["trust"],
-            real=config["real"],
-            num_samples=config["num_samples"],
-            batch_size=config["batch_size"],
-            seed=config["seed"],
-            replace=config["overwrite"] or (config["resume"] and found),
-        )
-        page = partial(opened.write, output, chosen.overrides)
+    if method is not None:
+        keys = ("reward", "target", "method", "beta", "start")
+        about = {key: shown_addresses(getattr(options, key)) for key in keys}
+        about |= {} if method.uses_beta else {"beta": None}
+        designer, kept = make_designer(options, method, generator, request, index)
+        generator, page = designer, page_of(options, designer, request, model, output)
+    weighted = check_weights(generator, request, options.resample, is_dna, options.length)
+    inputs = {key: getattr(options, key) for key in CONDITIONS if getattr(options, key) is not None}
     return [
-        SampleJob(
-            model.loaded,
-            generator,
-            request,
-            output,
-            seed=config["seed"],
-            batch_size=config["batch_size"],
-            header=header_of(generator.sampler, config),
+        samples.SampleJob(
+            model=model.loaded,
+            generator=generator,
+            request=request,
+            output=output,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            header_of_records=header(options, generator, gc),
             weighted=weighted,
-            gc=config["gc"],
-            resampled=config["num_samples"] if config["resample"] else None,
-            settings=kept,
-            started=config["sampler"],
-            inputs=provenance.inputs(config),
+            gc=gc,
+            resampled=options.num_samples if options.resample else None,
+            settings=output_settings(options, gc, model, request, settings) | kept,
+            started=started,
+            inputs={
+                key: shown_addresses(value) if key in FILES else value
+                for key, value in inputs.items()
+            },
             index=index,
-            design=reward_options.Summary(config) if design else None,
+            design=about,
             page=page,
         )
     ]
+
+
+def check_design(options: SampleOptions) -> DesignMethod | None:
+    """Check the options of designs; the method, or None without a reward. Raises ValueError naming
+    the key."""
+    if not options.reward:
+        if set_ := [
+            key for key, default in ONLY_WITH_REWARD.items() if getattr(options, key) != default
+        ]:
+            raise ValueError(
+                f"{set_[0]} is for designs; set reward= too, such as reward=gc "
+                "(docs/guided_design.md)"
+            )
+        return None
+    from dnadiff.design.method.base import DesignMethod
+
+    if options.report is not None and not options.report.lower().endswith(".html"):
+        raise ValueError(f"report {options.report} has another format; its name must end in .html")
+    if options.real is not None and options.report is None:
+        raise ValueError(
+            "real= has the sequences that the page of report= compares designs with; set "
+            "report=report.html too"
+        )
+    if options.gc is not None:
+        raise ValueError(
+            "gc and reward exclude each other; set reward=gc target=0.5, or add "
+            "+reward@reward.terms.gc=gc to reward=weighted"
+        )
+    if options.num_draws % 2:
+        raise ValueError(
+            f"num_draws {options.num_draws} must be even: two draws for each stratum; 0 leaves "
+            "the bounds out"
+        )
+    method = build(options.method, trust=(PACKAGE, *options.trust))
+    if not isinstance(method, DesignMethod):
+        raise ValueError(
+            f"method {options.method.get('_target_')} is not a design method "
+            "(dnadiff.design.method.base.DesignMethod)"
+        )
+    if options.start is not None and not method.changes_given:
+        raise ValueError(
+            f"start= is for methods that change given sequences, and {type(method).__name__} does "
+            "not; set method=metropolis"
+        )
+    if options.resample and not method.has_weights:
+        raise ValueError(
+            f"resample=true needs a method with importance weights, and {type(method).__name__} "
+            "has none; set method=smc, svdd or resample_move"
+        )
+    if options.start is not None and (
+        options.infill is not None or options.length is not None or options.prompt or options.motif
+    ):
+        raise ValueError(
+            "start= has complete sequences; leave infill, length, prompt and motif out, and fix "
+            "positions with template="
+        )
+    return method
+
+
+def make_request(options: SampleOptions, model: Model) -> Request:
+    """The request that the options describe; raises ValueError if they contradict each other or the
+    model."""
+    from dnadiff.design import request as requests
+
+    tokenizer, each = model.tokenizer, options.proposals or options.num_samples
+    motifs = requests.read_motifs(options.motif)
+    patterns = None
+    if options.template is not None:
+        patterns = list(requests.read_patterns(options.template, tokenizer, motifs))
+    if options.start is not None:
+        allowed = None if patterns is None else [pattern for _, pattern in patterns]
+        given = requests.read_starts(options.start)
+        return requests.starting_from(tokenizer, given, options.num_samples, allowed)
+    if patterns is not None:
+        if options.length is not None:
+            raise ValueError("the template defines the length; leave length out")
+        return requests.Templates(patterns, each, tokenizer.vocab.mask_id)
+    asked = model.length if options.length is None else options.length
+    low, high = requests.length_range(asked)
+    if options.infill is not None and options.genome is not None:
+        model.check_infill()
+        genome, regions = requests.read_intervals(options.genome, options.infill, options.feature)
+        if low != high:
+            raise ValueError(
+                f"length={options.length}: intervals are read in windows of one length; set "
+                "length to a number"
+            )
+        return requests.Infill(genome, regions, each, low, options.write == "window")
+    prompt = options.prompt or ""
+    return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
+
+
+def make_designer(
+    options: SampleOptions,
+    method: DesignMethod,
+    generator: ConditionalSampler,
+    request: Request,
+    index: TrainingIndex | None,
+) -> tuple[Designer, dict[str, Json]]:
+    """The designer of a configuration, and what its designs depend on.
+
+    Raises:
+        ValueError: if the reward cannot be built, or it or the method do not fit the model, the
+            sampler, the request or the size of a batch.
+    """
+    from dnadiff.design.designer import Designer
+    from dnadiff.design.reward import Reward, as_reward
+    from dnadiff.store.address import shown_addresses
+
+    reward = build(options.reward, trust=(PACKAGE, *options.trust))
+    if not isinstance(reward, Reward):
+        raise ValueError(
+            f"reward {options.reward.get('_target_')} is not a reward "
+            "(dnadiff.design.reward.Reward)"
+        )
+    goal, search = as_reward(reward, options.target), None
+    if index is not None:
+        search = index.longest_match
+    made = Designer(generator, method, goal, options.beta, options.num_draws, search)
+    made.check_request(request, options.batch_size)
+    log.info(
+        "designs are statistical samples without any claim of function; screen them before "
+        "synthesis (RESPONSIBLE_USE.md)"
+    )
+    if made.has_weights(request) is None and made.constrains(request):
+        log.info(
+            "these designs have no importance weights: constraints hold, but the distribution is "
+            "not corrected (docs/designing.md)"
+        )
+    keys = ("reward", "target", "method", "beta", "num_draws")
+    return made, {
+        **{key: shown_addresses(without_trust(getattr(options, key))) for key in keys},
+        "reward_inputs": reward.inputs(),
+        "copies": index is not None,
+    }
+
+
+def without_trust(settings: Json) -> Json:
+    """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its
+    values."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
+
+
+def page_of(
+    options: SampleOptions,
+    designer: Designer,
+    request: Request,
+    model: Model,
+    output: Path,
+) -> Callable[[], object] | None:
+    """What writes the page of `report=`, if there is one; shards have none."""
+    if options.report is None or options.shard is not None:
+        return None
+    from dnadiff.jobs.journal import temporary_path
+    from dnadiff.report.designs import open_page  # loads Lightning, which sampling does not need
+
+    found = output.is_file() or temporary_path(output, "journal").is_file()
+    page = open_page(
+        options.report,
+        designer,
+        request,
+        model.loaded,
+        **{
+            key: getattr(options, key)
+            for key in ("trust", "real", "num_samples", "batch_size", "seed")
+        },
+        replace=options.overwrite or (options.resume and found),
+    )
+    return lambda: page.write(output, options.overrides)
+
+
+def header(
+    options: SampleOptions, generator: ConditionalSampler, gc: float | None
+) -> dict[str, Json]:
+    """How samples are made, for their headers."""
+    from dnadiff.design.samples import header_of
+
+    label = options.label
+    changed = {
+        "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
+        "guidance": (options.guidance, 1),
+        "gc": (gc, None),
+    }
+    method: dict[str, Json] = {}
+    if options.reward:
+        method = {"method": options.method["_target_"].split(".")[-2]}
+        if method["method"] != "best_of_n":
+            method["beta"] = options.beta
+    return header_of(generator.sampler, options.seed, changed, method)
+
+
+def output_settings(
+    options: SampleOptions, gc: float | None, model: Model, request: Request, sampler: Config
+) -> dict[str, Json]:
+    """Everything that the bytes of the output file depend on."""
+    from dnadiff.design.request import Infill
+    from dnadiff.jobs.journal import sha256
+    from dnadiff.store import files
+
+    def content(name: Json) -> Json:
+        """The hash of a file; other values, such as the region chr1:1-2000, as they are."""
+        is_file = isinstance(name, (str, Path)) and files.is_file(name)
+        return sha256(files.resolve(name)) if is_file else name
+
+    optional = {
+        key: getattr(options, key)
+        for key in ("start", "feature")
+        if getattr(options, key) is not None
+    }
+    return {
+        "model": sha256(model.path),
+        **{key: getattr(options, key) for key in VALUES} | {"gc": gc},
+        **{key: content(getattr(options, key)) for key in ("template", "infill")},
+        **{key: content(value) if key == "start" else value for key, value in optional.items()},
+        "genome": request.genome.digest if isinstance(request, Infill) else None,
+        "lengths": list(request.lengths),
+        "sampler": sampler,
+        "device": model.device.type,
+    }
 
 
 main = sample.main

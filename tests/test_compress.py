@@ -379,7 +379,8 @@ def test_declared_sizes_are_compared_with_the_file(tmp_path, size, words):
     (tmp_path / "c.dnd").write_bytes(crafted(HEADER, LAYOUT, words, size))
     with pytest.raises(
         ValueError,
-        match=r"c\.dnd is damaged: its parts are declared longer than the file, or not of whole words",
+        match=r"c\.dnd is damaged: its parts are declared longer than the file, or not of whole "
+        r"words",
     ):
         container.unpack(tmp_path / "c.dnd")
 

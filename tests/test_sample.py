@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.formats.fasta import read_fasta
-from dnadiff.likelihood import code_length
+from dnadiff.formats.sequences import read_sequences
+from dnadiff.likelihood import curve
 from dnadiff.likelihood.curve import fingerprint
 from dnadiff.options.base import Start
 from dnadiff.options.command import compose
@@ -136,7 +136,7 @@ def test_any_sampler_by_name(arguments, header, cli, trained, tmp_path):
         "calls"
     ] in (None, str(calls))
     assert calls <= int(err.split("at most ")[1].split()[0]) and calls == steps(tmp_path / "a.fa")
-    assert [len(r.sequence) for r in read_fasta(tmp_path / "a.fa")] == [
+    assert [len(r.sequence) for r in read_sequences(tmp_path / "a.fa")] == [
         150 if "semi_ar" in arguments[0] else 64
     ] * 3
 
@@ -193,7 +193,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
         **settings,
     }
     assert dnadiff.load(trained, "cpu").sample(2, length=30, seed=5, sampler=Grouped(4)) == [
-        r.sequence.decode() for r in read_fasta(tmp_path / "a.fa")
+        r.sequence.decode() for r in read_sequences(tmp_path / "a.fa")
     ]
 
 
@@ -201,8 +201,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
     args = [f"checkpoint={copy}", "num_samples=1", "overwrite=true", "output=a.fa"]
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == 64  # no curve: the default
     store_curve(copy)
-    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    equal, best = code_length.fewest_groups(h), code_length.fewest_groups(h, optimal=True)
+    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    equal, best = curve.fewest_groups(h), curve.fewest_groups(h, optimal=True)
     assert cli("sample", *args)[0] == 0 and steps(tmp_path / "a.fa") == len(equal) < 64
     assert cli("sample", *args, "sampler.sizes=optimal")[0] == 0 and steps(
         tmp_path / "a.fa"
@@ -227,8 +227,8 @@ def test_groups_come_from_the_curve_in_the_run(cli, copy, tmp_path):
 
 def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy, tmp_path):
     store_curve(copy, best=1.2)
-    h = code_length.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
-    for more, calls in (((), len(code_length.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
+    h = curve.curve_from(json.loads((copy / "evaluate.json").read_text())["code_length"], 64)
+    for more, calls in (((), len(curve.fewest_groups(h))), (("sampler.num_groups=5",), 5)):
         args = [
             f"checkpoint={copy}",
             "num_samples=1",
@@ -387,7 +387,8 @@ def test_guidance_needs_training_without_labels(labeled):
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]]
     with pytest.raises(
         ValueError,
-        match=r"guidance=2 needs a model that was also trained without labels, and this one has data.label_dropout=0",
+        match=r"guidance=2 needs a model that was also trained without labels, and this one has "
+        r"data.label_dropout=0",
     ):
         model.conditioned("yeast", 2)
 
@@ -411,7 +412,7 @@ def test_guidance_needs_training_without_labels(labeled):
             "num_steps 20 is larger than the length 10",
         ),
         (["sampler.sizes=optimal"], "sizes=optimal needs the h(n) of this checkpoint"),
-        (["sampler.sizes=best"], "sizes 'best' is not known; choose optimal"),
+        (["sampler.sizes=best"], "sizes 'best' must be a list, one of optimal or null"),
         (["sampler.sizes=[4,5]"], "sizes add up to 9, not to the length 64"),
         (
             ["sampler=ancestral", "sampler.noise_removal=none"],
@@ -419,26 +420,29 @@ def test_guidance_needs_training_without_labels(labeled):
         ),
         (
             ["sampler=ancestral", "sampler.noise_removal=maybe"],
-            "noise_removal 'maybe' is not known; choose sample, argmax, none",
+            "noise_removal 'maybe' is not known; choose one of sample, argmax, none",
         ),
         (
             ["sampler=semi_ar", "sampler.stride=100", "length=90"],
             "stride 100 is larger than the window 64",
         ),
-        (["sampler.temperature=abc"], "sampler.temperature 'abc' must be a finite number"),
-        (["sampler.temperature=inf"], "temperature inf must be a finite number"),
+        (["sampler.temperature=abc"], "sampler.temperature 'abc' must be a number above 0"),
+        (["sampler.temperature=inf"], "temperature inf must be a number above 0"),
         (["sampler.num_groups=8.5"], "sampler.num_groups 8.5 must be an integer of at least 1"),
         (
             ["sampler.num_groups=2.5", "sampler.sizes=optimal"],
             "sampler.num_groups 2.5 must be an integer of at least 1",
         ),
         (["sampler.sizes=24"], "sizes 24 must be a list"),
-        (["sampler.sizes=[a,b]"], "must be a list or null"),
+        (["sampler.sizes=[a,b]"], "sizes[0] 'a' must be an integer of at least 1"),
         (
             ["sampler=ancestral", "sampler.num_steps=null"],
             "sampler.num_steps None must be an integer of at least 1",
         ),
-        (["sampler=confidence", "sampler.order=[max]"], "sampler.order ['max'] must be a string"),
+        (
+            ["sampler=confidence", "sampler.order=[max]"],
+            "sampler.order ['max'] is not known; choose one of max, margin, entropy",
+        ),
         (
             ["sampler=semi_ar", "sampler.window=0"],
             "sampler.window 0 must be an integer of at least 1",
@@ -475,7 +479,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )[0]
         == 0
     )
-    assert len(read_fasta(tmp_path / "a.fa")[0].sequence) == 100
+    assert len(read_sequences(tmp_path / "a.fa")[0].sequence) == 100
     for cache in ("dual", "prefix"):
         output = f"output={cache}.fa"
         status, _, err = cli(
@@ -488,7 +492,7 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         )
         assert (
             status == 0
-            and "sampler=fast_dllm" in read_fasta(tmp_path / f"{cache}.fa")[0].description
+            and "sampler=fast_dllm" in read_sequences(tmp_path / f"{cache}.fa")[0].description
         ), err
     model = dnadiff.load("run", "cpu")
     assert [len(s) for s in model.sample(2, length=100, sampler=SemiAR(Grouped(4)))] == [
@@ -512,7 +516,8 @@ def test_the_error_of_a_length_beyond_the_network_suggests_a_sampler(cli, train_
         model.sample(1, length=100, sampler=SemiAR(Grouped(4)), num_draws=2)
     with pytest.raises(
         ValueError,
-        match=r"window 65 is more than the 64 tokens that this network takes; set sampler.window to that or less",
+        match=r"window 65 is more than the 64 tokens that this network takes; set "
+        r"sampler.window to that or less",
     ):
         model.sample(1, length=100, sampler=SemiAR(Grouped(4), window=65))
 

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.base import State
 from dnadiff.blocks import after_first
-from dnadiff.checks import is_number
 from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
 from dnadiff.draws import float64_device
+from dnadiff.fields import check_value, is_number
 from dnadiff.process import AbsorbingProcess, require
 
 
@@ -314,7 +313,7 @@ class Guided(DenoiserWrapper):
             raise ValueError(
                 "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
             )
-        if checks.number("guidance", weight) < 0:
+        if check_value("guidance", weight, float) < 0:
             raise ValueError(
                 f"guidance {weight} must be 0 or more; 1 is the distribution given the label"
             )
@@ -408,7 +407,7 @@ def _joined(state: State | None) -> State | None:
     )
 
 
-Labels = str | Sequence[str] | None
+Labels = str | int | Sequence[str | int] | None
 
 
 def conditioned(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.categorical import NoMassError
-from dnadiff.checks import number
 from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.draws import hash64
+from dnadiff.fields import check_value
 from dnadiff.process import require
 
 _DIGITS = {
@@ -47,6 +48,8 @@ class Designer(ConditionalSampler):
         ValueError: if `beta` is negative, or model, sampler and reward do not fit the method.
     """
 
+    is_design: ClassVar[bool] = True
+
     def __init__(
         self,
         generator: ConditionalSampler,
@@ -69,7 +72,7 @@ class Designer(ConditionalSampler):
                 f"method {method!r} is not a design method; give an object such as SMC() "
                 "(dnadiff.design.method)"
             )
-        if number("beta", beta) < 0:
+        if check_value("beta", beta, float) < 0:
             raise ValueError(
                 f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
                 "approaches a value"

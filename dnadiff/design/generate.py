@@ -4,9 +4,11 @@ importance weights, likelihood bounds, and a tilt of G and C that gives samples 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
 
 
+log = logging.getLogger("dnadiff")
 _OF_DESIGNS = ("reward_calls", "ess", "changes", "longest_match")
 _OTHERS: dict[str, float | None] = dict.fromkeys(("reward", *_OF_DESIGNS))
 
@@ -141,6 +144,7 @@ class Prepared(NamedTuple):
     constrained: Constrained | None
 
 
+@dataclass(eq=False)
 class ConditionalSampler:
     """Fills requests with one model and one sampler.
 
@@ -149,26 +153,22 @@ class ConditionalSampler:
         sampler: fitted to the model.
         labels: (1, C) labels that the samples are conditioned on, or None.
         tilt: log-odds added to G and C.
+
+    Attributes:
+        is_design: whether its samples are designed for a reward.
     """
 
-    def __init__(
-        self,
-        denoiser: BaseDenoiser,
-        process: AbsorbingProcess,
-        tokenizer: Tokenizer,
-        sampler: Sampler,
-        labels: Tensor | None = None,
-        tilt: float = 0.0,
-    ) -> None:
-        self.denoiser, self.process, self.tokenizer, self.sampler, self.labels = (
-            denoiser,
-            process,
-            tokenizer,
-            sampler,
-            labels,
-        )
-        self.allowed = torch.from_numpy(allowed_letters(tokenizer))
-        self.tilt = tilt
+    is_design: ClassVar[bool] = False
+
+    denoiser: BaseDenoiser
+    process: AbsorbingProcess
+    tokenizer: Tokenizer
+    sampler: Sampler
+    labels: Tensor | None = None
+    tilt: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.allowed = torch.from_numpy(allowed_letters(self.tokenizer))
 
     def with_tilt(self, tilt: float) -> ConditionalSampler:
         """A copy with another tilt."""
@@ -550,3 +550,54 @@ def _fraction(off: float, target: float) -> float:
     # The fraction whose log-odds exceed those of `target` by `off`.
     odds = math.exp(off) * target / (1 - target)
     return odds / (1 + odds)
+
+
+def check_weights(
+    generator: ConditionalSampler,
+    request: Request,
+    resample: bool,
+    is_dna: bool,
+    length: int | str | None = None,
+) -> bool:
+    """Whether samples have weights; logs what the distribution of the samples is if it is not
+    corrected.
+
+    Resampling without weights is a ValueError.
+    """
+    weighted = generator.has_weights(request)
+    if resample and not (weighted and is_dna):
+        if weighted is None:
+            raise ValueError(
+                "resample=true needs a sampler with importance weights: not low_confidence, "
+                "threshold, fast_dllm, remdm or forward_backward, "
+                "gibbs only with num_groups equal to the length, and temperature, top_k, nucleus "
+                "and noise_removal at their defaults; "
+                "method=resample_move needs sampler=first_hitting and method.num_groups=null"
+            )
+        raise ValueError(
+            "resample=true: these samples have no weights; samples of DNA have them with partial "
+            "letters (R, Y, ...), with gc, and with "
+            "templates that have given letters to the right of what sampler=ar or sampler=block "
+            "generates"
+        )
+    if resample and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
+        # Weights grow with the length (with a tilt, exponentially), so resampling would change the
+        # distribution of lengths.
+        raise ValueError(
+            f"resample=true compares sequences of one length, and length={length} draws "
+            "many; set length to a number"
+        )
+    if weighted is None and not generator.is_design:
+        log.info(
+            "this sampler has no importance weights: constraints hold, but the distribution is not "
+            "corrected (docs/designing.md)"
+        )
+    if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
+        seen = "this model does not see fixed tokens to the right of a mask" + (
+            " in later blocks" if generator.denoiser.block_size else ""
+        )
+        log.warning(
+            f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} "
+            "(docs/designing.md)"
+        )
+    return bool(weighted)

@@ -8,6 +8,7 @@ that are allowed at each masked position. `dnadiff.design.generate` fills it, an
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,14 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.checks import integer
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
+from dnadiff.fields import Natural, PositiveInt, check_value
+from dnadiff.formats.regions import Region, read_regions
+from dnadiff.formats.sequences import read_sequences
+from dnadiff.store.address import shown
+from dnadiff.store.files import open_text
 
 if TYPE_CHECKING:
-    from dnadiff.data.genome.genome import Genome
     from dnadiff.data.tokenizer import Tokenizer
-    from dnadiff.formats.regions import Region
 
 
 # One bit for each base that an IUPAC letter allows: A 1, C 2, G 4, T 8.
@@ -33,6 +37,7 @@ CODES = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13,
 FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
 _MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
+log = logging.getLogger("dnadiff")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
 _MAX_MASKS = (
     10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
@@ -539,7 +544,10 @@ def check_request(
 
     Its message gives `otherwise`, which ends in a comma, as what the user can do about it.
     """
-    num_samples, length = integer("num_samples", num_samples), integer("length", length)
+    num_samples, length = (
+        check_value("num_samples", num_samples, PositiveInt),
+        check_value("length", length, PositiveInt),
+    )
     if max_length is not None and length > max_length:
         raise ValueError(
             f"length {length} is more than this network takes; use at most {max_length}, "
@@ -634,7 +642,7 @@ def infill_sequence(
 
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
-    start, end = integer("start", start, 0), integer("end", end)
+    start, end = check_value("start", start, Natural), check_value("end", end, PositiveInt)
     if not 0 <= start < end <= len(sequence):
         raise ValueError(
             f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} "
@@ -673,3 +681,56 @@ def masked_interval(
         codes,
         np.where(inside, 0, letters).astype(np.uint8),
     )
+
+
+def read_patterns(
+    path: str, tokenizer: Tokenizer, motifs: Sequence[Motif]
+) -> Iterator[tuple[str, Pattern]]:
+    """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
+    whole."""
+    if tokenizer.vocab.complement is None:
+        with open_text(path) as file:
+            texts = [("sample", file.read().removesuffix("\n"))]
+    else:
+        texts = read_starts(path)
+    for name, text in texts:
+        try:
+            pattern = template_pattern(tokenizer, text, motifs)
+        except ValueError as error:
+            raise ValueError(f"{shown(path)}: {error}") from None
+        yield name, pattern
+
+
+def read_starts(path: str) -> list[tuple[str, str]]:
+    """Name and letters of each record of a FASTA file."""
+    return [(record.name, record.sequence.decode("ascii")) for record in read_sequences(path)]
+
+
+def length_range(length: int | str) -> tuple[int, int]:
+    """The shortest and the longest length of `512` or `200:1000`; raises ValueError for others."""
+    if isinstance(length, str) and ":" in length:
+        low, _, high = length.partition(":")
+        if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
+            raise ValueError(
+                f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as "
+                "200:1000"
+            )
+        return int(low), int(high)
+    number = check_value("length", length, PositiveInt)
+    return number, number
+
+
+def read_intervals(
+    genome_path: str, infill: str | list[str], feature: str | None
+) -> tuple[Genome, list[Region]]:
+    """The genome and the intervals to design; raises ValueError naming file and line."""
+    genome = Genome.open(genome_path)
+    regions = read_regions(infill, genome.lengths, feature)
+    used = {region.chrom for region in regions}
+    if ambiguous := [
+        row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]
+    ]:
+        log.warning(
+            f"{', '.join(ambiguous[:8])}: ambiguity codes (R, Y, ...) are read and written as N"
+        )
+    return genome, regions

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import TypeAlias, TypeVar
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
-from dnadiff.checks import number
+from dnadiff.fields import check_value
 from dnadiff.sampler.base import Configurable
 
 Values: TypeAlias = NDArray[np.float64]
@@ -55,17 +56,18 @@ class Reward(Configurable, ABC):
         return {}
 
 
+@dataclass(eq=False)
 class FunctionReward(Reward):
     """A Python function of a list of strings that returns one number for each."""
 
-    def __init__(self, function: Callable[[Sequence[str]], ArrayLike]) -> None:
-        self.function = function
+    function: Callable[[Sequence[str]], ArrayLike]
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.asarray(self.function(sequences), dtype=np.float64)
 
 
+@dataclass(eq=False)
 class Toward(Reward):
     """Minus the distance |reward - target|: the best sequences have a reward equal to the target.
 
@@ -74,8 +76,8 @@ class Toward(Reward):
         target: in its unit.
     """
 
-    def __init__(self, reward: Reward, target: float) -> None:
-        self.reward, self.target = reward, target
+    reward: Reward
+    target: float
 
     @override
     def check_length(self, length: int) -> None:
@@ -114,7 +116,7 @@ def as_reward(
             "returns one number for each"
         )
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
-    return made if target is None else Toward(made, number("target", target))
+    return made if target is None else Toward(made, check_value("target", target, float))
 
 
 class CountedReward:

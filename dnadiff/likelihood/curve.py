@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from dnadiff.bootstrap import MIN_BLOCKS, blocks
-from dnadiff.checks import is_number, optional_integer
 from dnadiff.config import Json
+from dnadiff.fields import PositiveInt, check_value, is_number
 from dnadiff.likelihood.estimates import Cells, Floats, Likelihood
 from dnadiff.weights.tensors import fingerprint
 
@@ -579,7 +579,7 @@ class StoredCurve:
         Raises:
             ValueError: if `optimal` is requested without an h(n).
         """
-        num_groups = optional_integer("sampler.num_groups", num_groups)
+        num_groups = check_value("sampler.num_groups", num_groups, PositiveInt | None)
         optimal = isinstance(sizes, str)
         if isinstance(sizes, str):
             if sizes != OPTIMAL:

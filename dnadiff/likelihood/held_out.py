@@ -94,23 +94,15 @@ def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndar
     return found
 
 
+@dataclass(frozen=True)
 class Windows:
     """Windows and their groups of counted tokens as batches of tensors; can be iterated
     repeatedly."""
 
-    def __init__(
-        self,
-        tiles: TiledWindows,
-        groups: Mapping[str, np.ndarray],
-        batch_size: int,
-        takes_labels: bool = False,
-    ) -> None:
-        self.tiles, self.groups, self.batch_size, self.takes_labels = (
-            tiles,
-            groups,
-            batch_size,
-            takes_labels,
-        )
+    tiles: TiledWindows
+    groups: Mapping[str, np.ndarray]
+    batch_size: int
+    takes_labels: bool = False
 
     def __len__(self) -> int:
         return len(self.tiles)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
-from dnadiff.checks import integer
+from dnadiff.fields import check_value
 from dnadiff.kmers import UNKNOWN, check_bases, checked, codes, reverse_complement, spectrum
 
 # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of
@@ -147,6 +149,7 @@ def segments(bases: np.ndarray, order: int) -> Iterator[tuple[slice, Segment]]:
 
 
 MAX_ORDER = 26  # 5^27 is the largest power of five that fits into 64 bits
+_Order = Annotated[int, Interval(ge=0, le=MAX_ORDER)]
 GRID = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 # good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
 DEFAULT_STRENGTH = 256.0
@@ -187,7 +190,7 @@ class BackoffMarkov:
             ValueError: if the order is out of range, a strength is not positive, or no sequence
                 contains a known base.
         """
-        strengths = _checked_strengths(strength, integer("order", order, 0, MAX_ORDER))
+        strengths = _checked_strengths(strength, check_value("order", order, _Order))
         bases = _joined(sequences)
         if not (bases < UNKNOWN).any():
             raise ValueError(

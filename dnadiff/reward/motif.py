@@ -200,7 +200,8 @@ def site_of(enzyme: str) -> str:
     site is known."""
     from Bio import Restriction
 
-    known = {each.__name__: each for each in Restriction.AllEnzymes}.get(enzyme)  # type: ignore[attr-defined]
+    every = Restriction.AllEnzymes  # type: ignore[attr-defined]
+    known = {each.__name__: each for each in every}.get(enzyme)
     site = enzyme.upper() if known is None else known.site
     if known is None and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
         raise ValueError(

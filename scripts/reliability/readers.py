@@ -866,7 +866,7 @@ def _characters(folder: Path) -> object:
 def _template(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
         from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-        from dnadiff.design.options import read_patterns
+        from dnadiff.design.request import read_patterns
 
         tokenizer = DNATokenizer() if name.endswith(".fa") else CharTokenizer("".join(WORDS) + "\n")
         return tuple(

@@ -332,7 +332,8 @@ def test_a_template_of_probability_zero_is_refused(generator, method, template):
     designer = Designer(generator(joint=purines_first()), method, as_reward(scores), BETA)
     with pytest.raises(
         ValueError,
-        match=r"no design of the batch that begins with x_1 has a probability above 0.*change the letters, motif= or label=",
+        match=r"no design of the batch that begins with x_1 has a probability above 0.*change "
+        r"the letters, motif= or label=",
     ):
         list(designer.batches(request(8, template), 1, 8))
 

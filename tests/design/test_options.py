@@ -10,9 +10,9 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.denoiser import BlockDenoiser
 from dnadiff.design.conditioning import Guided
-from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.options import check_settings, check_weights, resolved_sampler
+from dnadiff.design.generate import ConditionalSampler, check_weights
 from dnadiff.design.request import FREE, Pattern, Templates
+from dnadiff.design.sampler_settings import check_settings, resolved_sampler
 from dnadiff.noise import LogLinear
 from dnadiff.options.command import compose
 from dnadiff.process import AbsorbingProcess
@@ -35,11 +35,8 @@ def test_weights_of_block_diffusion_are_those_of_the_sampler_inside(
         denoiser, AbsorbingProcess(DNA, LogLinear()), DNATokenizer(), Blockwise(inner)
     )
     pattern = Pattern(np.array([3, 3, 3, 3, 3, 3, 3, 9]), np.full(8, FREE, np.uint8), None)
-    request, options = (
-        Templates([("t", pattern)], 1, DNA.mask_id),
-        {"guidance": guidance, "length": None},
-    )
-    assert check_weights(options | {"resample": False}, generator, request, is_dna=True) == weighted
+    request = Templates([("t", pattern)], 1, DNA.mask_id)
+    assert check_weights(generator, request, False, is_dna=True) == weighted
     outcome = "weights correct for it" if weighted else "nothing corrects for it"
     assert (
         f"does not see fixed tokens to the right of a mask in later blocks; {outcome}"
@@ -49,7 +46,7 @@ def test_weights_of_block_diffusion_are_those_of_the_sampler_inside(
         with pytest.raises(
             ValueError, match="resample=true needs a sampler with importance weights"
         ):
-            check_weights(options | {"resample": True}, generator, request, is_dna=True)
+            check_weights(generator, request, True, is_dna=True)
 
 
 class Half:
@@ -84,7 +81,8 @@ def test_groups_inside_a_block_are_not_those_of_the_whole_sequence():
     assert resolved(*fast, "sampler.sampler.num_groups=4")[0]["sampler"]["num_groups"] == 4
     with pytest.raises(
         ValueError,
-        match=r"sizes 'optimal' needs the h\(n\) of a block, and this model was trained without blocks; expected",
+        match=r"sizes 'optimal' needs the h\(n\) of a block, and this model was trained without "
+        r"blocks; expected",
     ):
         resolved(*fast, "sampler.sampler.sizes=optimal")
     settings, lengths = resolved("sampler=block", block_size=16)

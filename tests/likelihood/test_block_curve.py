@@ -82,7 +82,8 @@ def test_batches_and_further_draws_are_added_up():
         )
     with pytest.raises(
         ValueError,
-        match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at least 4 tokens, or of one",
+        match=r"sequences of 2 and of 4 tokens, and h\(n\) of blocks of 4 is of sequences of at "
+        r"least 4 tokens, or of one",
     ):
         BlockMeasurements.joined([two[0], BlockMeasurements.of(*measured(size=2), 2)])
 

@@ -88,9 +88,8 @@ class ResampleMove(BatchMethod):
         x, of_samples = run.sampled()
         given = np.zeros(len(x)) if of_samples is None else of_samples
         log_weight = torch.from_numpy(given).to(run.exact_device)
-        if bool(
-            log_weight.isneginf().any()
-        ):  # impossible under the template: the model has no conditional probabilities to move them by
+        if bool(log_weight.isneginf().any()):
+            # Impossible under the template: there are no conditional probabilities to move them by.
             ancestors, log_weight = resampled(run, log_weight, self.num_stages)
             x = x[ancestors.to(x.device)]
         move, value = Move(run, self.num_positions, self.num_groups), run.rewards(x)
