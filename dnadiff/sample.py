@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from dnadiff.checks import expand_user
@@ -112,7 +113,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
     write: Literal["window", "designed"] = Field(
         "window", description="infill: window (with flanks) or designed (without)"
     )
-    gc: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    gc: Annotated[float, Interval(gt=0, lt=1)] | None = Field(
         None, description="target mean fraction of G and C, calibrated on a pilot batch"
     )
     resample: bool = Field(
