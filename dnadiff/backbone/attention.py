@@ -12,11 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.block_attention import BlockAttention
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, masked_attention, rotated
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, Probability
 from dnadiff.vocab import Vocab
 
 Angles: TypeAlias = tuple[Tensor, Tensor]
@@ -27,7 +26,7 @@ class AttentionOptions(TypedDict, total=False):
     """Keyword arguments of every `AttentionBackbone`, which documents them and has the defaults."""
 
     mlp_ratio: PositiveInt
-    dropout: float
+    dropout: Probability
     max_length: PositiveInt | None
     activation_checkpointing: bool
     compile: bool
@@ -102,22 +101,17 @@ class AttentionBackbone(Backbone):
 
     def __init__(
         self, vocab: Vocab, d_model: int, n_heads: int, takes_sigma: bool, *,
-        mlp_ratio: PositiveInt = 4, dropout: float = 0.1, max_length: PositiveInt | None = None, activation_checkpointing: bool = False, compile: bool = False,
+        mlp_ratio: PositiveInt = 4, dropout: Probability = 0.1, max_length: PositiveInt | None = None, activation_checkpointing: bool = False, compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma)
-        d_model, n_heads = self.d_model, checks.integer("backbone.n_heads", n_heads)
         if d_model % n_heads or (d_model // n_heads) % 2:
             raise ValueError(
                 f"d_model {d_model} must be n_heads {n_heads} times an even head width; change "
                 "backbone.d_model or backbone.n_heads"
             )
-        self.n_heads, self.mlp_ratio = n_heads, checks.integer("backbone.mlp_ratio", mlp_ratio)
-        self.dropout = checks.below_one("backbone.dropout", dropout)
-        self.max_length = checks.optional_integer("backbone.max_length", max_length)
-        self.activation_checkpointing = checks.boolean(
-            "backbone.activation_checkpointing", activation_checkpointing
-        )
-        self.compiled = checks.boolean("backbone.compile", compile)
+        self.n_heads, self.mlp_ratio, self.dropout = n_heads, mlp_ratio, dropout
+        self.max_length, self.compiled = max_length, compile
+        self.activation_checkpointing = activation_checkpointing
         self.rotary_emb = Rotary(d_model // n_heads)
 
     @property
@@ -127,9 +121,7 @@ class AttentionBackbone(Backbone):
 
     def stack(self, n_layers: int, block: Callable[[], AttentionBlock]) -> nn.ModuleList:
         """The blocks, compiled if asked."""
-        blocks = nn.ModuleList(
-            block() for _ in range(checks.integer("backbone.n_layers", n_layers))
-        )
+        blocks = nn.ModuleList(block() for _ in range(n_layers))
         for made in blocks if self.compiled else ():
             made.compile()
         return blocks

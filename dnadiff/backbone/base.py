@@ -14,9 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dnadiff import checks
-from dnadiff.backbone.context import WHOLE, Context
-from dnadiff.backbone.peers import Peers
+from dnadiff.backbone.context import WHOLE, Context, Peers
+from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.vocab import Vocab
 
 
@@ -38,8 +37,11 @@ class State:
         return State([x[keep] for x in self.tensors], self.length)
 
 
+@checked
 class Backbone(nn.Module, ABC):
     """Maps token ids to one feature vector and one row of raw logits per position.
+
+    A subclass implements `embed`, `mix` and `head`.
 
     Attributes:
         vocab: the vocabulary it was built for.
@@ -63,13 +65,15 @@ class Backbone(nn.Module, ABC):
     context: Context = WHOLE
 
     def __init__(
-        self, vocab: Vocab, d_model: int, takes_sigma: bool = False, num_labels: int = 0
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt,
+        takes_sigma: bool = False,
+        num_labels: Natural = 0,
     ) -> None:
         super().__init__()
-        self.vocab = vocab
-        self.d_model = checks.integer("backbone.d_model", d_model)
-        self.takes_sigma = takes_sigma
-        self.num_labels = checks.integer("backbone.num_labels", num_labels, 0)
+        self.vocab, self.d_model = vocab, d_model
+        self.takes_sigma, self.num_labels = takes_sigma, num_labels
 
     @property
     def trunk(self) -> nn.ModuleList | None:
@@ -96,7 +100,21 @@ class Backbone(nn.Module, ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
 
-    @abstractmethod
+    def embed(self, ids: Tensor) -> Tensor:
+        """One vector (B, L, D) for each of the token ids (B, L), the input of `mix`."""
+        raise NotImplementedError(f"{type(self).__name__} reads token ids only")
+
+    def mix(
+        self,
+        h: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """The features (B, L, D) of vectors h (B, L, D), which may be other ones than those of
+        tokens; other arguments as in `features`."""
+        raise NotImplementedError(f"{type(self).__name__} reads token ids only")
+
     def features(
         self,
         ids: Tensor,
@@ -120,6 +138,8 @@ class Backbone(nn.Module, ABC):
             ValueError: if L exceeds `max_length`, or the network cannot be conditioned on `sigma`
                 or `cond`.
         """
+        self.check_inputs(ids, sigma, cond)
+        return self.mix(self.embed(ids), sigma, cond, valid)
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import BiMamba
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.kernels.select import check_states
 from dnadiff.vocab import Vocab
 
@@ -24,7 +23,7 @@ from dnadiff.vocab import Vocab
 class CaduceusOptions(MambaOptions, total=False):
     """Keyword arguments of `BiMambaBackbone`."""
 
-    bidirectional_strategy: str
+    bidirectional_strategy: Literal["add", "ew_multiply"]
     bidirectional_weight_tie: bool
 
 
@@ -38,9 +37,8 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
-        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
     ) -> None:  # fmt: skip
-        checks.boolean("backbone.bidirectional_weight_tie", bidirectional_weight_tie)
         mixer = partial(
             BiMamba,
             bidirectional_strategy=bidirectional_strategy,
@@ -55,6 +53,7 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
             yield layer, layer.mixer
 
 
+@checked
 class Caduceus(BiMambaBackbone, BlockBackbone):
     """Embedding, `n_layers` bidirectional Mamba blocks, a final norm and a tied head.
 
@@ -106,7 +105,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     ) -> tuple[Tensor, Tensor | None]:
         self.check_inputs(xt, None, cond)
         condition = None if self.condition is None else self.condition(None, cond)
-        streams = self.embedded(xt), self.embedded(x0)
+        streams = self.embed(xt), self.embed(x0)
         branches: tuple[Tensor | None, Tensor | None] = None, None
         run = compiled_two_streams() if self.compiled else two_streams
         for number, (layer, mixer) in enumerate(self.mixers()):
@@ -146,7 +145,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
         condition = None if self.condition is None else self.condition(None, cond)
-        stream, branch = self.embedded(xt), None
+        stream, branch = self.embed(xt), None
         for number, (layer, mixer) in enumerate(self.mixers()):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.attention import (
     Angles,
     AttentionBackbone,
@@ -21,9 +20,15 @@ from dnadiff.backbone.attention import (
 )
 from dnadiff.backbone.base import AttentionCacheBackbone, State
 from dnadiff.backbone.block_attention import CachedAttention, cached_mask, two_streams
-from dnadiff.backbone.conditioning import SigmaMap, modulate
-from dnadiff.backbone.layers import KernelLinear, LayerNorm, at_least_float32, rotated
-from dnadiff.checks import PositiveInt
+from dnadiff.backbone.layers import (
+    KernelLinear,
+    LayerNorm,
+    SigmaMap,
+    at_least_float32,
+    modulate,
+    rotated,
+)
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.vocab import Vocab
 
 
@@ -94,6 +99,7 @@ class FinalNorm(nn.Module):
         return modulate(self.norm_final(x), shift[:, None], scale[:, None])
 
 
+@checked
 class DiT(AttentionBackbone, AttentionCacheBackbone):
     """The published DiT. Its modules have the published names, so that published weights load
     unchanged.
@@ -129,11 +135,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=True, **options)
-        d_model, n_heads, cond_dim = (
-            self.d_model,
-            self.n_heads,
-            checks.integer("backbone.cond_dim", cond_dim),
-        )
         self.vocab_embed = nn.ParameterDict(
             {"embedding": nn.Parameter(torch.empty(vocab.size, d_model))}
         )
@@ -145,29 +146,26 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
 
     @override
-    def features(
+    def embed(self, ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, self.vocab_embed["embedding"])
+
+    @override
+    def mix(
         self,
-        ids: Tensor,
+        h: Tensor,
         sigma: Tensor | None = None,
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Tensor:
-        self.check_inputs(ids, sigma, cond)
-        condition = self._condition(sigma, ids.device)
+        condition = self._condition(sigma, h.device)
         mask = None if valid is None else valid[:, None, None, :]
-        x = self.through_blocks(
-            self._embedded(ids), condition, self.rotary_emb.angles(ids.shape[1], ids.device), mask
-        )
-        return self.output_layer(x, condition)
+        angles = self.rotary_emb.angles(h.shape[1], h.device)
+        return self.output_layer(self.through_blocks(h, condition, angles, mask), condition)
 
     def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
         """What modulates the layers: (B, cond_dim); (1, cond_dim) without time conditioning, where
         MDLM's network gets sigma = 0."""
         return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
-
-    def _embedded(self, ids: Tensor) -> Tensor:
-        """(B, L) -> (B, L, D)."""
-        return nn.functional.embedding(ids, self.vocab_embed["embedding"])
 
     @override
     def block_features(
@@ -183,7 +181,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         length, condition = xt.shape[1], self._condition(None, xt.device)
         cos, sin = self.rotary_emb.angles(length, xt.device)
         angles = cos.repeat(2, 1), sin.repeat(2, 1)
-        x = self._embedded(torch.cat([xt, x0], 1))
+        x = self.embed(torch.cat([xt, x0], 1))
         attention = two_streams(x, self.rotary_emb.head_width, block_size, valid)
         for number, block in enumerate(self.blocks):
             if number + 1 == len(self.blocks) and not clean:
@@ -249,7 +247,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         seen = self._seen(past, ids, valid)
         mask = cached_mask(seen[0], size) if seen else None
         x, condition, tensors = (
-            self._embedded(ids),
+            self.embed(ids),
             self._condition(None, ids.device),
             list[Tensor](),
         )

@@ -91,18 +91,19 @@ class GPT2(CausalBackbone):
         return self.blocks
 
     @override
-    def features(
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.wte(torch.where(ids < self.rows, ids, self.start))
+
+    @override
+    def mix(
         self,
-        ids: Tensor,
+        h: Tensor,
         sigma: Tensor | None = None,
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Tensor:
-        self.check_inputs(
-            ids, sigma, cond
-        )  # `valid` is not needed: padding is at the end, where causal attention does not see it
-        ids = torch.where(ids < self.rows, ids, self.start)
-        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        # `valid` is not needed: padding is at the end, where causal attention does not see it
+        x = h + self.wpe.weight[: h.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.ln_f(x)

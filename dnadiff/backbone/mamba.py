@@ -9,14 +9,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import CausalBackbone, State
-from dnadiff.backbone.conditioning import modulate
+from dnadiff.backbone.layers import modulate
 from dnadiff.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
 from dnadiff.backbone.mixer import UniMamba
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, Probability, checked
 from dnadiff.kernels.select import SCANS, chosen_scan
 from dnadiff.vocab import Vocab
 
 
+@checked
 class Mamba(MambaBackbone, CausalBackbone):
     """The published Mamba language model: the features of position l depend on tokens 0..l only.
 
@@ -30,7 +31,7 @@ class Mamba(MambaBackbone, CausalBackbone):
         d_model: PositiveInt = 128,
         n_layers: PositiveInt = 4,
         *,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         **options: Unpack[MambaOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
@@ -45,7 +46,7 @@ class Mamba(MambaBackbone, CausalBackbone):
                 [x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))]
             )
         condition = None if self.condition is None else self.condition(None, cond)
-        stream = self.embedded(ids)
+        stream = self.embed(ids)
         tensors: list[Tensor] = []
         for number, (block, mixer) in enumerate(self._blocks()):
             past, h = state.tensors[2 * number : 2 * number + 2]

@@ -12,14 +12,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.backbone.base import Backbone, State
-from dnadiff.backbone.conditioning import Condition, Modulation, modulate
-from dnadiff.backbone.context import WHOLE, Context, SequencePiece
-from dnadiff.backbone.layers import LayerNorm, RMSNorm, at_least_float32
+from dnadiff.backbone.context import WHOLE, Context, Peers, SequencePiece
+from dnadiff.backbone.layers import (
+    Condition,
+    LayerNorm,
+    Modulation,
+    RMSNorm,
+    at_least_float32,
+    modulate,
+)
 from dnadiff.backbone.mixer import BiMamba, UniMamba
-from dnadiff.backbone.peers import Peers
-from dnadiff.checks import Natural, PositiveInt
+from dnadiff.fields import Natural, PositiveInt, Probability
 from dnadiff.kernels.select import check_scan, check_states
 from dnadiff.vocab import Vocab
 
@@ -30,7 +34,7 @@ class MambaOptions(TypedDict, total=False):
     d_state: PositiveInt
     d_conv: PositiveInt
     expand: PositiveInt
-    dt_rank: int | None
+    dt_rank: PositiveInt | None
     norm_eps: float
     rms_norm: bool
     residual_in_fp32: bool
@@ -117,34 +121,19 @@ class MambaBackbone(Backbone):
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt, mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
-        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2, dt_rank: int | None = None,
+        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2, dt_rank: PositiveInt | None = None,
         norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False, pad_vocab_to: PositiveInt = 8,
-        num_labels: Natural = 0, time_conditioning: bool | None = False, cond_dim: PositiveInt = 128, dropout: float = 0.0,
+        num_labels: Natural = 0, time_conditioning: bool | None = False, cond_dim: PositiveInt = 128, dropout: Probability = 0.0,
         activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
-        d_model, num_labels, n_layers = (
-            self.d_model,
-            self.num_labels,
-            checks.integer("backbone.n_layers", n_layers),
-        )
-        cond_dim = checks.integer("backbone.cond_dim", cond_dim)
-        self.dropout = nn.Dropout(checks.below_one("backbone.dropout", dropout))
-        flags = {"rms_norm": rms_norm, "residual_in_fp32": residual_in_fp32, "compile": compile}
-        for key, flag in (flags | {"activation_checkpointing": activation_checkpointing}).items():
-            checks.boolean(f"backbone.{key}", flag)
+        self.dropout = nn.Dropout(dropout)
+        self.pad_vocab_to = pad_vocab_to
         self.scan, self.residual_in_fp32, self.activation_checkpointing = (
             check_scan(scan),
             residual_in_fp32,
             activation_checkpointing,
         )
-        self.pad_vocab_to = checks.integer("backbone.pad_vocab_to", pad_vocab_to)
-        checks.number("backbone.norm_eps", norm_eps)
-        d_state, d_conv, expand = (
-            checks.integer(f"backbone.{key}", value)
-            for key, value in {"d_state": d_state, "d_conv": d_conv, "expand": expand}.items()
-        )
-        dt_rank = checks.optional_integer("backbone.dt_rank", dt_rank)
         conditioned = bool(num_labels or time_conditioning)
 
         def norm() -> RMSNorm | LayerNorm:
@@ -161,9 +150,7 @@ class MambaBackbone(Backbone):
                 Modulation(cond_dim, d_model) if conditioned else None,
             )
 
-        self.embedding = nn.Embedding(
-            math.ceil(vocab.size / self.pad_vocab_to) * self.pad_vocab_to, d_model
-        )
+        self.embedding = nn.Embedding(math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to, d_model)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.layers = nn.ModuleList(block() for _ in range(n_layers))
         self.norm_f = norm()
@@ -210,22 +197,20 @@ class MambaBackbone(Backbone):
         self.context = SequencePiece(peers, self.reads_both_strands)
 
     @override
-    def features(
+    def embed(self, ids: Tensor) -> Tensor:
+        found = self.embedding(ids)
+        return at_least_float32(found) if self.residual_in_fp32 else found
+
+    @override
+    def mix(
         self,
-        ids: Tensor,
+        h: Tensor,
         sigma: Tensor | None = None,
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Tensor:
-        self.check_inputs(ids, sigma, cond)
-        return self.encode(ids, sigma, cond, valid)
-
-    def encode(
-        self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None, valid: Tensor | None
-    ) -> Tensor:
-        """Token ids (B, L) through all layers, normalized: (B, L, D)."""
         condition = None if self.condition is None else self.condition(sigma, cond)
-        stream, branch = self.embedded(ids), None
+        stream, branch = h, None
         for layer in self.layers:
             stream, branch = self.before_layer(stream, branch)
             stream, branch = self._run(layer, stream, branch, condition, valid)
@@ -238,7 +223,7 @@ class MambaBackbone(Backbone):
         """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
         the state after them."""
         condition = None if self.condition is None else self.condition(None, cond)
-        stream, branch, tensors = self.embedded(ids), None, list[Tensor]()
+        stream, branch, tensors = self.embed(ids), None, list[Tensor]()
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, MambaBlock)
             stream, hidden, gate = layer.enter(stream, branch, condition)
@@ -247,12 +232,6 @@ class MambaBackbone(Backbone):
             branch = mixed if gate is None else gate * mixed
             tensors += [past, h]
         return stream, branch, State(tensors, (0 if state is None else state.length) + ids.shape[1])
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """Token ids (B, L) -> the residual stream before the first layer (B, L, D)."""
-        return (
-            at_least_float32(self.embedding(ids)) if self.residual_in_fp32 else self.embedding(ids)
-        )
 
     def normalized(self, stream: Tensor, branch: Tensor | None) -> Tensor:
         """The final norm of stream + branch (B, L, D), in the type of the weights."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -253,14 +253,9 @@ class BiMamba(ForwardMixer):
 
     def __init__(
         self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
-        bidirectional_strategy: str = "add", bidirectional_weight_tie: bool = True,
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add", bidirectional_weight_tie: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        if not isinstance(bidirectional_strategy, str) or bidirectional_strategy not in _COMBINE:
-            raise ValueError(
-                f"bidirectional_strategy {bidirectional_strategy!r} is not known; choose "
-                f"{' or '.join(_COMBINE)}"
-            )
         d_inner, tied = expand * d_model, bidirectional_weight_tie
         dt_rank = dt_rank or math.ceil(d_model / 16)
         self.in_proj = Projection(d_model, 2 * d_inner)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from dnadiff.backbone.attention import Angles, AttentionBackbone, AttentionBlock, AttentionOptions
 from dnadiff.backbone.base import CausalBackbone, State
 from dnadiff.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.vocab import Vocab
 
 _CAPACITY = 64  # positions whose keys and values fit into a new state
@@ -43,6 +43,7 @@ class TransformerBlock(AttentionBlock):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
+@checked
 class Transformer(AttentionBackbone, CausalBackbone):
     """The autoregressive control in the size of a `DiT`: embedding, causal blocks, a final norm and
     an untied head.
@@ -62,7 +63,6 @@ class Transformer(AttentionBackbone, CausalBackbone):
         **options: Unpack[AttentionOptions],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=False, **options)
-        d_model, n_heads = self.d_model, self.n_heads
         self.embedding = nn.Embedding(vocab.size, d_model)
         self.blocks = self.stack(
             n_layers, lambda: TransformerBlock(d_model, n_heads, self.mlp_ratio, self.dropout)
@@ -88,26 +88,25 @@ class Transformer(AttentionBackbone, CausalBackbone):
         nn.init.zeros_(self.linear.bias)
 
     @override
-    def features(
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+    @override
+    def mix(
         self,
-        ids: Tensor,
+        h: Tensor,
         sigma: Tensor | None = None,
         cond: Tensor | None = None,
         valid: Tensor | None = None,
     ) -> Tensor:
-        self.check_inputs(ids, sigma, cond)
-        mask = None
+        mask, length = None, h.shape[1]
         if valid is not None:
-            length = ids.shape[1]
-            earlier = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-            itself = torch.eye(
-                length, dtype=torch.bool, device=ids.device
-            )  # padding attends to itself, so that no row is empty
+            earlier = torch.ones(length, length, dtype=torch.bool, device=h.device).tril()
+            itself = torch.eye(length, dtype=torch.bool, device=h.device)
+            # padding attends to itself, so that no row is empty
             mask = ((earlier & valid[:, None, :]) | itself)[:, None]
-        x = self.through_blocks(
-            self.embedding(ids), self.rotary_emb.angles(ids.shape[1], ids.device), mask
-        )
-        return self.norm_f(x)
+        angles = self.rotary_emb.angles(length, h.device)
+        return self.norm_f(self.through_blocks(h, angles, mask))
 
     @override
     def step(

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.backbone.base import Backbone, BidirectionalBackbone, State
-from dnadiff.backbone.peers import Peers
+from dnadiff.backbone.context import Peers
 from dnadiff.denoiser.base import BaseDenoiser, MaskedDenoiser, OptTensor
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.backbone import rc
+from dnadiff.backbone import caduceus_ps as rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.draws import hash64

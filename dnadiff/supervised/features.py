@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.backbone import rc
+from dnadiff.backbone import caduceus_ps as rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
@@ -120,8 +120,8 @@ class Embedder:
 
     The features of the reverse complement are put back to the positions of the sequence before they
     are averaged. A network that reads both strands (Caduceus-PS) has them in one call, and half as
-    many features (`dnadiff.backbone.rc.invariant`); if `stranded`, all its features are kept. Text
-    has one strand.
+    many features (`dnadiff.backbone.caduceus_ps.invariant`); if `stranded`, all its features are
+    kept. Text has one strand.
 
     Args:
         denoiser: in evaluation mode (see `BaseDenoiser.features`).

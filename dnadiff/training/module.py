@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from dnadiff.backbone.peers import Peers
+from dnadiff.backbone.context import Peers
 from dnadiff.config import Config
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.loader import LoaderState, ProcessRank

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from dnadiff.backbone.base import BlockBackbone
-from dnadiff.backbone.peers import Peers, ProcessGroupPeers
+from dnadiff.backbone.context import Peers, ProcessGroupPeers
 from dnadiff.checks import integer, is_integer
 from dnadiff.config import Config, Json
 from dnadiff.denoiser import BaseDenoiser

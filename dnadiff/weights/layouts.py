@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone import rc
+from dnadiff.backbone import caduceus_ps as rc
 from dnadiff.backbone.base import Backbone
 from dnadiff.backbone.caduceus import BiMambaBackbone
 from dnadiff.backbone.caduceus_ps import CaduceusPS

@@ -30,9 +30,8 @@ import torch
 import torch.nn.functional as F
 from measuring import process_status, reset_peak_memory
 
-from dnadiff.backbone.conditioning import modulate
 from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.layers import rotated
+from dnadiff.backbone.layers import modulate, rotated
 from dnadiff.denoiser import Denoiser
 from dnadiff.draws import Draws
 from dnadiff.noise import LogLinear

@@ -83,6 +83,7 @@ def test_wrong_arguments_are_refused(dna):
     with pytest.raises(ValueError, match="unknown scan 'fastest'"):
         Caduceus(dna, 16, 1, scan="fastest")
     with pytest.raises(
-        ValueError, match="bidirectional_strategy 'concat' is not known; choose add or ew_multiply"
+        ValueError,
+        match="bidirectional_strategy 'concat' is not known; choose one of add, ew_multiply",
     ):
         Caduceus(dna, 16, 1, bidirectional_strategy="concat")

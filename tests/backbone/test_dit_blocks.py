@@ -180,7 +180,7 @@ def test_a_full_cache_is_a_sliding_window(dna, size):
     condition = network._condition(None, xt.device)
     angles = tuple(x.repeat(2, 1) for x in network.rotary_emb.angles(length, xt.device))
     expected = network.through_blocks(
-        network._embedded(torch.cat([xt, ids], 1)), condition, angles, streams
+        network.embed(torch.cat([xt, ids], 1)), condition, angles, streams
     )
     expected = network.output_layer(expected, condition)[:, :length]
     torch.testing.assert_close(block_by_block(network, xt, ids, size), expected, rtol=0, atol=1e-10)

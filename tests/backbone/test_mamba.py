@@ -68,9 +68,7 @@ def test_dropout_acts_on_the_branches_and_is_off_by_default(dna):
     dropped, drew, _ = features(0.5, train=True)
     assert untouched and not drew and names == same_names
     assert torch.equal(plain, evaluated) and not torch.equal(plain, dropped)
-    with pytest.raises(
-        ValueError, match=r"backbone.dropout 1.0 must be a number of at least 0 and below 1"
-    ):
+    with pytest.raises(ValueError, match=r"dropout 1.0 must be a number of at least 0 and below 1"):
         Mamba(dna, 16, 1, dropout=1.0)
 
 

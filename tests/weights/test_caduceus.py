@@ -79,7 +79,7 @@ def test_networks_without_a_published_form_are_refused():
             ValueError, match="no time conditioning; a network built with it cannot be exported"
         ):
             caduceus_layout(Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True))
-    with pytest.raises(ValueError, match=r"backbone\.n_layers 0 must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))
 
 
