@@ -236,12 +236,11 @@ def test_the_configuration_is_composed_once(cli, tmp_path, monkeypatch):
 
 
 def test_every_command_is_installed_as_a_script():
-    scripts = tomllib.loads(
-        (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    )["project"]["scripts"]
-    assert scripts == {
-        f"dnadiff-{name.replace('_', '-')}": f"dnadiff.{name}:main" for name in command_names()
-    }
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    scripts = tomllib.loads(text)["project"]["scripts"]
+    lines = {f"dnadiff-{n.replace('_', '-')}": f"dnadiff.{n}:main" for n in command_names()}
+    missing = [f'{k} = "{v}"' for k, v in lines.items() if scripts.get(k) != v]
+    assert scripts.keys() == lines.keys() and not missing, f"[project.scripts] needs {missing}"
 
 
 def test_the_list_of_commands():
@@ -353,6 +352,8 @@ def test_help_lists_the_choices_of_ones_own(cli, own_folder):
 
 GROUPS = {
     **dict.fromkeys(("copies", "evaluate", "compare"), "data data/split tokenizer"),
+    **dict.fromkeys(("score", "embed", "predict"), "launcher"),
+    "judge": "data data/split launcher tokenizer",
     "judge_text": "sampler sampler/cache sampler/remasking",
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler "
     "noise objective objective/masking optimizer "
