@@ -36,6 +36,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,10 @@ INTENDED = (
     Intended("a run names its process", key="*process*"),
     Intended("a run names its process", "*", "*config.yaml", " keys"),
     Intended("a run names its process", key="*config keys"),
+    Intended("a run names its process", "*", "*hparams.yaml", " keys"),
     Intended("classes have moved", key="*_target_"),
     Intended("a digest of predictions covers the code that made them", key="digest[[]*"),
+    Intended("a digest of predictions covers the code that made them", key="code[[]*"),
     Intended("predictions of another version are not used again", "finetune/again"),
     Intended("there are new choices", "error/unknown_*", "printed*"),
     Intended("the list of commands is generated from them", "printed/commands", "printed*"),
@@ -91,8 +94,9 @@ INTENDED = (
 VARYING = re.compile(
     r"(^|[./ ])(\w*seconds\w*|elapsed|date|created|started|finished|\w*_per_second|\w*_time"
     r"|hostname|pid|peak_\w+|wall\w*|sha256\.(best|last)\.ckpt|check"
-    r"|waiting_share)($|[./ ])"
+    r"|waiting_share|parts\.samples\.(bytes|crc))($|[./ ])"
 )  # the digests are of files that hold times
+VARYING_FILES = (".samples.part",)
 DURATION = re.compile(
     r"\w+/s +\d[\d.,]*|seconds of training \| [\d.,]+"
     r"|(?:less than )?\b\d[\d.,]* ?(?:s|ms|min|h|seconds?|minutes?|hours?|tokens/s|MB|it/s)\b"
@@ -533,10 +537,10 @@ def _command(words: tuple[str, ...], printed: Path) -> int:
 
 def files_of(folder: Path) -> list[str]:
     """The files of a case, by their path in its folder."""
-    paths = (p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".lock", ".tfevents"))
-    names = sorted(str(path.relative_to(folder)) for path in paths)
+    paths = (p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
+    names = sorted(str(p.relative_to(folder)) for p in paths if "tfevents" not in p.name)
     own = (f"{OWN}/case.json", f"{OWN}/digest")
-    return [n for n in names if "tfevents" not in n and n not in own]
+    return [n for n in names if not n.endswith(VARYING_FILES) and n not in own]
 
 
 def contents(path: Path, replaced: Mapping[str, str]) -> dict[str, Any]:
@@ -655,7 +659,12 @@ def _read_numpy(data: bytes) -> dict[str, Any]:
     import numpy as np
 
     loaded = np.load(io.BytesIO(data), allow_pickle=False)
-    return dict(flat(dict(loaded) if hasattr(loaded, "files") else {"array": loaded}))
+    arrays = dict(loaded) if hasattr(loaded, "files") else {"array": loaded}
+    for name, array in arrays.items():
+        if array.shape == () and array.dtype.kind == "U":
+            with suppress(ValueError):
+                arrays[name] = json.loads(array.item())
+    return dict(flat(arrays))
 
 
 def _read_parquet(data: bytes) -> dict[str, Any]:
@@ -764,7 +773,7 @@ def same(a: Any, b: Any) -> bool:
 
 def brief(value: Any) -> str:
     """A value for a line."""
-    if hasattr(value, "dtype") and value.dtype.kind not in "USO":
+    if hasattr(value, "dtype") and value.dtype.kind in "iufb":
         return f"{value.dtype}{list(value.shape)} of mean {float(abs(value).mean()):.8g}"
     text = repr(value)
     return text if len(text) <= 160 else f"{text[:120]}...{text[-30:]}"

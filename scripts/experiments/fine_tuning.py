@@ -28,10 +28,70 @@ from pathlib import Path
 from typing import Any
 
 import study
-from downstream import TASKS
 
 from dnadiff.progress import configure_logging
 
+REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")
+BENCHMARKS, GUE, PARTIAL = (
+    "benchmarks/genomic_benchmarks/",
+    "benchmarks/gue/",
+    "benchmarks/gue_partial/",
+)
+# name -> (task, file, overrides)
+TASKS = {
+    "human_nontata_promoters": (
+        "human_nontata_promoters",
+        BENCHMARKS + "human_nontata_promoters.official_test",
+        REDIVIDED,
+    ),
+    "human_ocr_ensembl": ("human_ocr_ensembl", BENCHMARKS + "human_ocr_ensembl.chr20", ()),
+    "human_enhancers_ensembl": (
+        "human_enhancers_ensembl",
+        BENCHMARKS + "human_enhancers_ensembl.chr20",
+        (),
+    ),
+    "human_ensembl_regulatory": (
+        "human_ensembl_regulatory",
+        BENCHMARKS + "human_ensembl_regulatory.chr20",
+        (),
+    ),
+    "demo_human_or_worm": ("demo_human_or_worm", BENCHMARKS + "demo_human_or_worm.chr20_chrI", ()),
+    "human_ocr_ensembl, sample": (
+        "human_ocr_ensembl",
+        BENCHMARKS + "human_ocr_ensembl.train_sample1000",
+        ("task.protocol=kfold",),
+    ),
+    "human_ensembl_regulatory, sample": (
+        "human_ensembl_regulatory",
+        BENCHMARKS + "human_ensembl_regulatory.train_sample1500",
+        ("task.protocol=kfold",),
+    ),
+    **{
+        name: (name, f"{GUE}prom_{name}", ())
+        for name in ("prom_core_tata", "prom_300_tata", "prom_core_notata", "prom_core_all")
+    },
+    **{
+        name: (name, GUE + name, ())
+        for name in ("tf_0", "tf_1", "tf_2", "tf_3", "mouse_2", "mouse_4")
+    },
+    "uci_splice": ("uci_splice", "benchmarks/uci/splice_junctions", ()),
+    "emp_h3": ("emp_h3", PARTIAL + "EMP_H3.dev_test_only", REDIVIDED),
+    "emp_h4": ("emp_h4", PARTIAL + "EMP_H4.dev_test_only", REDIVIDED),
+    "splice_reconstructed": (
+        "splice_reconstructed",
+        PARTIAL + "splice_reconstructed.dev_test_only",
+        REDIVIDED,
+    ),
+    "prom_300_all": ("prom_300_all", PARTIAL + "prom_prom_300_all.dev_test_only", REDIVIDED),
+    **{
+        f"cnnprom_{name}": (
+            "csv",
+            f"benchmarks/cnnprom/{name}",
+            (f"task.name=cnnprom_{name}", "task.stranded=true", "task.cluster_kmer=24"),
+        )
+        for name in ("ecoli", "bacillus", "arabidopsis_tata", "mouse_tata")
+    },
+}
 FEATURES = "inputs.one_hot=false"  # the head reads the features of the network alone
 SIX = ("human_nontata_promoters", "mouse_2", "emp_h3", "uci_splice", "cnnprom_ecoli", "tf_0")
 VALUES = {

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.options.command import compose
-from dnadiff.training.run import check_compatible
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -30,28 +27,6 @@ def script(name):
     finally:
         sys.path.pop(0)
     return module
-
-
-def test_every_model_of_the_text_study_composes_and_fits():
-    study = script("experiments/text_objectives")
-    for arguments in (*study.MODELS.values(), *study.ABLATIONS.values()):
-        config = compose(
-            "train", [*arguments, *study.FULL["size"], "data=text", "data.path=book.txt"]
-        )
-        check_compatible(config)
-        assert config["backbone"]["dropout"] == 0 and (
-            config["backbone"]["d_model"],
-            config["backbone"]["n_layers"],
-        ) == (128, 4)
-    switches = [
-        compose("train", study.ABLATIONS[f"T1000-{n}"])["objective"]
-        for n in ("zero_masking", "carry-over", "neither")
-    ]
-    assert [(s["zero_masking"], s["carry_over"]) for s in switches] == [
-        (True, False),
-        (False, True),
-        (False, False),
-    ]
 
 
 def test_the_dit_benchmark_compares_gradients():
@@ -89,11 +64,6 @@ def test_the_book_is_split_as_by_the_data_module(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "shows"),
     [
-        (
-            "experiments/text_objectives",
-            ["--quick", "--only", "shakespeare", "--output"],
-            "| AR, transformer |",
-        ),
         ("experiments/war_and_peace", ["--quick", "--output"], "test, best of these"),
         (
             "bench/dit_step",
@@ -109,7 +79,7 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
         if name.startswith("bench")
         else [
             "--data",
-            str(shared_data / "text" / ("war_and_peace.txt.gz" if "war" in name else "")),
+            str(shared_data / "text" / "war_and_peace.txt.gz"),
         ]
     )
     run = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments, str(tmp_path / "out"), *data]
@@ -122,8 +92,6 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
     ("name", "shows"),
     [
         ("experiments/ecoli_objectives", "| mlm, then mdlm |"),
-        ("experiments/downstream", "# Linear probes"),
-        ("experiments/pretraining", "| fine-tuned, mlm_mdlm |"),
         ("experiments/fine_tuning", "| fine-tuned, LoRA |"),
     ],
 )
