@@ -45,7 +45,7 @@ from dnadiff.sampler.grouped import Grouped
 from dnadiff.store.disk import atomic_write, write_json
 from dnadiff.training.memory import peak_memory
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 import study
 
 GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the study of fine-tuning (scripts/experiments/fine_tuning.py) on one GPU for a number of seconds, with several processes side by side.
+# Run the study of fine-tuning (scripts/studies/fine_tuning.py) on one GPU for a number of seconds, with several processes side by side.
 #
 #   scripts/gpu/fine_tuning.sh DATA OUTPUT [SECONDS] [PROCESSES] [MINUTES]
 #
@@ -11,7 +11,7 @@ data=$(realpath -e "${1:?usage: scripts/gpu/fine_tuning.sh DATA OUTPUT [SECONDS]
 mkdir -p "$2" || exit 1
 output=$(realpath -e "$2") || exit 1
 seconds=${3:-420} processes=${4:-12} minutes=${5:-0.5}
-study=(python scripts/experiments/fine_tuning.py --data "$data" --output runs/fine_tuning --minutes "$minutes")
+study=(python scripts/studies/fine_tuning.py --data "$data" --output runs/fine_tuning --minutes "$minutes")
 export OMP_NUM_THREADS=1
 
 if [ -f "$output/fine_tuning.json" ]; then # pieces that cannot be restored would be lost when the file is written again

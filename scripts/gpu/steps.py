@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-sys.path += [str(Path(__file__).parents[1] / "experiments")]
+sys.path += [str(Path(__file__).parents[1] / "studies")]
 import study
 from safetensors.torch import load_file
 from torch import Tensor

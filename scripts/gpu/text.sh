@@ -17,7 +17,7 @@ timeout 90 python scripts/bench/dit_step.py $step --device "$device" --json "$ou
 jobs=()
 for model in mdlm ar; do
   # shellcheck disable=SC2086 # several options
-  timeout "$seconds" python scripts/experiments/war_and_peace.py --data "$book" --output "$output/war_and_peace" --models "$model" \
+  timeout "$seconds" python scripts/studies/war_and_peace.py --data "$book" --output "$output/war_and_peace" --models "$model" \
     --minutes "$minutes" --device "$device" $options > "$output/$model.txt" 2>&1 &
   jobs+=($!)
 done
@@ -25,7 +25,7 @@ timeout 240 python -m pytest -m gpu -q tests/backbone tests/supervised tests/sam
 jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 # shellcheck disable=SC2086 # several options
-python scripts/experiments/war_and_peace.py --table --output "$output/war_and_peace" $options > "$output/table.txt" || failed=1
+python scripts/studies/war_and_peace.py --table --output "$output/war_and_peace" $options > "$output/table.txt" || failed=1
 cat "$output/dit_step.txt" "$output/table.txt"
 tail -n 1 "$output/tests.txt"
 exit "$failed"

@@ -1,7 +1,7 @@
-"""Makes the modules of scripts/experiments and scripts/reliability importable."""
+"""Makes the modules of scripts/studies and scripts/reliability importable."""
 
 import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-sys.path += [str(SCRIPTS / "experiments"), str(SCRIPTS / "reliability")]
+sys.path += [str(SCRIPTS / "studies"), str(SCRIPTS / "reliability")]

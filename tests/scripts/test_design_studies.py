@@ -13,7 +13,7 @@ import pytest
 import torch
 
 sys.path += [
-    str(Path(__file__).parents[2] / "scripts" / name) for name in ("variants", "design")
+    str(Path(__file__).parents[2] / "scripts" / "studies" / name) for name in ("variants", "design")
 ]  # both have a module called promoters
 import comparison
 import designers

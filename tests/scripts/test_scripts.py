@@ -51,7 +51,7 @@ def test_the_dit_benchmark_compares_gradients():
 
 
 def test_the_book_is_split_as_by_the_data_module(tmp_path):
-    book = script("experiments/war_and_peace")
+    book = script("studies/war_and_peace")
     (tmp_path / "book.txt").write_text("".join(chr(97 + i % 26) for i in range(1000)))
     found = book.Book(tmp_path / "book.txt", "cpu")
     assert [len(found.parts[p][0]) for p in ("train", "test", "valid")] == [800, 100, 100]
@@ -64,7 +64,7 @@ def test_the_book_is_split_as_by_the_data_module(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "shows"),
     [
-        ("experiments/war_and_peace", ["--quick", "--output"], "test, best of these"),
+        ("studies/war_and_peace", ["--quick", "--output"], "test, best of these"),
         (
             "bench/dit_step",
             ["--size", "mini", "--vocab", "2000", "--length", "64", "--repeats", "1", "--json"],
@@ -91,8 +91,8 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
 @pytest.mark.parametrize(
     ("name", "shows"),
     [
-        ("experiments/ecoli_objectives", "| mlm, then mdlm |"),
-        ("experiments/fine_tuning", "| fine-tuned, LoRA |"),
+        ("studies/ecoli_objectives", "| mlm, then mdlm |"),
+        ("studies/fine_tuning", "| fine-tuned, LoRA |"),
     ],
 )
 def test_studies_run_and_reuse_finished_pieces(name, shows, tmp_path):

@@ -1,4 +1,4 @@
-"""The parts of scripts/variants that can be checked without a trained model, and the shortest
+"""The parts of scripts/studies/variants that can be checked without a trained model, and the shortest
 studies on a tiny one."""
 
 import argparse
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "variants"))
+sys.path.append(str(Path(__file__).parents[2] / "scripts" / "studies" / "variants"))
 import coding
 import measures
 import methods

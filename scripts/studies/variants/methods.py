@@ -1,8 +1,8 @@
 """The methods against each other on a trained model: calibration of SE, variance at equal calls,
 indels, several sites per window.
 
-    python scripts/variants/methods.py --checkpoint RUN [--genome FILE] [--region chrom:first-last]
-    [--output DIR] [--list] [--table] [--collect FILE]
+    python scripts/studies/variants/methods.py --checkpoint RUN [--genome FILE] [--region
+    chrom:first-last] [--output DIR] [--list] [--table] [--collect FILE]
 
 All variants are random ones of the validation part, or of `--region`. One strand, except for
 `sites`.

@@ -1,9 +1,9 @@
 """Designed sigma-70 promoters and the saturated HNF4A promoter: does the likelihood follow the
 measured expression?
 
-    python scripts/variants/promoters.py --csv FILE --checkpoint RUN [--output DIR] [--list]
-    [--table] [--collect FILE] python scripts/variants/promoters.py --mpra FILE --genome FILE
-    [--checkpoint RUN] [--train] [--output DIR] ...
+    python scripts/studies/variants/promoters.py --csv FILE --checkpoint RUN [--output DIR] [--list]
+    [--table] [--collect FILE] python scripts/studies/variants/promoters.py --mpra FILE --genome
+    FILE [--checkpoint RUN] [--train] [--output DIR] ...
 
 Sigma-70: Spearman's correlation between log expression and log-likelihood within each background,
 where it orders promoters as the likelihood ratio to any one of them does, and the mean over
@@ -45,10 +45,8 @@ INNER = slice(24, 174)
 MARKOV = ("order 6", "order 12")
 MATRIX = "weight matrix"
 EXPERIMENT = "chr20_hnf4a"
-BLOCK, CONTEXT = (
-    10,
-    512,
-)  # positions that are resampled together; bases on each side whose 24-mers are compared with the training part
+BLOCK = 10  # positions that are resampled together
+CONTEXT = 512  # bases on each side whose 24-mers are compared with the training part
 FULL, QUICK = {"draws": 8, "repeats": 2, "batch": 64}, {"draws": 2, "repeats": 2, "batch": 64}
 _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of another one
 

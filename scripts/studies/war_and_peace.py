@@ -1,7 +1,7 @@
 """War and Peace by characters in ten minutes on a GPU: bits per character against time, for masked
 diffusion and its causal twin.
 
-    python scripts/experiments/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9]
+    python scripts/studies/war_and_peace.py [--data FILE] [--models mdlm ar] [--minutes 9]
     [--output DIR] [--table] [--quick]
 
 Needs only torch and this package (no Lightning, no Hydra). A DiT of 512x8, windows of 256

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as commands do, before torch is loaded
-sys.path += [str(Path(__file__).parents[1] / "experiments")]
+sys.path += [str(Path(__file__).parents[1])]
 import study
 
 import dnadiff

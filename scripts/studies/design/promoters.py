@@ -1,8 +1,8 @@
 """Guided design of E. coli promoters: one oracle for the design, other judges for the verdict, at
 equal reward calls.
 
-    python scripts/design/promoters.py --tss FILE --sigma70 FILE [--checkpoint ecoli] [--output DIR]
-    [--only NAME] [--table] [--collect FILE]
+    python scripts/studies/design/promoters.py --tss FILE --sigma70 FILE [--checkpoint ecoli]
+    [--output DIR] [--only NAME] [--table] [--collect FILE]
 
 `ecoli_tss` is divided into halves by genome position. The oracle A is the checkpoint fine-tuned on
 half a, and the only one that methods and their settings see. The judges are of other kinds and
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("experiments", "variants")]
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "variants")]
 import comparison
 import designers
 import halves

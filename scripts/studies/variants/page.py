@@ -1,7 +1,7 @@
 """Writes the tables of docs/results/variants.md from the files in docs/tables, between
 `<!-- table NAME -->` and `<!-- end -->`.
 
-    python scripts/variants/page.py
+    python scripts/studies/variants/page.py
 
 The studies write these files with `--collect`. A table whose file is missing is replaced by a note.
 """
@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / "bench"), str(Path(__file__).parent)]
+sys.path += [str(Path(__file__).parents[2] / "bench"), str(Path(__file__).parent)]
 import coding
 import long_window
 import methods
 import promoters
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE, FOLDER = ROOT / "docs" / "results" / "variants.md", ROOT / "docs" / "tables"
 TABLES: dict[str, tuple[str, Callable]] = {
     "calibration": ("variants_methods", methods.calibration_table),

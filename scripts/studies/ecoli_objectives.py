@@ -1,7 +1,7 @@
 """Compare all objectives on E. coli: one network, equal tokens, equal tuning, and differences
 paired by window.
 
-    python scripts/experiments/ecoli_objectives.py [--output DIR] [--only NAME] [--list] [--table]
+    python scripts/studies/ecoli_objectives.py [--output DIR] [--only NAME] [--list] [--table]
     [--quick]
 
 The network is a 64x4 Caduceus; the autoregressive control is its causal twin, a Mamba with one

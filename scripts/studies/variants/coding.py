@@ -1,7 +1,7 @@
 """Synonymous against nonsense and missense SNVs in the held-out genes of E. coli K-12.
 
-    python scripts/variants/coding.py --checkpoint RUN [--output DIR] [--genes N] [--per-class N]
-    [--list] [--table] [--collect FILE]
+    python scripts/studies/variants/coding.py --checkpoint RUN [--output DIR] [--genes N]
+    [--per-class N] [--list] [--table] [--collect FILE]
 
 Only genes that are inside the test part of the network's own split, read once. All SNVs of the
 codons between start and stop are classified by the genetic code, and of each gene and class at most

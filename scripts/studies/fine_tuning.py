@@ -1,7 +1,7 @@
 """Fine-tuning from the bundled models: all sets, few labels, regression, and what head, recipe and
 pretraining contribute.
 
-    python scripts/experiments/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only
+    python scripts/studies/fine_tuning.py --data FOLDER [--output DIR] [--minutes 3] [--only
     NAME] [--list] [--table] [--collect FILE] [--quick]
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with
@@ -268,9 +268,8 @@ class Study:
         reader, file, overrides = self.tasks[task]
         output = self.folder / "runs" / piece / "finetune.json"
         path = [] if file is None else [f"task.path='{self.data / file}.csv.gz'"]
-        fixed = [
-            "task.protocol=fixed"
-        ]  # also of tasks whose default is cross-validation, which would train ten networks for each row
+        # Also of tasks whose default is cross-validation, with ten networks for each row.
+        fixed = ["task.protocol=fixed"]
         arguments = [
             f"checkpoint={self.model(task)}",
             f"task={reader}",

@@ -1,7 +1,7 @@
 """The picture of label efficiency: the score on the test part against the number of training items,
 from the pieces `few-` of fine_tuning.py.
 
-    python scripts/experiments/label_efficiency.py [--table docs/tables/fine_tuning.json] [--output
+    python scripts/studies/label_efficiency.py [--table docs/tables/fine_tuning.json] [--output
     docs/label_efficiency.svg]
 
 Each point is the mean over seeds, and its bar the lowest and the highest seed. Each seed draws
@@ -124,7 +124,7 @@ def picture(pieces: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     found = curves(pieces)
     if not found:
         raise ValueError(
-            "the table has no piece few-; run python scripts/experiments/fine_tuning.py --only "
+            "the table has no piece few-; run python scripts/studies/fine_tuning.py --only "
             "few- --collect FILE"
         )
     metrics = {task: row["task"]["metric"] for task, _, row in few(pieces)}
