@@ -145,28 +145,100 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
     gradients = [p.grad for p in step.parameters]
     windows = np.random.default_rng(0).integers(7, 11, (batch, length)).astype(np.uint8)
     return [
-        Operator(("data: ids and weights of a "
-            "batch"), 1, lambda: (torch.from_numpy(windows).long(), torch.from_numpy(windows > 0).float()), 0, 14.0 * rows),
-        Operator("masks", 1, lambda: step.objective.masking(step.objective.process, step.ids, step.weight > 0, Draws.for_batch(0, batch, 1)), 0, 24.0 * rows),
+        Operator(
+            "data: ids and weights of a batch",
+            1,
+            lambda: (torch.from_numpy(windows).long(), torch.from_numpy(windows > 0).float()),
+            0,
+            14.0 * rows,
+        ),
+        Operator(
+            "masks",
+            1,
+            lambda: step.objective.masking(
+                step.objective.process, step.ids, step.weight > 0, Draws.for_batch(0, batch, 1)
+            ),
+            0,
+            24.0 * rows,
+        ),
         Operator("embedding", 1, lambda: step.network.embedding(step.ids), 0, row_bytes + 8 * rows),
-        Operator(("embedding, "
-            "backward"), 1, lambda: torch.autograd.grad(embedded, table, dout, retain_graph=True), rows * width, row_bytes + 8 * rows),
-        Operator(("residual addition and "
-            "norm"), layers, lambda: AddNorm.apply(x.detach(), added.detach(), norm_weight.detach(), 1e-5), 5.0 * rows * width, 4 * row_bytes),
-        Operator(("residual addition and norm, "
-            "backward"), layers, lambda: torch.autograd.grad(outputs, (x, added, norm_weight), (dout, scale), retain_graph=True), 9.0 * rows * width, 4 * row_bytes),
+        Operator(
+            "embedding, backward",
+            1,
+            lambda: torch.autograd.grad(embedded, table, dout, retain_graph=True),
+            rows * width,
+            row_bytes + 8 * rows,
+        ),
+        Operator(
+            "residual addition and norm",
+            layers,
+            lambda: AddNorm.apply(x.detach(), added.detach(), norm_weight.detach(), 1e-5),
+            5.0 * rows * width,
+            4 * row_bytes,
+        ),
+        Operator(
+            "residual addition and norm, backward",
+            layers,
+            lambda: torch.autograd.grad(
+                outputs, (x, added, norm_weight), (dout, scale), retain_graph=True
+            ),
+            9.0 * rows * width,
+            4 * row_bytes,
+        ),
         Operator("rows that are masked", 1, lambda: dout[positions], 0, row_bytes + rows),
-        Operator(("rows that are masked, "
-            "backward"), 1, lambda: torch.autograd.grad(gathered, gathered.grad_fn.next_functions[0][0].variable, features.detach(), retain_graph=True), 0, 2 * row_bytes),  # type: ignore[union-attr]
-        Operator("head", 1, lambda: step.network.head(features.detach()), 2.0 * masked * width * len(table), 4.0 * masked * (width + len(table))),
-        Operator("head, backward", 1, lambda: torch.autograd.grad(logits, (features, table), some.detach(), retain_graph=True), 4.0 * masked * width * len(table), 4.0 * masked * (2 * width + len(table))),
+        Operator(
+            "rows that are masked, backward",
+            1,
+            lambda: torch.autograd.grad(
+                gathered,
+                gathered.grad_fn.next_functions[0][0].variable,
+                features.detach(),
+                retain_graph=True,
+            ),
+            0,
+            2 * row_bytes,
+        ),
+        Operator(
+            "head",
+            1,
+            lambda: step.network.head(features.detach()),
+            2.0 * masked * width * len(table),
+            4.0 * masked * (width + len(table)),
+        ),
+        Operator(
+            "head, backward",
+            1,
+            lambda: torch.autograd.grad(
+                logits, (features, table), some.detach(), retain_graph=True
+            ),
+            4.0 * masked * width * len(table),
+            4.0 * masked * (2 * width + len(table)),
+        ),
         Operator("cross-entropy", 1, nll, 0, 4.0 * masked * 13, 12.0 * masked),
-        Operator(("cross-entropy, "
-            "backward"), 1, lambda: torch.autograd.grad(cost, some, ones, retain_graph=True), 0, 4.0 * masked * (12 + 16), 12.0 * masked),
-        Operator("clipping", 1, lambda: nn.utils.clip_grad_norm_(step.parameters, 1.0), 3.0 * weights, 12.0 * weights),
-        Operator("AdamW", 1, lambda: set_gradients(step, gradients) or step.optimizer.step(), 12.0 * weights, 28.0 * weights),
+        Operator(
+            "cross-entropy, backward",
+            1,
+            lambda: torch.autograd.grad(cost, some, ones, retain_graph=True),
+            0,
+            4.0 * masked * (12 + 16),
+            12.0 * masked,
+        ),
+        Operator(
+            "clipping",
+            1,
+            lambda: nn.utils.clip_grad_norm_(step.parameters, 1.0),
+            3.0 * weights,
+            12.0 * weights,
+        ),
+        Operator(
+            "AdamW",
+            1,
+            lambda: set_gradients(step, gradients) or step.optimizer.step(),
+            12.0 * weights,
+            28.0 * weights,
+        ),
         Operator("averages of the weights", 1, step.update_average, 3.0 * weights, 12.0 * weights),
-    ]  # fmt: skip
+    ]
 
 
 def set_gradients(step: Step, gradients: list[Tensor | None]) -> None:
@@ -228,26 +300,132 @@ def mixer_operators(
         )
 
     return [
-        Operator("input projection", layers, lambda: lib.dnadiff_mixer_input(*pointers(hidden, in_proj, None, x, z), *sizes, threads), 2 * f["in"], narrow + 2 * wide),
-        Operator(("two convolutions, "
-            "x_proj, dt"), layers, lambda kept=rows_of: lib.dnadiff_mixer_steps(*pointers(x, None, None), ctypes.cast(ways, c_void_p), 2, batch, length, E, K, R, N, 0, threads), 2 * (f["x"] + taps_flops + silu), 5 * wide + 8.0 * rows * P, 2.0 * rows * E),
-        Operator(("scan of one "
-            "direction"), 2 * layers, lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, keep, *PLAIN), 2.0 * rows * E * N * 10, 3 * wide + 8.0 * rows * N + keep * wide / 2),
-        Operator(("gate, output "
-            "projection"), layers, lambda: lib.dnadiff_mixer_output(*pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads), f["in"] + silu, 3 * wide + narrow, 1.0 * rows * E),
-        Operator(("gate, output projection and half of input projection, "
-            "backward"), layers, lambda: lib.dnadiff_mixer_output_backward(*pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums), *sizes, S, threads), 4 * f["in"] + 3 * silu, 4 * wide + 3 * narrow, 1.0 * rows * E),
-        Operator(("scan of one direction, "
-            "backward"), 2 * layers, lambda: scan_backward(dy, u, delta, A, B, C, skip, step_bias, states, False, *PLAIN[:3], None, None), 2.0 * rows * E * N * 18, 5 * wide + 16.0 * rows * N + wide / 2),
-        Operator(("x_proj and dt of one direction, "
-            "backward"), 2 * layers, lambda: lib.dnadiff_mixer_steps_backward(*pointers(ddelta, dB, dC, u, p, x_proj, dt, None, du, sums), batch, length, E, R, N, S, threads), 2 * f["x"], 4 * wide + 4.0 * rows * (P + 2 * N)),
-        Operator(("two convolutions and half of input projection, "
-            "backward"), layers, lambda: lib.dnadiff_mixer_input_backward(*pointers(du, du_rev, x, None, hidden, in_proj, taps, bias, taps, bias, None, None, dhidden, sums), *sizes, K, 0, S, threads), 2 * f["in"] + 2 * (3 * taps_flops + 2 * silu), 3 * wide + 3 * narrow, 2.0 * rows * E),
-        Operator(("(one convolution "
-            "alone)"), 0, conv(False), taps_flops + silu, 2 * wide, 1.0 * rows * E),
-        Operator(("(one convolution alone, "
-            "backward)"), 0, conv(True), 3 * taps_flops + 2 * silu, 3 * wide, 1.0 * rows * E),
-    ]  # fmt: skip
+        Operator(
+            "input projection",
+            layers,
+            lambda: lib.dnadiff_mixer_input(
+                *pointers(hidden, in_proj, None, x, z), *sizes, threads
+            ),
+            2 * f["in"],
+            narrow + 2 * wide,
+        ),
+        Operator(
+            "two convolutions, x_proj, dt",
+            layers,
+            lambda kept=rows_of: lib.dnadiff_mixer_steps(
+                *pointers(x, None, None),
+                ctypes.cast(ways, c_void_p),
+                2,
+                batch,
+                length,
+                E,
+                K,
+                R,
+                N,
+                0,
+                threads,
+            ),
+            2 * (f["x"] + taps_flops + silu),
+            5 * wide + 8.0 * rows * P,
+            2.0 * rows * E,
+        ),
+        Operator(
+            "scan of one direction",
+            2 * layers,
+            lambda: scan_forward(u, delta, A, B, C, skip, step_bias, False, keep, *PLAIN),
+            2.0 * rows * E * N * 10,
+            3 * wide + 8.0 * rows * N + keep * wide / 2,
+        ),
+        Operator(
+            "gate, output projection",
+            layers,
+            lambda: lib.dnadiff_mixer_output(
+                *pointers(y, y_rev, z, out_proj, dhidden), *sizes, threads
+            ),
+            f["in"] + silu,
+            3 * wide + narrow,
+            1.0 * rows * E,
+        ),
+        Operator(
+            "gate, output projection and half of input projection, backward",
+            layers,
+            lambda: lib.dnadiff_mixer_output_backward(
+                *pointers(dout, y, y_rev, z, hidden, out_proj, in_proj[E:], dy, dhidden, sums),
+                *sizes,
+                S,
+                threads,
+            ),
+            4 * f["in"] + 3 * silu,
+            4 * wide + 3 * narrow,
+            1.0 * rows * E,
+        ),
+        Operator(
+            "scan of one direction, backward",
+            2 * layers,
+            lambda: scan_backward(
+                dy, u, delta, A, B, C, skip, step_bias, states, False, *PLAIN[:3], None, None
+            ),
+            2.0 * rows * E * N * 18,
+            5 * wide + 16.0 * rows * N + wide / 2,
+        ),
+        Operator(
+            "x_proj and dt of one direction, backward",
+            2 * layers,
+            lambda: lib.dnadiff_mixer_steps_backward(
+                *pointers(ddelta, dB, dC, u, p, x_proj, dt, None, du, sums),
+                batch,
+                length,
+                E,
+                R,
+                N,
+                S,
+                threads,
+            ),
+            2 * f["x"],
+            4 * wide + 4.0 * rows * (P + 2 * N),
+        ),
+        Operator(
+            "two convolutions and half of input projection, backward",
+            layers,
+            lambda: lib.dnadiff_mixer_input_backward(
+                *pointers(
+                    du,
+                    du_rev,
+                    x,
+                    None,
+                    hidden,
+                    in_proj,
+                    taps,
+                    bias,
+                    taps,
+                    bias,
+                    None,
+                    None,
+                    dhidden,
+                    sums,
+                ),
+                *sizes,
+                K,
+                0,
+                S,
+                threads,
+            ),
+            2 * f["in"] + 2 * (3 * taps_flops + 2 * silu),
+            3 * wide + 3 * narrow,
+            2.0 * rows * E,
+        ),
+        Operator(
+            "(one convolution alone)", 0, conv(False), taps_flops + silu, 2 * wide, 1.0 * rows * E
+        ),
+        Operator(
+            "(one convolution alone, backward)",
+            0,
+            conv(True),
+            3 * taps_flops + 2 * silu,
+            3 * wide,
+            1.0 * rows * E,
+        ),
+    ]
 
 
 def rate_probes() -> dict[str, tuple[Callable[[], object], float]]:
@@ -338,8 +516,12 @@ def table(options: argparse.Namespace) -> dict[str, object]:
         )
     )
     tokens = options.batch * options.length
-    whole = {"ms": best["step"] * 1e3, "tokens/s": tokens / best["step"], ("of the product "
-        "limit"): (flops + 3 * width * 16) * tokens / product / best["step"], "rest": rest}  # fmt: skip
+    whole = {
+        "ms": best["step"] * 1e3,
+        "tokens/s": tokens / best["step"],
+        "of the product limit": (flops + 3 * width * 16) * tokens / product / best["step"],
+        "rest": rest,
+    }
     return {
         "vectors": library().dnadiff_vectors().decode(),
         "size": options.size,
@@ -366,7 +548,7 @@ def markdown(found: list[dict[str, object]]) -> str:
             f"{row['Mexp']:.1f}",
         ]
         for other in found:
-            at = other["operators"][number]  # type: ignore[index]
+            at = other["operators"][number]
             cells += [
                 f"{at['ms']:.2f}",
                 f"{at['limit']:.0%}",
@@ -374,23 +556,23 @@ def markdown(found: list[dict[str, object]]) -> str:
                 f"{at['share']:.1%}" if at["calls"] else "",
             ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    rest = "".join(f" | | | {t['step']['rest']:.1%} |" for t in found).removeprefix(" ")  # type: ignore[index]
+    rest = "".join(f" | | | {t['step']['rest']:.1%} |" for t in found).removeprefix(" ")
     lines.append(
         "| rest | | | | " + "".join(f"| | | | {t['step']['rest']:.1%} " for t in found) + "|"
         if rest
         else ""
-    )  # type: ignore[index]
+    )
     for t in found:
         step, rates = t["step"], t["rates"]
-        levels = ", ".join(f"{rates[f'copy {level}'] / 1e9:.0f}" for level in LEVELS)  # type: ignore[index]
-        product = max(v for k, v in rates.items() if k.startswith("product"))  # type: ignore[union-attr]
+        levels = ", ".join(f"{rates[f'copy {level}'] / 1e9:.0f}" for level in LEVELS)
+        product = max(v for k, v in rates.items() if k.startswith("product"))
         lines.append(
             f"\n{t['vectors']}, {t['size']}, {t['threads']} thread(s): a step takes "
-            f"{step['ms']:.0f} ms ({step['tokens/s']:,.0f} tokens/s, "  # type: ignore[index]
+            f"{step['ms']:.0f} ms ({step['tokens/s']:,.0f} tokens/s, "
             f"{step['of the product limit']:.0%} of the matrix-product limit). Product "
-            f"{product / 1e9:.0f} GFLOP/s, "  # type: ignore[index]
+            f"{product / 1e9:.0f} GFLOP/s, "
             f"copy {levels} GB/s ({', '.join(LEVELS)}), {rates['exp'] / 1e9:.1f} billion exp/s by "
-            "PyTorch."  # type: ignore[index]
+            "PyTorch."
         )
     return "\n".join(lines) + "\n"
 

@@ -276,7 +276,7 @@ def changed_value(draw: random.Random, value: object) -> object:
         )
         for key in keys:
             places.append((node, key))
-            walk(node[key])  # type: ignore[index]
+            walk(node[key])
 
     walk(value)
     if not places or draw.random() < 0.03:
@@ -284,17 +284,17 @@ def changed_value(draw: random.Random, value: object) -> object:
     node, key = draw.choice(places)
     action = draw.randrange(6)
     if action == 0:
-        del node[key]  # type: ignore[attr-defined]
+        del node[key]
     elif action == 1 and isinstance(node, dict):
         node["x" if draw.random() < 0.5 else draw.choice(list(node))] = node.pop(key)
     elif action == 1 and isinstance(node, list):
-        node.append(node[key])  # type: ignore[call-overload]
-    elif action == 2 and isinstance(node[key], (int, float)):  # type: ignore[index]
+        node.append(node[key])
+    elif action == 2 and isinstance(node[key], (int, float)):
         node[key] = draw.choice(
             (node[key] + 1, -node[key], node[key] * 1_000_003, str(node[key]), 0, 0.5, [node[key]])
-        )  # type: ignore[index]
+        )
     else:
-        node[key] = draw.choice(WRONG)  # type: ignore[index]
+        node[key] = draw.choice(WRONG)
     return value
 
 

@@ -192,7 +192,7 @@ def _genome(name: str) -> Callable[[Path], object]:
 
 def _genome_letters(name: str) -> Callable[[Path], object]:
     """Without names: those of GenBank files are composed from several lines."""
-    return lambda folder: tuple(letters for _, letters in _genome(name)(folder))  # type: ignore[attr-defined]
+    return lambda folder: tuple(letters for _, letters in _genome(name)(folder))
 
 
 def _by_format(parse: Callable[..., object], *more: object) -> Callable[[Path, str], object]:
@@ -469,7 +469,7 @@ def _labeled(task: Callable[[Path], object]) -> Callable[[Path], object]:
         from dnadiff.data.tokenizer import DNATokenizer
 
         tokenizer = DNATokenizer()
-        found = task(folder).read(tokenizer)  # type: ignore[attr-defined]
+        found = task(folder).read(tokenizer)
         return tuple(
             sorted(
                 (tokenizer.decode(ids), label, part)
@@ -792,8 +792,8 @@ def _of_tokenizer(folder: Path, name: str) -> object:
         return Anything()
     model = formats.parsed((folder / name).read_bytes()).get("model")
     try:
-        vocab = {t: n for t, n in model["vocab"].items() if not t.startswith("[no token")}  # type: ignore[index]
-        return _WithIds(vocab, len(model.get("merges", ())))  # type: ignore[union-attr]
+        vocab = {t: n for t, n in model["vocab"].items() if not t.startswith("[no token")}
+        return _WithIds(vocab, len(model.get("merges", ())))
     except (TypeError, KeyError, AttributeError):
         raise InvalidError("no vocabulary") from None
 
@@ -808,7 +808,7 @@ class _WithIds:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, tuple) and other[:2] == self.known
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def _of_pair(folder: Path, name: str) -> object:
@@ -822,7 +822,7 @@ def _of_pair(folder: Path, name: str) -> object:
         type(value) is not int for value in vocab.values()
     ):
         raise InvalidError("merges or ids")
-    return _WithIds(vocab, len(lines))  # type: ignore[arg-type]
+    return _WithIds(vocab, len(lines))
 
 
 WORD_PIECES = [
@@ -1048,7 +1048,7 @@ def _published(backbone: str) -> Make:
             if backbone != "dit"
             else Vocab(size=14, mask_id=13, pad_id=13, never_emitted=(13,))
         )
-        export_published(_small(backbone, vocab), folder / "p")  # type: ignore[arg-type]
+        export_published(_small(backbone, vocab), folder / "p")
 
     return make
 
@@ -1094,7 +1094,7 @@ def _gpt2_vocab() -> object:
 def _digest(denoiser: object) -> str:
     from dnadiff.supervised.results import weights_digest
 
-    return weights_digest(denoiser.backbone)  # type: ignore[attr-defined]
+    return weights_digest(denoiser.backbone)
 
 
 def _read_published(folder: Path) -> object:
@@ -1104,7 +1104,7 @@ def _read_published(folder: Path) -> object:
 
 def _read_gpt2(folder: Path) -> object:
 
-    return _digest(published.load_gpt2(folder / "p", _gpt2_vocab()))  # type: ignore[arg-type]
+    return _digest(published.load_gpt2(folder / "p", _gpt2_vocab()))
 
 
 def _of_published(folder: Path, name: str) -> object:
@@ -1251,7 +1251,7 @@ def train_runs() -> None:
 
 
 def _run(kind: str) -> Make:
-    return lambda folder: shutil.copytree(RUNS / kind, folder / "run")  # type: ignore[return-value]
+    return lambda folder: shutil.copytree(RUNS / kind, folder / "run")
 
 
 def _checkpoint(folder: Path) -> object:
@@ -1286,7 +1286,7 @@ def _resume(folder: Path) -> object:
     """What `train resume=true` reads before it starts."""
     from dnadiff.training import resume
 
-    config, data = _data()  # type: ignore[misc]
+    config, data = _data()
     config = {**config, "trainer": {**config["trainer"], "max_steps": 4}}
     found = resume.resumable(
         {**config, "trainer": {**config["trainer"], "max_steps": 2}}, folder / "new"
@@ -1306,7 +1306,7 @@ def _metrics(folder: Path) -> object:
     from dnadiff.training.loggers import MetricsFile
 
     log = MetricsFile(folder / "run")
-    log.begin(None, 2)  # type: ignore[arg-type]
+    log.begin(None, 2)
     read_metrics(folder / "run" / "metrics.csv")
     return tuple(tuple(row.items()) for row in log.rows())
 
@@ -1384,7 +1384,7 @@ def _read_packed(folder: Path) -> object:
 
 
 @contextlib.contextmanager
-def _cache_in(folder: Path) -> object:  # type: ignore[misc]
+def _cache_in(folder: Path) -> object:
     before = os.environ.get("DNADIFF_CACHE")
     os.environ["DNADIFF_CACHE"] = str(folder / CACHE)
     yield
@@ -1683,7 +1683,7 @@ def _read_classifier(folder: Path) -> object:
 def _network_digest(network: object) -> str:
     from dnadiff.supervised.results import weights_digest
 
-    return weights_digest(network)  # type: ignore[arg-type]
+    return weights_digest(network)
 
 
 def _scores(folder: Path) -> None:

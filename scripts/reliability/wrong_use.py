@@ -440,7 +440,8 @@ def extend_world(world: Path) -> None:
     ]
     (world / "divided.csv").write_text("\n".join(divided) + "\n", encoding="utf-8")
     measured = [
-        f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9"
+        f"{''.join(draw.choices('ACGT', k=32))},{n % 9 + 0.5},"
+        f"{('train', 'test')[n % 3 == 0]},x_bg{n % 8}:9"
         for n in range(80)
     ]
     (world / "measured.csv").write_text(

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -62,30 +62,6 @@ def test_the_parts_of_a_forward_pass_add_up_to_it(one_thread, monkeypatch):
     )
     assert found["arithmetic_seconds"] == pytest.approx(flops / found["rates"]["product"])
     assert long_window.markdown([found, found]).count("\n| ") == len(found["operators"]) + 2
-
-
-def test_a_part_inside_another_counts_for_itself_alone(monkeypatch):
-    shares, now = script("shares"), [0.0]
-    monkeypatch.setattr(time, "process_time", lambda: now[0])
-    monkeypatch.setattr(shares, "WARM_UP", 0)
-    parts = shares.Parts()
-
-    def inner():
-        now[0] += 3
-
-    owner = SimpleNamespace(inner=inner)
-    parts.wrap(owner, "inner", "network")
-
-    def outer():
-        now[0] += 1
-        owner.inner()
-        now[0] += 1
-
-    owner.outer = outer
-    parts.wrap(owner, "outer", "step")
-    owner.outer()
-    owner.outer()
-    assert parts.at_end == {"network": 6, "step": 2, "rest": 0} and parts.ended - parts.began == 8
 
 
 @pytest.mark.parametrize("causal", [False, True])
