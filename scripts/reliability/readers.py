@@ -30,7 +30,7 @@ from dnadiff.weights import published
 from dnadiff.weights.layouts import gpt2_backbone
 
 if TYPE_CHECKING:
-    from dnadiff.data.text.hub import Hub
+    from dnadiff.data.text.corpus import Hub
 
     from dnadiff.jobs.job import Job
 
@@ -223,7 +223,7 @@ GFF = (
 
 def _regions(name: str, read: str) -> Callable[[Path], object]:
     def regions(folder: Path) -> object:
-        from dnadiff.data.genome import regions
+        from dnadiff.formats import regions
 
         return tuple(
             (r.chrom, r.start, r.end, r.strand)
@@ -649,7 +649,7 @@ LABELED = (
 
 def _documents(name: str, **settings: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.data.text.documents import Files
+        from dnadiff.data.text.corpus import Files
 
         return tuple(Files(str(folder / name), **settings))
 
@@ -668,7 +668,7 @@ def _arrow(folder: Path) -> None:
 
 
 def _read_arrow(folder: Path) -> object:
-    from dnadiff.data.text.hub import Hub, HubPart
+    from dnadiff.data.text.corpus import Hub, HubPart
 
     hub: Hub = Hub(
         "arrow", {"train": "train"}, data_files={"train": str((folder / "d.arrow").resolve())}
@@ -1399,7 +1399,7 @@ def _tokenized(folder: Path) -> None:
 
 
 def _read_tokenized(folder: Path) -> object:
-    from dnadiff.data.text.documents import Files
+    from dnadiff.data.text.corpus import Files
 
     from dnadiff.data.text.tokenized import tokenize
     from dnadiff.data.tokenizer import CharTokenizer
