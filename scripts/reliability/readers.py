@@ -1663,6 +1663,8 @@ def _classifier(folder: Path) -> None:
             "pretrained": {"checkpoint": "x", "step": 1},
             "batch_size": 4,
             "metrics": {"accuracy": 0.5},
+            "settings": {"head": "mean"},
+            "seeds": [1, 2],
         }
         saved.save(folder / "models", seed, weights, about)
         weights.path.unlink()
