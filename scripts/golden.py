@@ -90,6 +90,8 @@ INTENDED = (
     Intended("a digest of predictions covers the code that made them", key="digest[[]*"),
     Intended("a digest of predictions covers the code that made them", key="code[[]*"),
     Intended("predictions of another version are not used again", "finetune/again"),
+    Intended("one digest of weights and vocabulary identifies a model", key="*settings.model"),
+    Intended("one digest of weights and vocabulary identifies a model", key="*fingerprint"),
     Intended("more shards than units of work are no error", "predict/shards"),
     Intended("more shards than units of work are no error", "predict/merged_old"),
     Intended("there are new choices", "error/unknown_*", "printed*"),
