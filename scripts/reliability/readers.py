@@ -31,7 +31,6 @@ from dnadiff.weights.layouts import gpt2_backbone
 
 if TYPE_CHECKING:
     from dnadiff.data.text.corpus import Hub
-
     from dnadiff.jobs.job import Job
 
 RUNS, CACHE = Path("runs"), "cache"
@@ -1400,7 +1399,6 @@ def _tokenized(folder: Path) -> None:
 
 def _read_tokenized(folder: Path) -> object:
     from dnadiff.data.text.corpus import Files
-
     from dnadiff.data.text.tokenized import tokenize
     from dnadiff.data.tokenizer import CharTokenizer
 
