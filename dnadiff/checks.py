@@ -7,7 +7,6 @@ New code has the types of `dnadiff.fields` in its signature and `@checked` inste
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TypeGuard
 
 from annotated_types import Interval
@@ -110,15 +109,3 @@ def name(key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise ValueError(f"{key} {value!r} must be a name")
     return str(value)
-
-
-def expand_user(path: str | Path) -> Path:
-    """The path with `~` and `~name` replaced by home folders; a ValueError if there is no such
-    user, or no home folder."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ValueError(
-            f"{path}: this machine knows no such home folder; write out the complete path, or ./~ "
-            "for a file of that name"
-        ) from error

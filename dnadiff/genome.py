@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Json, build
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, Result, ShardedOptions, group
 from dnadiff.options.command import command, run_jobs_of
 from dnadiff.progress import table
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.genome.datamodule import DNADataModule
     from dnadiff.data.genome.genome import Genome
     from dnadiff.data.genome.packed import RecordInfo
-    from dnadiff.formats.reader import Record
     from dnadiff.formats.regions import Region
+    from dnadiff.formats.sequences import Record
     from dnadiff.jobs.job import Job
 
 _SHOWN = 40  # records in the table
@@ -262,8 +262,8 @@ def extract(data: SequenceDataModule, options: GenomeOptions) -> int:
 
 def records(genome: Genome, regions: Sequence[Region]) -> Iterator[Record]:
     """A FASTA record for each region, named `chrom:first-last(strand)`, 1-based."""
-    from dnadiff.formats.reader import Record
     from dnadiff.formats.regions import names_of
+    from dnadiff.formats.sequences import Record
 
     for name, region in zip(names_of(regions), regions):
         where = (region.chrom, region.start, region.end, region.strand)

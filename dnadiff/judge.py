@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from dnadiff.checks import expand_user
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import job_command
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     import numpy as np

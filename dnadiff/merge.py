@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json, config_dir, locate
 from dnadiff.options.base import Options, Result
 from dnadiff.options.command import command, command_names, named
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from dnadiff.checks import expand_user
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import ModelOptions, ShardedOptions
 from dnadiff.options.command import job_command
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job

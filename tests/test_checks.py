@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from dnadiff import checks
 from dnadiff.data.tokenizer import TextTokenizer
+from dnadiff.store.address import expand_user
 
 NOT_NUMBERS = ["1", None, True, False, float("nan"), float("inf"), [1], 1j]
 
@@ -86,12 +87,12 @@ def test_names_are_strings_and_numbers_become_strings():
 
 
 def test_a_home_folder_of_nobody_is_named():
-    assert checks.expand_user("~/x").is_absolute() and str(checks.expand_user("a/~")) == "a/~"
+    assert expand_user("~/x").is_absolute() and str(expand_user("a/~")) == "a/~"
     with pytest.raises(
         ValueError,
         match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete path",
     ):
-        checks.expand_user("~nobody-at-all/x")
+        expand_user("~nobody-at-all/x")
 
 
 @pytest.mark.parametrize("wrong", [1, -0.1, "a", True, None, float("nan")])

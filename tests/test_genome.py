@@ -151,7 +151,7 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
         ),
         ("regions=chr1", "regions belongs to action=extract"),
         ("action=verify output=v.json", "action=verify writes no file; leave output out"),
-        ("data.iupac=no", "iupac 'no' is not known; choose unknown or refuse"),
+        ("data.iupac=no", "iupac 'no' is not known; choose one of unknown, refuse"),
         ("data/split=regions", "data.split.bed is missing"),
         ("data/split=chromosome", "did you mean chromosomes?"),
         ("data=text", "is not DNA; choose data=fasta"),

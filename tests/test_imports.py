@@ -36,7 +36,7 @@ ONLY = {
     "huggingface_hub": {"weights", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
-    "pyarrow": {"data", "supervised", "variant_effect"},
+    "pyarrow": {"data", "formats", "supervised", "variant_effect"},
 }
 
 

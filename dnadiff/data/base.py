@@ -8,39 +8,207 @@ short sequences and `text.datamodule` for text. The contents of a batch are defi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from torch.utils.data import DataLoader, Subset
+from torch import Generator
+from torch.utils.data import DataLoader, Dataset, Subset
+from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.config import Json
-from dnadiff.data.genome.sources import SequencePath, paths_of
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
-from dnadiff.data.loader import (
-    BatchSource,
-    LoaderState,
-    ProcessRank,
-    TrainLoader,
-    own_process_group,
-)
 from dnadiff.data.records import Records, lengths_of
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
-from dnadiff.data.windows import RandomWindows, TiledWindows, UniformWindows, Window
-from dnadiff.store.address import file_name
+from dnadiff.data.windows import Batch, RandomWindows, TiledWindows, UniformWindows, Window
+from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.store.address import CACHED, file_name
 from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
 
-START_METHODS = (None, "fork", "spawn", "forkserver")
+_FURTHER = 1 << 32  # added to the number of an epoch for its batches after all windows
+_WORKER = re.compile(
+    r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)"
+)
+
+LoaderState: TypeAlias = dict[str, int]
+StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
+
+
+class BatchSource(Protocol):
+    """What a loader reads from: `RandomWindows`, `ShortSequences`. The loader rounds `size` up to
+    full batches."""
+
+    size: int
+
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
+        """The `count` windows `first`, `first + step`, ... of an epoch, collated."""
+
+
+class ProcessRank(NamedTuple):
+    """Which of the processes of a training run this one is.
+
+    Attributes:
+        rank: its number; processes with the same windows (context parallelism) have the same
+            number.
+        world_size: how many numbers there are.
+        progress: returns how many batches of this epoch training has finished, and how many there
+            are; called when the state of a loader
+            is saved. None: every batch that was returned counts as finished, including the current
+            one.
+        accumulated: batches of one optimizer step; an epoch has a multiple of them.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    progress: Callable[[], tuple[int, float]] | None = None
+    accumulated: int = 1
+
+
+@dataclass(eq=False, repr=False)
+class TrainLoader:
+    """Windows in full batches; each iteration is one epoch, and the next iteration is the next
+    epoch.
+
+    Row r of batch b is window (b * batch_size + r) * world_size + rank: ranks share an epoch, no
+    window occurs twice, and batch b of all ranks together has the windows that one process with the
+    same global batch has in it. An epoch has `len(self)` batches, enough for all windows of the
+    dataset; the last batch is completed with further windows. The last optimizer step of an epoch
+    is completed with further batches, of an epoch that is used for nothing else, because Lightning
+    would otherwise take a smaller step.
+
+    Args:
+        windows: the dataset; its size is rounded up to full batches.
+        batch_size: windows in a batch, on this rank.
+        num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend
+            on it.
+        rank, world_size, progress, accumulated: see `ProcessRank`.
+        start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the
+            system.
+    """
+
+    windows: BatchSource
+    batch_size: int
+    num_workers: int = 0
+    rank: int = 0
+    world_size: int = 1
+    progress: Callable[[], tuple[int, float]] | None = None
+    accumulated: int = 1
+    start_method: StartMethod | None = None
+    epoch: int = field(default=0, init=False)
+    _returned: int = field(default=0, init=False)  # of this epoch, including those before a resume
+    _resumed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        together = self.batch_size * self.world_size
+        self.num_full = -(-self.windows.size // together)  # with all windows
+        self.windows.size = self.num_full * together
+        self.num_batches = -(-self.num_full // self.accumulated) * self.accumulated
+
+    def state_dict(self) -> LoaderState:
+        """Where training resumes: the epoch, and the number of its finished batches. An optimizer
+        step is never resumed in its middle."""
+        done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
+        done = min(done, self._returned) // self.accumulated * self.accumulated
+        return (
+            {"epoch": self.epoch, "batch": done}
+            if done < end
+            else {"epoch": self.epoch + 1, "batch": 0}
+        )
+
+    def load_state_dict(self, state: LoaderState) -> None:
+        """Resume from a saved state in the next iteration."""
+        self.epoch, self._returned = (
+            state["epoch"],
+            state["batch"] // self.accumulated * self.accumulated,
+        )
+        self._resumed = True
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator, because Lightning creates iterators that it never uses. Epochs are counted
+        # here, because Lightning's own count advances by an empty epoch when a run resumes from the
+        # end of one.
+        if not self._resumed and self._returned:
+            self.epoch, self._returned = self.epoch + 1, 0
+        self._resumed = False
+        first = self._returned
+        for number, batch in enumerate(self._batches(first), start=first + 1):
+            self._returned = number
+            yield batch
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        together = self.batch_size * self.world_size
+        keys = [
+            (self.epoch + further * _FURTHER, batch * together + self.rank)
+            for further, batch in (
+                divmod(number, self.num_full) for number in range(first, self.num_batches)
+            )
+        ]
+        reader = _Reader(self.windows, self.batch_size, self.world_size)
+        if self.num_workers == 0:
+            return map(reader.__getitem__, keys)
+        # With a generator of its own: a DataLoader otherwise draws from the global one, and
+        # resuming would change the dropout.
+        return iter(
+            DataLoader(
+                reader,
+                None,
+                sampler=keys,
+                num_workers=self.num_workers,
+                generator=Generator(),
+                multiprocessing_context=self.start_method,
+                worker_init_fn=own_process_group,
+            )
+        )
+
+
+def own_process_group(worker: int) -> None:
+    """Called in a worker process, so that Ctrl-C and the signals of a scheduler reach only the
+    process that saves a checkpoint."""
+    os.setpgrp()
+
+
+class _Reader(Dataset[Batch]):
+    """Complete batches by (epoch, first window); this object is sent to the workers."""
+
+    def __init__(self, windows: BatchSource, batch_size: int, step: int) -> None:
+        self.windows, self.batch_size, self.step = windows, batch_size, step
+
+    @override
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
+        return self.windows.batch(*key, self.batch_size, self.step)
+
+
+def worker_loss(error: Exception, num_workers: int) -> str | None:
+    """How an error says that a process that loads data ended; None if it does not.
+
+    PyTorch names the process if it notices first. Otherwise the connection through which the
+    process sent its batch fails.
+    """
+    if worker := _WORKER.search(str(error)):
+        return " ".join(worker[0].split())
+    broken = num_workers > 0 and isinstance(error, (ConnectionError, EOFError))
+    return (
+        f"the connection to a DataLoader worker failed ({str(error) or type(error).__name__})"
+        if broken
+        else None
+    )
+
+
 _BLOCK = 1 << 20  # tokens that are looked at together
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class SequenceDataModule:
     """Windows of records for training, validation and test.
@@ -49,8 +217,7 @@ class SequenceDataModule:
     `weight (B, L)` uint8, 1 where a token counts, and `index (B,)` int64. Files are read by
     `prepare`, or on first access to what is in them.
 
-    A subclass is a dataclass too: it declares its own settings as fields and checks them in
-    `__post_init__`.
+    A subclass is a dataclass too and declares its own settings as fields.
 
     Args:
         path: a file, or several files; `bundled:NAME` ships with the package.
@@ -72,9 +239,7 @@ class SequenceDataModule:
         ValueError: naming the setting that is not valid.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
     process = ProcessRank()  # of those that train together
@@ -82,35 +247,20 @@ class SequenceDataModule:
         False  # whether the sequences have a direction, so that the strands are not interchangeable
     )
 
-    path: SequencePath | None
-    length: checks.PositiveInt
-    batch_size: checks.PositiveInt
+    path: Any
+    length: PositiveInt
+    batch_size: PositiveInt
     split: Split = None  # type: ignore[assignment]  # None is replaced in `__post_init__`, as for `name`
-    seed: checks.Natural = 0
-    num_workers: int = 0
-    epoch_size: int | None = None
-    max_valid_windows: int = 256
+    seed: Natural = 0
+    num_workers: Natural = 0
+    epoch_size: PositiveInt | None = None
+    max_valid_windows: PositiveInt = 256
     augment_rc: bool | None = None
     name: str = None  # type: ignore[assignment]
-    start_method: str | None = None
+    start_method: StartMethod | None = None
 
     def __post_init__(self) -> None:
-        self.length = checks.integer("data.length", self.length)
-        self.batch_size = checks.integer("data.batch_size", self.batch_size)
-        self.num_workers = checks.integer("data.num_workers", self.num_workers, 0)
-        self.epoch_size = checks.optional_integer("data.epoch_size", self.epoch_size)
-        self.max_valid_windows = checks.integer("data.max_valid_windows", self.max_valid_windows)
-        if self.start_method not in START_METHODS:
-            raise ValueError(
-                f"data.start_method {self.start_method!r} is not known; choose fork, spawn, "
-                "forkserver or null"
-            )
-        if self.split is not None and not isinstance(self.split, Split):
-            raise ValueError(
-                f"data.split {self.split!r} is not a split; choose one by data/split=NAME, such as "
-                "chromosomes or fraction"
-            )
-        self.paths = paths_of(self.path)
+        self.paths = self.path_names()
         if not self.paths:
             raise ValueError("data.path names no file; set it to a file or to a list of files")
         self.split = self.split or DefaultSplit()
@@ -122,6 +272,11 @@ class SequenceDataModule:
         self._resume: LoaderState | None = None
 
     # What subclasses provide
+
+    def path_names(self) -> list[str]:
+        """The paths that the user wrote, as strings, for reports."""
+        paths = [self.path] if isinstance(self.path, (str, Path)) else self.path or ()
+        return [str(path).removeprefix(CACHED) for path in paths]
 
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         """Read the data: names and token ids of the records, and their tokenizer."""
@@ -312,13 +467,11 @@ class SequenceDataModule:
         tiles = self.test_windows("valid")
         count = min(len(tiles), self.max_valid_windows)
         chosen = np.linspace(0, len(tiles) - 1, count).round().astype(int).tolist()
-        method, workers = self.start_method if self.num_workers else None, self.num_workers
-        part = Subset(tiles, chosen)
         return DataLoader(
-            part,
+            Subset(tiles, chosen),
             self.batch_size,
-            num_workers=workers,
-            multiprocessing_context=method,
+            num_workers=self.num_workers,
+            multiprocessing_context=self.start_method if self.num_workers else None,
             worker_init_fn=own_process_group,
         )
 

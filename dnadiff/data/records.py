@@ -7,7 +7,8 @@ computed on whole arrays. A table lookup per letter would take ten times as long
 
 from __future__ import annotations
 
-import sys
+import math
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias, overload
@@ -165,7 +166,7 @@ class Cutter:
         )
         self._opened: RecordLayout | None = None
         self._take_from: dict[int, Gather] = {}
-        self._buffers: list[NDArray] = []
+        self._buffers: list[tuple[NDArray[np.uint8], weakref.ref[NDArray]]] = []
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {
@@ -242,17 +243,18 @@ class Cutter:
         return ids, np.where(soft, np.float32(self.soft_weight), np.float32(1)) * weight
 
     def _buffer(self, shape: tuple[int, int], dtype: np.dtype) -> NDArray:
-        """Memory for a large result; an earlier result that nobody holds is reused, because fresh
-        pages take longer than the cut."""
-        for number, count in enumerate(_reference_counts(self._buffers)):
-            if count == _UNUSED and (self._buffers[number].shape, self._buffers[number].dtype) == (
-                shape,
-                dtype,
-            ):
-                return self._buffers[number]
-        new = np.empty(shape, dtype)
-        self._buffers = [*self._buffers[-_NUM_BUFFERS + 1 :], new]
-        return new
+        """Memory for a large result; that of an earlier result that nobody holds is reused, because
+        fresh pages take longer than the cut."""
+        size = math.prod(shape) * dtype.itemsize
+        for number, (memory, user) in enumerate(self._buffers):
+            if memory.nbytes == size and user() is None:
+                del self._buffers[number]
+                break
+        else:
+            memory = np.empty(size, np.uint8)
+        values = np.frombuffer(memory.data, dtype)  # every view of the result keeps it alive
+        self._buffers = [(memory, weakref.ref(values)), *self._buffers[: _NUM_BUFFERS - 1]]
+        return values.reshape(shape)
 
     def _take(self, number: int, position: NDArray[np.int64]) -> NDArray:
         """Windows of one array."""
@@ -263,15 +265,6 @@ class Cutter:
                 ]  # the one that has been open for the longest time
             self._take_from[number] = make_gather(self._layout.arrays[number], self.length)
         return self._take_from[number](position)
-
-
-def _reference_counts(arrays: list[NDArray]) -> list[int]:
-    return [sys.getrefcount(array) for array in arrays]
-
-
-_UNUSED = _reference_counts([np.empty(0)])[
-    0
-]  # the count of an array that only the list holds; it depends on the Python version
 
 
 def _reversed(ids: NDArray[np.uint8]) -> NDArray[np.uint8]:

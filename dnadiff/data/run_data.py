@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.genome.sources import is_manifest
+from dnadiff.data.genome.genome import is_manifest
 from dnadiff.store.address import CACHED, is_remote
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, ClassVar, TypeAlias, TypedDict
 
 import numpy as np
+from annotated_types import Interval as Limits
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff import checks
-from dnadiff.checks import Natural, PositiveInt, Range
 from dnadiff.data.intervals import Interval, Intervals, Tiling
+from dnadiff.fields import Fraction, Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, check_names, read_bed
 
 PARTS = ("train", "valid", "test")
@@ -28,6 +28,8 @@ MAX_HELD_OUT = 20  # names of held-out records in a description of data
 _SHOWN = 20  # names of records in a description
 
 
+Bounds: TypeAlias = tuple[Fraction, Fraction]  # from and to
+Names: TypeAlias = str | int | Sequence[str | int]
 Parts: TypeAlias = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
 
 
@@ -64,6 +66,7 @@ class Split(ABC):
         return None
 
 
+@checked
 class FractionSplit(Split):
     """Holds out the same fraction of every record.
 
@@ -72,10 +75,14 @@ class FractionSplit(Split):
         valid: likewise; must not overlap `test`.
     """
 
-    def __init__(
-        self, test: Sequence[float] = (0.8, 0.9), valid: Sequence[float] = (0.9, 1.0)
-    ) -> None:
-        self.test, self.valid = _bounds("test", test), _bounds("valid", valid)
+    def __init__(self, test: Bounds = (0.8, 0.9), valid: Bounds = (0.9, 1.0)) -> None:
+        for part, (low, high) in (("test", test), ("valid", valid)):
+            if low >= high:
+                raise ValueError(
+                    f"data.split.{part} is {[low, high]}; expected two fractions [from, to] with "
+                    "0 <= from < to <= 1"
+                )
+        self.test, self.valid = test, valid
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
             raise ValueError(
                 f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} "
@@ -106,16 +113,7 @@ class FractionSplit(Split):
         return f"fraction of each record ({', '.join(spans)})"
 
 
-def _bounds(part: str, bounds: Sequence[float]) -> tuple[float, float]:
-    pair = isinstance(bounds, Sequence) and len(bounds) == 2 and all(map(checks.is_number, bounds))
-    if not pair or not 0 <= bounds[0] < bounds[1] <= 1:
-        raise ValueError(
-            f"data.split.{part} is {bounds!r}; expected two fractions [from, to] with 0 <= from < "
-            "to <= 1"
-        )
-    return bounds[0], bounds[1]
-
-
+@checked
 class ChromosomeSplit(Split):
     """Holds out complete records by name.
 
@@ -124,8 +122,8 @@ class ChromosomeSplit(Split):
         test: names of the test records.
     """
 
-    def __init__(self, valid: Sequence[str], test: Sequence[str]) -> None:
-        self.valid, self.test = _names("valid", valid), _names("test", test)
+    def __init__(self, valid: Names, test: Names) -> None:
+        self.valid, self.test = _names(valid), _names(test)
         if both := set(self.valid) & set(self.test):
             raise ValueError(
                 f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a "
@@ -154,12 +152,12 @@ def _listed(names: Sequence[str]) -> str:
     )
 
 
-def _names(part: str, names: Sequence[str] | str) -> list[str]:
+def _names(names: Names) -> list[str]:
     # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
-    listed = names if isinstance(names, (list, tuple)) else [names]
-    return [checks.name(f"data.split.{part}", name) for name in listed]
+    return [str(name) for name in ([names] if isinstance(names, str | int) else names)]
 
 
+@checked
 class RegionSplit(Split):
     """Reads the intervals from a BED file whose fourth column is train, valid or test; other bases
     belong to no part.
@@ -208,6 +206,7 @@ def read_parts(bed: str, lengths: Mapping[str, int]) -> dict[str, list[Region]]:
     return parts
 
 
+@checked
 class DefaultSplit(Split):
     """Holds out complete records where possible; otherwise `FractionSplit`.
 
@@ -220,11 +219,7 @@ class DefaultSplit(Split):
         share: maximum fraction of the tokens for each of the two parts.
     """
 
-    def __init__(self, share: float = 0.1) -> None:
-        if not checks.is_number(share) or not 0 < share < 0.5:
-            raise ValueError(
-                f"data.split.share is {share!r}; expected a fraction above 0 and below 0.5"
-            )
+    def __init__(self, share: Annotated[float, Limits(gt=0, lt=0.5)] = 0.1) -> None:
         self.share = share
         self._chosen: Split | None = None
 
@@ -327,6 +322,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
+@checked
 class BlockSplit(Split):
     """Divides every record into blocks; of each `period` blocks one is for test and one for
     validation.
@@ -345,17 +341,17 @@ class BlockSplit(Split):
     def __init__(
         self,
         block: PositiveInt = 1_000_000,
-        period: Annotated[int, Range(3)] = 10,
+        period: Annotated[int, Limits(ge=3)] = 10,
         test: Natural = 9,
         valid: Natural = 8,
         guard: Natural = 2048,
     ) -> None:
-        if block < 1 or guard < 0 or 2 * guard >= block:
+        if 2 * guard >= block:
             raise ValueError(
                 f"data.split.block is {block} and data.split.guard {guard}; a block must be longer "
                 "than two guards"
             )
-        if not (0 <= test < period and 0 <= valid < period) or test == valid:
+        if test >= period or valid >= period or test == valid:
             raise ValueError(
                 f"data.split.test is {test} and data.split.valid {valid}; expected two different "
                 f"blocks of 0..{period - 1}"
@@ -400,6 +396,7 @@ class BlockSplit(Split):
         )
 
 
+@checked
 class CaduceusSplit(Split):
     """The published windows: each interval of a BED file is extended to 2^20 bases from its start,
     across the borders of parts.
@@ -414,9 +411,9 @@ class CaduceusSplit(Split):
         stretch: length of each extended interval.
     """
 
-    def __init__(self, bed: str | Path, stretch: int = 2**20) -> None:
+    def __init__(self, bed: str | Path, stretch: PositiveInt = 2**20) -> None:
         self.bed: str = str(bed)
-        self.stretch = checks.integer("data.split.stretch", stretch)
+        self.stretch = stretch
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from dnadiff.data.intervals import Interval, Intervals, NRuns, Tile, Tiling, max_n_count
-from dnadiff.data.loader import Batch
 from dnadiff.data.records import Cutter, Records
 from dnadiff.draws import hash64
 from dnadiff.vocab import Vocab
@@ -109,6 +108,7 @@ class Labels(NamedTuple):
 
 
 _AHEAD = 4096  # positions that are computed together
+Batch: TypeAlias = dict[str, torch.Tensor]
 Places: TypeAlias = tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]
 ]  # record, start and strand, each (B,)

@@ -14,7 +14,7 @@ from dnadiff.formats.nucleotides import (
     NUCLEOTIDES,
     not_a_nucleotide,
 )
-from dnadiff.formats.reader import Header, Record, SequenceFormat
+from dnadiff.formats.sequences import Header, Record, SequenceFormat
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import ByteReader, chunks
 
@@ -32,11 +32,7 @@ class Fasta(SequenceFormat):
     """FASTA, the format of a file that no other format recognizes: its errors name the line."""
 
     endings = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa")
-
-    @classmethod
-    @override
-    def sniff(cls, first: bytes) -> bool:
-        return True
+    starts = (b"",)  # any content
 
     @classmethod
     @override

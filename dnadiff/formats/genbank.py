@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dnadiff.formats.fasta import BLANK, wrong_letter
 from dnadiff.formats.nucleotides import NUCLEOTIDES
-from dnadiff.formats.reader import Header, SequenceFormat
+from dnadiff.formats.sequences import Header, SequenceFormat
 from dnadiff.store.files import ByteReader
 
 if TYPE_CHECKING:
@@ -86,11 +86,7 @@ class GenBank(SequenceFormat):
     """GenBank; errors if a record is malformed or has a different length from its LOCUS line."""
 
     endings = (".gb", ".gbk", ".gbff", ".genbank")
-
-    @classmethod
-    @override
-    def sniff(cls, first: bytes) -> bool:
-        return first.lstrip()[:6] in (b"LOCUS ", b"LOCUS\t")
+    starts = (b"LOCUS ", b"LOCUS\t")
 
     @classmethod
     @override

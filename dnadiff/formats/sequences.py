@@ -1,24 +1,70 @@
 """Reading of sequence files of any format, plain or compressed, in bounded memory.
 
-Records keep their letters and their case; `dnadiff.data.genome` turns them into token ids.
+Records keep their letters and their case; `dnadiff.data.genome` turns them into token ids. Formats
+are found by themselves: every subclass of `SequenceFormat` in an imported module is one, also in a
+module that `plugins=` names. The last one that was defined is tried first, so that a format of a
+user comes before those of the package.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar, NamedTuple
 
-from dnadiff.formats.fasta import Fasta
-from dnadiff.formats.genbank import GenBank
 from dnadiff.formats.nucleotides import NUCLEOTIDES, not_a_nucleotide
-from dnadiff.formats.reader import Header, Record, SequenceFormat
-from dnadiff.formats.twobit import TwoBit
-from dnadiff.store.files import check_content, decompressed, resolve
+from dnadiff.store.files import ByteReader, check_content, decompressed, resolve
 
-__all__ = ["Fasta", "GenBank", "TwoBit", "endings", "events", "iter_sequences", "read_sequences"]
 _SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
+
+
+class Header(NamedTuple):
+    """The beginning of a record; its sequence is what comes up to the next header. `line` is 0 in
+    formats without lines."""
+
+    name: str
+    description: str = ""
+    line: int = 0
+
+
+class Record(NamedTuple):
+    """One sequence of a file."""
+
+    name: str  # the first word of the header
+    description: str  # the rest of the header
+    sequence: bytes
+
+
+class SequenceFormat(ABC):
+    """A format of files of sequences.
+
+    Attributes:
+        endings: of the names of its files, in lower case, without that of a compression.
+        starts: how the content of its files begins, after white space.
+    """
+
+    endings: ClassVar[tuple[str, ...]] = ()
+    starts: ClassVar[tuple[bytes, ...]] = ()
+
+    @classmethod
+    def sniff(cls, first: bytes) -> bool:
+        """Whether a file whose content begins with these bytes, decompressed, has this format."""
+        return first.lstrip().startswith(cls.starts)
+
+    @classmethod
+    @abstractmethod
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        """Yield the header of each record, followed by its letters in pieces of any size.
+
+        Args:
+            path: for messages.
+            content: the open file, decompressed, at its beginning.
+
+        Raises:
+            ValueError: naming file, line and remedy.
+        """
 
 
 def endings() -> tuple[str, ...]:

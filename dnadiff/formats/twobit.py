@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.formats.reader import Header, SequenceFormat
+from dnadiff.formats.sequences import Header, SequenceFormat
 from dnadiff.store.files import ByteReader
 
 SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
@@ -30,12 +30,7 @@ _FOUR = np.frombuffer(b"TCAG", np.uint8)[
 class TwoBit(SequenceFormat):
     """UCSC's 2bit; errors if a file is cut short, contradicts itself, or is of another version."""
 
-    endings = (".2bit",)
-
-    @classmethod
-    @override
-    def sniff(cls, first: bytes) -> bool:
-        return first.startswith(SIGNATURES)
+    endings, starts = (".2bit",), SIGNATURES
 
     @classmethod
     @override

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.jobs.job import Job, Result, ResumableJob
 from dnadiff.jobs.journal import (
@@ -30,7 +29,7 @@ from dnadiff.jobs.journal import (
 )
 from dnadiff.jobs.shards import Manifest, Shard, ShardFolder, packed, plain, without
 from dnadiff.progress import Progress
-from dnadiff.store.address import shown
+from dnadiff.store.address import expand_user, shown
 from dnadiff.store.disk import check_output, write_json
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started

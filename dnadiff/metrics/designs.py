@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dnadiff.formats.reader import Record
-from dnadiff.formats.sequences import iter_sequences
+from dnadiff.formats.sequences import Record, iter_sequences
 from dnadiff.kmers import UNKNOWN
 from dnadiff.metrics.composition import (
     KMER_LENGTHS,

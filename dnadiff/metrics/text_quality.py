@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from dnadiff.bootstrap import ConfidenceInterval, ratio
-from dnadiff.checks import expand_user
 from dnadiff.data.genome import pieces
 from dnadiff.denoiser import CausalDenoiser
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.config import Config, Json

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import SampleBatch
@@ -24,7 +23,7 @@ from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
 from dnadiff.report.figures import logo_figure
 from dnadiff.report.page import write_page
 from dnadiff.report.results import Results, interval, number
-from dnadiff.store.address import shown_addresses
+from dnadiff.store.address import expand_user, shown_addresses
 from dnadiff.store.disk import check_output, read_json
 from dnadiff.weights.loaded import Loaded
 

@@ -15,7 +15,7 @@ import numpy as np
 from dnadiff.bootstrap import verdict
 from dnadiff.checks import is_number
 from dnadiff.config import Json
-from dnadiff.data.csv_file import number_in, read_csv
+from dnadiff.formats.table import number_in, read_csv
 from dnadiff.metrics.composition import Composition, compare
 from dnadiff.supervised.metrics import title
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +22,18 @@ def is_remote(path: object) -> bool:
     """Whether a value is the address of a file on another machine, also one that went through
     `Path`, which drops a slash."""
     return _REMOTE.match(str(path)) is not None
+
+
+def expand_user(path: str | Path) -> Path:
+    """The path with `~` and `~name` replaced by home folders; a ValueError if there is no such
+    user, or no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path}: this machine knows no such home folder; write out the complete path, or ./~ "
+            "for a file of that name"
+        ) from error
 
 
 class Address(NamedTuple):

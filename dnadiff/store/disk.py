@@ -32,8 +32,7 @@ import numpy as np
 from numpy.lib import format as npy
 from typing_extensions import override
 
-from dnadiff.checks import expand_user
-from dnadiff.store.address import is_remote
+from dnadiff.store.address import expand_user, is_remote
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

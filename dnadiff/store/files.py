@@ -7,6 +7,7 @@ is fetched into the cache (`remote`). File formats are read in `genome` and `tex
 from __future__ import annotations
 
 import bz2
+import glob
 import gzip
 import io
 import lzma
@@ -23,9 +24,8 @@ from typing import IO, BinaryIO, TextIO, TypeAlias
 
 from typing_extensions import override
 
-from dnadiff.checks import expand_user
-from dnadiff.store.address import CACHED, file_name, is_remote
-from dnadiff.store.remote import local_copy
+from dnadiff.store.address import CACHED, expand_user, file_name, is_remote
+from dnadiff.store.remote import expand, local_copy
 
 ByteReader: TypeAlias = "IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile"
 COMPRESSED = (".gz", ".bgz", ".bz2", ".xz", ".zst")  # endings of names
@@ -61,6 +61,32 @@ def resolve(path: str | Path) -> Path:
     if not found.exists():
         raise FileNotFoundError(
             f"{path} does not exist; check the path (it is read from {Path.cwd()})"
+        )
+    return found
+
+
+def matches(text: str) -> list[str] | None:
+    """The files that a pattern with `*`, `?`, `[...]` or `**` describes, sorted; None if the text
+    is no pattern.
+
+    Raises:
+        FileNotFoundError: if there are none.
+    """
+    if is_remote(text):
+        pattern = (
+            text.partition("?")[0] if text.lower().startswith("http") else text
+        )  # what follows is a query
+        return expand(text) if glob.has_magic(pattern) else None
+    if text.startswith(CACHED) or not glob.has_magic(text) or expand_user(text).exists():
+        return None
+    found = sorted(
+        name
+        for name in glob.glob(str(expand_user(text)), recursive=True)
+        if not Path(name).is_dir()
+    )
+    if not found:
+        raise FileNotFoundError(
+            f"{text} matches no file; check the pattern (it is read from {Path.cwd()})"
         )
     return found
 

@@ -15,11 +15,12 @@ from dnadiff.checks import optional_integer
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import DNASequence, is_sequence
 from dnadiff.formats.sequences import iter_sequences
+from dnadiff.formats.table import is_table, read_rows
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget
 from dnadiff.supervised.targets.classes import ClassProbabilities as ClassProbabilities
-from dnadiff.supervised.tasks import check_sequence, is_table, label_keys, read_rows
+from dnadiff.supervised.tasks import check_sequence, label_keys
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -133,7 +134,7 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
 
 
 def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
-    """The rows of a table, see `dnadiff.supervised.tasks.read_rows`; with `empty_labels`, cells of
+    """The rows of a table, see `dnadiff.formats.table.read_rows`; with `empty_labels`, cells of
     labels may be empty."""
     labels = {} if columns.label is None else label_keys("label_column", columns.label)
     keys = {"sequence_column": columns.sequence, "name_column": columns.name, **labels}

@@ -20,11 +20,11 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.bootstrap import MIN_BLOCKS
-from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path, sha256
 from dnadiff.progress import table
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.files import resolve
 from dnadiff.supervised.ensemble import ClassifierEnsemble, Query, SequenceFile, chunks

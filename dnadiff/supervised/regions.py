@@ -15,7 +15,6 @@ import numpy as np
 import yaml
 from typing_extensions import Unpack, override
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Config
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import FractionSplit, Split, split_hash
@@ -23,7 +22,9 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
+from dnadiff.formats.table import ending_of, is_table, read_header, read_rows
 from dnadiff.kmers import UNKNOWN, KmerSet
+from dnadiff.store.address import expand_user
 from dnadiff.store.files import resolve
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.labeled import (
@@ -34,7 +35,7 @@ from dnadiff.supervised.labeled import (
     LabeledTaskSettings,
     PathName,
 )
-from dnadiff.supervised.tasks import ENDINGS, CsvTask, find_tables, read_header, read_rows
+from dnadiff.supervised.tasks import CsvTask, find_tables
 
 log = logging.getLogger("dnadiff")
 Starts = list[tuple[int, int]]  # (record, start) of windows
@@ -530,14 +531,11 @@ def find_sources(folder: Path, name: str) -> list[Path]:
         if path.is_dir()
     ]:
         return folders
-    tables = [
-        path for path in folder.glob(f"{name}.*") if path.is_file() and path.name.endswith(ENDINGS)
-    ]
-    exact = {name + ending for ending in ENDINGS}
+    tables = [path for path in folder.glob(f"{name}.*") if path.is_file() and is_table(path.name)]
     return sorted(
         tables,
         key=lambda path: (
-            path.name not in exact,
+            path.name != name + ending_of(path),
             not _is_divided(path),
             -path.stat().st_size,
             path.name,

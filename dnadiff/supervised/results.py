@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from dnadiff import backbone, draws, kernels, kmers, supervised, vocab
-from dnadiff.checks import expand_user
 from dnadiff.config import Json
 from dnadiff.data import tokenizer
-from dnadiff.data.csv_file import read_csv
 from dnadiff.formats import nucleotides
+from dnadiff.formats.table import read_csv
 from dnadiff.renamed import VERSION
+from dnadiff.store.address import expand_user
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
 from dnadiff.supervised.classifier import SequenceClassifier

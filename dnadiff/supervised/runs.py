@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Json
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     pass

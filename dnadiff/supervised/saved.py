@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.backbone.base import Backbone
-from dnadiff.checks import expand_user
 from dnadiff.config import PACKAGE, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.renamed import current_name
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json, write_json
 from dnadiff.supervised.classifier import (
     LENGTH_WIDTH,

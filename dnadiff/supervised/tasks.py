@@ -3,23 +3,19 @@ gzip-compressed, or parquet."""
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TypeVar
 
 from typing_extensions import Unpack, override
 
-from dnadiff.checks import expand_user
-from dnadiff.data.text.corpus import check_fields
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.store.address import is_remote
-from dnadiff.store.files import open_text, resolve
+from dnadiff.formats.table import ending_of, endings, is_table, read_rows
+from dnadiff.store.address import expand_user
+from dnadiff.store.files import resolve
 from dnadiff.supervised.labeled import (
     PART_NAMES,
     LabeledSequences,
@@ -30,11 +26,6 @@ from dnadiff.supervised.labeled import (
 from dnadiff.supervised.targets.base import MISSING, SEPARATOR
 
 log = logging.getLogger("dnadiff")
-
-
-PARQUET = ".parquet"
-ENDINGS = (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz", PARQUET)
-T = TypeVar("T")
 
 
 @checked
@@ -178,70 +169,17 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
                 f"expected; set task.path={other.parent} or the other"
             )
         other = first.setdefault(f"{part} {word}", file)
-        if _ending(other.name) != _ending(file.name):
+        if ending_of(other.name) != ending_of(file.name):
             raise ValueError(
                 f"{folder} has two tables of one name, {other} and {file}, and one is expected; "
                 "remove one, or set task.path=FOLDER with one of them"
             )
     if not named:
         raise ValueError(
-            f"{folder} holds no table called train, valid, dev or test ({', '.join(ENDINGS)}); set "
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(endings())}); set "
             "task.path to one table"
         )
     return named
-
-
-def read_rows(
-    path: str, columns: Mapping[str, str], delimiter: str | None = None
-) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each row of a table; empty lines are skipped.
-
-    Args:
-        columns: configuration key -> column name.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: for a missing column, a row with too few or too many fields, or a file that is
-            not a table.
-    """
-    if _name(path).endswith(PARQUET):
-        yield from _parquet_rows(path, columns)
-        return
-    try:
-        with open_text(path) as handle:
-            csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
-            table = csv.reader(handle, delimiter=delimiter or _delimiter(path), strict=True)
-            header = [name.strip() for name in next(table, [])]
-            header[:1] = [header[0].removeprefix("\ufeff")] if header else []
-            indices = [column_index(path, key, name, header) for key, name in columns.items()]
-            for row in table:
-                if any(row):
-                    check_fields(f"{path}: line {table.line_num}", row, header)
-                    yield table.line_num, [row[number].strip() for number in indices]
-    except csv.Error as error:
-        raise ValueError(
-            f"{path} is not a table of text ({error}); give a comma- or tab-separated file"
-        ) from None
-
-
-def column_index(path: str, key: str, name: str, header: Sequence[str]) -> int:
-    """The index of the column that `key` of the configuration names; ValueError if it is
-    missing."""
-    if name not in header:
-        raise ValueError(
-            f"{path} has no column {name!r}; its columns are {', '.join(header)}: set {key} to one "
-            "of them"
-        )
-    return header.index(name)
-
-
-def read_header(path: str) -> list[str]:
-    """The column names of a table."""
-    if _name(path).endswith(PARQUET):
-        return _parquet_header(path)
-    with open_text(path) as handle:
-        names = next(csv.reader(handle, delimiter=_delimiter(path)), [])
-    return [name.strip() for name in names]
 
 
 def check_sequence(cell: str, where: str, column: str) -> None:
@@ -253,65 +191,6 @@ def check_sequence(cell: str, where: str, column: str) -> None:
             "DNA sequence is expected; complete the row "
             "or remove it"
         )
-
-
-def is_table(path: str) -> bool:
-    """Whether a file or an address has the name of a table, in either case."""
-    return _name(path).endswith(ENDINGS)
-
-
-def _name(path: str) -> str:
-    return (path.partition("?")[0] if is_remote(path) else path).lower()
-
-
-def _ending(path: str) -> str:
-    """The one of `ENDINGS` that a table has."""
-    return next(ending for ending in ENDINGS if _name(path).endswith(ending))
-
-
-def _delimiter(path: str) -> str:
-    return "\t" if _name(path).removesuffix(".gz").endswith((".tsv", ".tab")) else ","
-
-
-def _read_parquet(path: str, read: Callable[[ModuleType, str], T]) -> T:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(
-            f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the table "
-            "to CSV"
-        ) from None
-    file = str(resolve(path))
-    try:
-        return read(pyarrow.parquet, file)
-    except (ValueError, OSError) as error:  # pyarrow's own errors derive from these
-        raise ValueError(
-            f"{path} is not a parquet file, or is damaged ({' '.join(str(error).split())}); fetch "
-            "it again"
-        ) from None
-
-
-def _parquet_header(path: str) -> list[str]:
-    return list(_read_parquet(path, lambda parquet, file: parquet.read_schema(file)).names)
-
-
-def _parquet_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, list[str]]]:
-    header = _parquet_header(path)
-    for key, name in columns.items():
-        column_index(path, key, name, header)
-
-    def read(parquet: ModuleType, file: str) -> list[list[str]]:
-        # Checksums of pages are compared where the writer stored them, which few writers do.
-        table = parquet.read_table(
-            file, columns=list(dict.fromkeys(columns.values())), page_checksum_verification=True
-        )
-        return [
-            ["" if value is None else str(value) for value in table.column(name).to_pylist()]
-            for name in columns.values()
-        ]
-
-    cells = _read_parquet(path, read)
-    yield from ((number, list(row)) for number, row in enumerate(zip(*cells), 1))
 
 
 class FastaTask(LabeledTask):

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from dnadiff.config import Config
-from dnadiff.data.loader import worker_loss
+from dnadiff.data.base import worker_loss
 from dnadiff.fields import Probability, checked
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write

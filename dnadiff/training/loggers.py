@@ -15,7 +15,7 @@ from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
 from dnadiff.config import Config, Json, build, locate
-from dnadiff.data.csv_file import read_log
+from dnadiff.formats.table import read_log
 from dnadiff.store.disk import append, atomic_write
 from dnadiff.training.module import DiffusionModule
 

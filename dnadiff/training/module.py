@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from dnadiff.backbone.context import Peers
 from dnadiff.config import Config
-from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.loader import LoaderState, ProcessRank
+from dnadiff.data.base import LoaderState, ProcessRank, SequenceDataModule
 from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.draws import Draws, hash64
 from dnadiff.objective.base import Loss, Objective

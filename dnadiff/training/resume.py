@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dnadiff.config import Config, leaves, locate
-from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.loader import LoaderState
+from dnadiff.data.base import LoaderState, SequenceDataModule
 from dnadiff.objective.base import Objective
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import shown_addresses

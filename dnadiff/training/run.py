@@ -14,12 +14,11 @@ import torch
 import yaml
 from lightning import Trainer
 
-from dnadiff.checks import expand_user
 from dnadiff.config import Config, Json, build
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.progress import duration, table
-from dnadiff.store.address import is_remote
+from dnadiff.store.address import expand_user, is_remote
 from dnadiff.store.cache import hash_file
 from dnadiff.store.disk import atomic_write, write_json
 from dnadiff.training.callbacks import AtomicCheckpoints, Checkpoints, fit

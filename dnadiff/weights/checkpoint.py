@@ -27,12 +27,12 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.checks import Natural, check_value, expand_user
+from dnadiff.checks import Natural, check_value
 from dnadiff.config import PACKAGE, Config, Json
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.renamed import VERSION
-from dnadiff.store.address import Address, is_remote, parse
+from dnadiff.store.address import Address, expand_user, is_remote, parse
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
 from dnadiff.weights import shards, tensors

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dnadiff.data.csv_file import number_in, read_csv
+from dnadiff.formats.table import number_in, read_csv
 
 
 def test_a_table_is_read_with_quotes_and_any_line_ends(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from Bio import SeqIO
 
+from dnadiff.data.base import TrainLoader
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.loader import TrainLoader
 from dnadiff.data.splits import Interval
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.data.windows import UniformWindows

@@ -5,19 +5,14 @@ from typing_extensions import override
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.inputs import open_input
-from dnadiff.formats.reader import Header, SequenceFormat
-from dnadiff.formats.sequences import read_sequences
+from dnadiff.formats.sequences import Header, SequenceFormat, read_sequences
 
 
 class Pairs(SequenceFormat):
     """A name and its sequence in each line, after a line that names the format."""
 
     endings = (".pairs",)
-
-    @classmethod
-    @override
-    def sniff(cls, first):
-        return first.startswith(b"#pairs\n")
+    starts = (b"#pairs\n",)
 
     @classmethod
     @override

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.reader import Record
+from dnadiff.formats.sequences import Record
 from dnadiff.metrics import designs
 from dnadiff.metrics.composition import as_bases, pareto_front
 from dnadiff.metrics.designs import DesignTable, compare_designs, information, mean_hamming

@@ -26,7 +26,7 @@ import study
 from dnadiff import finetune
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.reader import Record
+from dnadiff.formats.sequences import Record
 from dnadiff.kmers import reverse_complement
 
 SPEC = importlib.util.spec_from_file_location(

@@ -20,7 +20,7 @@ import study
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.reader import Record
+from dnadiff.formats.sequences import Record
 from dnadiff.kmers import UNKNOWN
 from dnadiff.markov.model import BackoffMarkov
 from dnadiff.variant_effect.variant import Sequences

@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.sources import is_manifest
+from dnadiff.data.genome.genome import Genome, is_manifest
 from dnadiff.data.text.corpus import Files
 from dnadiff.store import remote
 from dnadiff.store.address import file_name, parse, shown
@@ -341,7 +340,7 @@ def test_a_pattern_of_addresses_is_expanded_for_text(monkeypatch, tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
     monkeypatch.setattr(
-        "dnadiff.data.genome.sources.expand_remote",
+        "dnadiff.store.files.expand",
         lambda text: [str(tmp_path / f"{name}.jsonl") for name in "ab"],
     )
     assert list(Files("s3://bucket/*.jsonl")) == ["a", "b"]

@@ -331,7 +331,7 @@ def test_a_run_that_is_continued_is_not_finished_until_it_ends(
     ],
 )
 def test_the_loss_of_a_worker_is_recognized(error, num_workers, reason):
-    from dnadiff.data.loader import worker_loss
+    from dnadiff.data.base import worker_loss
 
     found = worker_loss(error, num_workers)
     assert found is None if reason is None else found.startswith(reason)

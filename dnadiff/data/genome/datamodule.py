@@ -6,15 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.genome.genome import Genome, refuses_ambiguous
-from dnadiff.data.genome.sources import SequencePath, Source, expand
+from dnadiff.data.genome.genome import Genome, SequencePath, Source, expand, paths_of
 from dnadiff.data.intervals import Interval, NRuns
 from dnadiff.data.records import SOFT_MASKED, Records
 from dnadiff.data.splits import Leak, Parts, subtract
@@ -27,13 +25,14 @@ from dnadiff.data.windows import (
     UniformWindows,
     WeightedWindows,
 )
+from dnadiff.fields import Fraction, checked
 from dnadiff.formats.regions import read_bed
 from dnadiff.store.remote import Download
 
-WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "intervals": IntervalWindows}
 log = logging.getLogger("dnadiff")
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class DNADataModule(SequenceDataModule):
     """Base class of the data modules for DNA.
@@ -57,20 +56,20 @@ class DNADataModule(SequenceDataModule):
     n_policy: ClassVar[str] = "N is seen but never masked, generated or counted"
     opens_genome: ClassVar[bool] = True
 
+    path: SequencePath | None
     stranded: bool = False
-    keep: str | Sequence[str] | None = None
-    iupac: str = "unknown"
-    label_dropout: float = 0.1
+    keep: str | Sequence[str | int] | None = None
+    iupac: Literal["unknown", "refuse"] = "unknown"
+    label_dropout: Fraction = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.stranded = checks.boolean("data.stranded", self.stranded)
-        self.augment_rc = checks.boolean(
-            "data.augment_rc", not self.stranded if self.augment_rc is None else self.augment_rc
-        )
-        self.label_dropout = checks.fraction("data.label_dropout", self.label_dropout)
-        refuses_ambiguous(self.iupac)
+        self.augment_rc = not self.stranded if self.augment_rc is None else self.augment_rc
         self._labels: Labels | None = None
+
+    @override
+    def path_names(self) -> list[str]:
+        return paths_of(self.path)
 
     @override
     def expect(self, tokenizer: Tokenizer) -> None:
@@ -95,6 +94,7 @@ class DNADataModule(SequenceDataModule):
         return self._labels.names if self._labels is not None else []
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class GenomeDataModule(DNADataModule):
     """Windows of a genome. The files are packed into the cache when they are used for the first
@@ -122,10 +122,10 @@ class GenomeDataModule(DNADataModule):
         (torch.Size([16, 512]), torch.Size([16, 512]))
     """
 
-    windows: str = "uniform"
-    max_n: float = 0.1
+    windows: Literal["uniform", "intervals"] = "uniform"
+    max_n: Fraction = 0.1
     blacklist: str | Path | None = None
-    soft_weight: float = 1.0
+    soft_weight: Fraction = 1.0
     download: Download | None = None
 
     def __post_init__(self) -> None:
@@ -138,13 +138,6 @@ class GenomeDataModule(DNADataModule):
                 )
             self.path = self.download.name
         super().__post_init__()
-        if self.windows not in WINDOWS:
-            raise ValueError(
-                f"data.windows {self.windows!r} is not known; choose {' or '.join(WINDOWS)}"
-            )
-        self._windows = WINDOWS[self.windows]
-        self.max_n = checks.fraction("data.max_n", self.max_n)
-        self.soft_weight = checks.fraction("data.soft_weight", self.soft_weight)
         self._leak: Leak | None = None
 
     @property
@@ -173,7 +166,7 @@ class GenomeDataModule(DNADataModule):
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         self._genome = self.open()
         self._weights = self._genome.weights
-        if self._weights is not None and self._windows is not UniformWindows:
+        if self._weights is not None and self.windows != "uniform":
             raise ValueError(
                 "the manifest has weights, and data.windows=intervals uses each window once; set "
                 "data.windows=uniform, or leave them out"
@@ -219,23 +212,14 @@ class GenomeDataModule(DNADataModule):
     @override
     def train_windows(self) -> RandomWindows:
         size = self.epoch_size or (
-            None if self._windows is IntervalWindows else self._windows_to_cover("train")
+            None if self.windows == "intervals" else self._windows_to_cover("train")
         )
-        where = (
-            self.records,
-            self._part("train"),
-            self.length,
-            size,
-            self.vocab,
-            self.seed,
-            bool(self.augment_rc),
-        )
-        how = self._n_runs(), self.max_n, self.soft_weight, self._labels
-        return (
-            self._windows(*where, *how)
-            if self._weights is None
-            else WeightedWindows(self._weights, *where, *how)
-        )
+        where = self.records, self._part("train"), self.length, size, self.vocab, self.seed
+        how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, self._labels
+        if self._weights is not None:
+            return WeightedWindows(self._weights, *where, *how)
+        kind = UniformWindows if self.windows == "uniform" else IntervalWindows
+        return kind(*where, *how)
 
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None

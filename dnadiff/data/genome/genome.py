@@ -8,12 +8,18 @@ The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
+import math
+import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -27,14 +33,17 @@ from dnadiff.data.genome.packed import (
     RecordTable,
     pack_all,
 )
-from dnadiff.data.genome.sources import SequencePath, Source, expand
 from dnadiff.data.intervals import NRuns
 from dnadiff.data.records import SOFT_MASKED, TOKEN, RecordLayout, StoredRecords
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.formats.regions import check_names
+from dnadiff.fields import Natural, checked
+from dnadiff.formats.regions import check_names, listing
 from dnadiff.formats.sequences import endings
-from dnadiff.store.address import file_name
-from dnadiff.store.files import bare_name
+from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
+from dnadiff.store.files import bare_name, matches, open_text, resolve
+
+if TYPE_CHECKING:
+    from pyfaidx import Fasta
 
 
 class Ids:
@@ -211,7 +220,6 @@ def _stem(path: str) -> str:
     return file_name(path)[: len(bare) - len(ending)]
 
 
-REFUSES_AMBIGUOUS = {"unknown": False, "refuse": True}
 IS_REVERSE = {"+": False, ".": False, "-": True}
 
 
@@ -245,12 +253,13 @@ class Genome:
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
 
     @classmethod
+    @checked
     def open(
         cls,
         path: SequencePath | None,
-        keep: str | Sequence[str] | None = None,
-        iupac: str = "unknown",
-        num_workers: int = 0,
+        keep: str | Sequence[str | int] | None = None,
+        iupac: Literal["unknown", "refuse"] = "unknown",
+        num_workers: Natural = 0,
     ) -> Genome:
         """Open sequence files, which are packed into the cache when they are used for the first
         time.
@@ -270,7 +279,7 @@ class Genome:
                 record name. Those of a pattern or a
                 manifest may: such records are called `file:name`.
         """
-        refuse, keep, sources = refuses_ambiguous(iupac), _names_to_keep(keep), expand(path)
+        sources = expand(path)
         files: list[tuple[Source, PackedFile]] = []
         names: list[str] = []
         columns: list[
@@ -279,7 +288,7 @@ class Genome:
         for source, file in zip(
             sources, pack_all([source.path for source in sources], num_workers)
         ):
-            if refuse:
+            if iupac == "refuse":
                 _refuse_ambiguous(source, file)
             table = file.records
             names += names_in(source, table)
@@ -406,19 +415,6 @@ class Genome:
         return packed[start:end]
 
 
-def refuses_ambiguous(iupac: str) -> bool:
-    """Whether the policy `iupac` refuses ambiguity codes instead of reading them as N.
-
-    Raises:
-        ValueError: if there is no such policy.
-    """
-    if iupac not in REFUSES_AMBIGUOUS:
-        raise ValueError(
-            f"data.iupac {iupac!r} is not known; choose {' or '.join(REFUSES_AMBIGUOUS)}"
-        )
-    return REFUSES_AMBIGUOUS[iupac]
-
-
 def _refuse_ambiguous(source: Source, file: PackedFile) -> None:
     for number in np.flatnonzero(file.records.ambiguous)[:1].tolist():
         row = file.records[number]
@@ -430,42 +426,25 @@ def _refuse_ambiguous(source: Source, file: PackedFile) -> None:
         )
 
 
-def _names_to_keep(keep: str | Sequence[str] | None) -> str | list[str] | None:
-    if keep is None or isinstance(keep, str):
-        return keep
-    if not isinstance(keep, (list, tuple)) or any(
-        isinstance(name, bool) or not isinstance(name, (str, int)) for name in keep
-    ):
-        raise ValueError(
-            f"data.keep is {keep!r}; expected a list of names such as [chr1,chr2], a regular "
-            "expression, or null for all records"
-        )
-    return [
-        str(name) for name in keep
-    ]  # YAML reads [3] as a number, and Ensembl's chromosomes have such names
-
-
-def _kept(names: Sequence[str], keep: str | Sequence[str] | None) -> list[int]:
-    if keep is None:
-        return list(range(len(names)))
+def _kept(names: Sequence[str], keep: str | Sequence[str | int]) -> list[int]:
     if isinstance(keep, str):
         try:
-            pattern = re.compile(keep)
+            chosen = re.compile(keep).fullmatch
         except re.error as error:
             raise ValueError(
                 f"data.keep {keep!r} is not a regular expression ({error}); correct it, or give a "
                 "list of names"
             ) from None
-        kept = [number for number, name in enumerate(names) if pattern.fullmatch(name)]
+        kept = [number for number, name in enumerate(names) if chosen(name)]
     else:
-        check_names(keep, names, "data.keep")
-        wanted = set(keep)
+        # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
+        wanted = dict.fromkeys(map(str, keep))
+        check_names(wanted, names, "data.keep")
         kept = [number for number, name in enumerate(names) if name in wanted]
     if not kept:
-        shown = ", ".join(names[:8])
         raise ValueError(
-            f"data.keep {keep!r} leaves no record; the records are "
-            f"{shown}{' ...' if len(names) > 8 else ''}: set data.keep=null for all"
+            f"data.keep {keep!r} leaves no record; the records are {listing(list(names))}: set "
+            "data.keep=null for all"
         )
     return kept
 
@@ -474,3 +453,240 @@ def _is_reverse(strand: str) -> bool:
     if strand not in IS_REVERSE:
         raise ValueError(f"strand is {strand!r}; expected '+', '-' or '.'")
     return IS_REVERSE[strand]
+
+
+COLUMNS = ("path", "label", "weight")
+
+
+class ManifestRow(NamedTuple):
+    """One file of a manifest."""
+
+    path: str
+    label: str | None = None
+    weight: float = 1.0
+
+
+def is_manifest(path: str) -> bool:
+    """Whether a path is the name of a manifest: .tsv, possibly compressed."""
+    return bare_name(path).endswith(".tsv")
+
+
+def read_manifest(path: str) -> list[ManifestRow]:
+    """The rows of a table with tabs and a header: `path`, and possibly `label` and `weight`.
+
+    A path is relative to the folder of the manifest. With the prefix `cached:` before the name of
+    the manifest, its addresses are not fetched; only copies in the cache are read.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the line, what it has, and what is expected.
+    """
+    name = path.removeprefix(CACHED)
+    file = path if is_remote(name) else name
+    rows: list[ManifestRow] = []
+    seen: dict[str, int] = {}
+    with open_text(file) as handle:
+        lines = ((number, line.rstrip("\n")) for number, line in enumerate(handle, 1))
+        columns = _columns(name, next(lines, (1, ""))[1])
+        for number, row in _rows(name, columns, lines):
+            row = row._replace(
+                path=_located(name, number, row.path, is_stored=path.startswith(CACHED))
+            )
+            where = (
+                row.path if is_remote(row.path.removeprefix(CACHED)) else os.path.realpath(row.path)
+            )
+            if where in seen:
+                raise ValueError(
+                    f"{name}: line {number}: {row.path} is also in line {seen[where]}; name each "
+                    "file once"
+                )
+            seen[where] = number
+            rows.append(row)
+    if not rows:
+        raise ValueError(f"{name} has no rows; give a file in each")
+    if not any(row.weight for row in rows):
+        raise ValueError(f"{name}: every weight is 0; give at least one file a weight above 0")
+    return rows
+
+
+def _columns(name: str, header: str) -> list[str]:
+    columns = header.removeprefix("#").split("\t")
+    for column in columns:
+        if column not in COLUMNS:
+            close = "".join(
+                f"; did you mean {match}?"
+                for match in difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.5)
+            )
+            raise ValueError(
+                f"{name}: line 1: column {column!r} is not known{close}; known: "
+                f"{', '.join(COLUMNS)}, separated by tabs"
+            )
+        if columns.count(column) > 1:
+            raise ValueError(f"{name}: line 1: column {column} occurs twice; remove one")
+    if "path" not in columns:
+        raise ValueError(
+            f"{name}: line 1: the column path is missing; the header has {', '.join(columns)}"
+        )
+    return columns
+
+
+def _rows(
+    name: str, columns: list[str], lines: Iterator[tuple[int, str]]
+) -> Iterator[tuple[int, ManifestRow]]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        cells = line.split("\t")
+        if len(cells) != len(columns):
+            raise ValueError(
+                f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; "
+                "correct the line or remove it"
+            )
+        found = dict(zip(columns, cells))
+        if not found["path"].strip():
+            raise ValueError(f"{name}: line {number}: path is empty; name a file")
+        yield (
+            number,
+            ManifestRow(
+                found["path"],
+                found.get("label") or None,
+                _weight(name, number, found.get("weight", "1")),
+            ),
+        )
+
+
+def _weight(name: str, number: int, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ValueError(
+            f"{name}: line {number}: weight is {text[:40]!r}; expected a number of at least 0"
+        )
+    return weight
+
+
+def _located(name: str, number: int, path: str, is_stored: bool) -> str:
+    """A path of a manifest as it is read from anywhere.
+
+    Raises:
+        FileNotFoundError, ValueError: if it is no file.
+    """
+    if is_remote(path):
+        return f"{CACHED}{parse(path).text}" if is_stored else parse(path).text
+    if is_remote(name):
+        if path.startswith(("/", "~", "bundled:")) or ".." in Path(path).parts:
+            raise ValueError(
+                f"{name}: line {number}: {path} is not in the folder of the manifest; a manifest "
+                "on another machine names no file here"
+            )
+        address = parse(name)
+        inside = address._replace(text=address.folder).inside(path).text
+        return f"{CACHED}{inside}" if is_stored else inside
+    local = (
+        path
+        if path.startswith("bundled:")
+        else os.fspath(expand_user(name).parent / expand_user(path))
+    )
+    try:
+        resolve(local)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"{name}: line {number}: {error}") from None
+    return local
+
+
+SequencePath: TypeAlias = "str | Path | Fasta | Mapping[str, SequencePath] | Iterable[SequencePath]"
+_PATHS = "expected the name of a file or of a folder, a list of them, or {label: name}"
+
+
+class Source(NamedTuple):
+    """One file of sequences."""
+
+    path: str  # as the user wrote it
+    label: str | None = None  # the species or class of all its records
+    names: tuple[str, ...] | None = (
+        None  # names to use instead of those in the file, in the order of the file
+    )
+    weight: float = (
+        1.0  # how often its bases are drawn in training, relative to those of other files
+    )
+    is_one_of_many: bool = (
+        False  # of a pattern or a manifest, whose files may have records of the same name
+    )
+
+
+def expand(path: SequencePath | None) -> list[Source]:
+    """The files of a path, a folder, a pattern, a manifest, several of them, `{label: path}`, or an
+    open pyfaidx.Fasta.
+
+    Raises:
+        FileNotFoundError, ValueError: if a file does not exist, a folder contains no sequence
+            files, or a manifest is malformed.
+    """
+    if isinstance(path, Mapping):
+        return [
+            source._replace(label=str(label))
+            for label, one in path.items()
+            for source in expand(one)
+        ]
+    if _is_pyfaidx(path):
+        return [Source(str(path.filename), names=tuple(path.keys()))]
+    if not isinstance(path, (str, Path)):
+        return [source for one in _several(path) for source in expand(one)]
+    text = str(path)
+    if not text.strip():
+        raise ValueError(f"data.path is {path!r}; {_PATHS}")
+    if is_manifest(text):
+        return [
+            Source(row.path, row.label, weight=row.weight, is_one_of_many=True)
+            for row in read_manifest(text)
+        ]
+    if (files := matches(text)) is not None:
+        return [Source(file, is_one_of_many=True) for file in files]
+    if is_remote(text) or text.startswith(CACHED):
+        return [Source(text)]  # fetched when it is packed
+    folder = expand_user(path)
+    if not folder.is_dir():
+        resolve(path)
+        return [Source(text)]
+    found = sorted(p for p in folder.iterdir() if p.is_file() and _is_sequence_file(p))
+    if not found:
+        raise ValueError(
+            f"{path} is a folder without sequence files ({', '.join(endings())}, also with .gz); "
+            "name a file in it"
+        )
+    return [Source(str(p)) for p in found]
+
+
+def paths_of(path: SequencePath | None) -> list[str]:
+    """The paths that the user wrote, as strings, for reports.
+
+    Raises:
+        ValueError: if it is not a path.
+    """
+    if isinstance(path, Mapping):
+        return [f"{label}={one}" for label, many in path.items() for one in paths_of(many)]
+    if _is_pyfaidx(path):
+        return [str(path.filename)]
+    return (
+        [str(path).removeprefix(CACHED)]
+        if isinstance(path, (str, Path))
+        else [one for each in _several(path) for one in paths_of(each)]
+    )
+
+
+def _several(path: SequencePath | None) -> Iterable[SequencePath]:
+    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        raise ValueError(f"data.path is or contains {path!r}; {_PATHS}")
+    return path
+
+
+def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
+    module = sys.modules.get(
+        "pyfaidx"
+    )  # optional; an open file cannot exist unless the module is imported
+    return module is not None and isinstance(path, module.Fasta)
+
+
+def _is_sequence_file(path: Path) -> bool:
+    return bare_name(path).endswith(endings()) and not path.name.startswith(".")

@@ -18,9 +18,8 @@ from typing_extensions import override
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.reader import Header
 from dnadiff.formats.regions import Region, names_of, read_regions
-from dnadiff.formats.sequences import events
+from dnadiff.formats.sequences import Header, events
 from dnadiff.store.files import bare_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")

@@ -1,7 +1,7 @@
 """Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
 A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash
-of the file's content. Folders are written atomically (`dnadiff.store.atomic_folder`). Many files are
+of the file's content. Folders are written atomically (`dnadiff.store.cache`). Many files are
 packed in several processes, each file as a whole, so that a killed call loses only the files in
 progress.
 """
@@ -30,12 +30,20 @@ from typing_extensions import override
 from dnadiff.config import Json
 from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN
 from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
-from dnadiff.formats.reader import Header, SequenceFormat
-from dnadiff.formats.sequences import events_of
+from dnadiff.formats.sequences import Header, SequenceFormat, events_of
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
-from dnadiff.store.atomic_folder import Checksum, ensure_folder, is_sound, read_index, verify
-from dnadiff.store.cache import cache_dir, content_hash, known_hash, megabytes
+from dnadiff.store.cache import (
+    Checksum,
+    cache_dir,
+    content_hash,
+    ensure_folder,
+    is_sound,
+    known_hash,
+    megabytes,
+    read_index,
+    verify,
+)
 from dnadiff.store.files import check_content, resolve
 
 COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "header_end")

@@ -17,17 +17,24 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff import checks
 from dnadiff.config import Json
 from dnadiff.data.genome.datamodule import DNADataModule
 from dnadiff.data.genome.packed import RecordInfo
 from dnadiff.data.intervals import Interval, Intervals
-from dnadiff.data.loader import Batch
 from dnadiff.data.records import Records, TokenTable, lengths_of
 from dnadiff.data.splits import PARTS, Parts, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
-from dnadiff.data.windows import Labels, RandomWindows, TiledWindows, UniformWindows, Window, bits
+from dnadiff.data.windows import (
+    Batch,
+    Labels,
+    RandomWindows,
+    TiledWindows,
+    UniformWindows,
+    Window,
+    bits,
+)
 from dnadiff.draws import hash64
+from dnadiff.fields import PositiveInt, checked
 from dnadiff.vocab import Vocab
 
 
@@ -188,6 +195,7 @@ def padded(intervals: Sequence[Interval], length: int) -> Intervals:
     return Intervals(every.record, every.start, every.start + length)
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class ShortSequenceDataModule(DNADataModule):
     """Complete DNA sequences, none longer than `length`.
@@ -207,12 +215,11 @@ class ShortSequenceDataModule(DNADataModule):
 
     epoch_size: None = field(default=None, init=False)
     label: str | None = None
-    bucket: int = 16
+    bucket: PositiveInt = 16
 
     def __post_init__(self) -> None:
         self._given_split: Split | None = self.split
         super().__post_init__()
-        self.bucket = checks.integer("data.bucket", self.bucket)
 
     @property
     @override

@@ -8,48 +8,28 @@ code.
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
-import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TextIO
+from typing import TYPE_CHECKING, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from typing_extensions import override
 
-from dnadiff.checks import integer, optional_integer
-from dnadiff.data.genome.sources import matches
 from dnadiff.data.splits import PARTS
-from dnadiff.store.address import file_name
+from dnadiff.fields import PositiveInt, checked
+from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.store.cache import content_hash
-from dnadiff.store.files import bare_name, open_text, resolve
+from dnadiff.store.files import matches, resolve
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import FileMetaData
-
     from dnadiff.config import Json
 
 Paths = str | Path | Sequence[str | Path]
-_TABLES = {
-    ".jsonl": "jsonl",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
-_OTHER_TABLES = {".tsv", ".tab", ".xlsx"}
-log = logging.getLogger("dnadiff")
-_PIECE = 1 << 20  # characters of a file read at once
-_ROWS = 1024  # rows of a parquet file read at once
-_MAX_FIELD = (
-    2**31 - 1
-)  # characters in a field of a .csv; the default limit of the csv module is 131,072
 
 
 class Documents(ABC):
@@ -69,27 +49,7 @@ class Documents(ABC):
         return itertools.islice(self, number, None)
 
 
-def _whole_file(file: TextIO) -> Iterator[str]:
-    yield "".join(
-        iter(partial(file.read, _PIECE), "")
-    )  # short lines would take many times the memory of their characters
-
-
-def _lines(file: TextIO) -> Iterator[str]:
-    return (line.strip() for line in file)
-
-
-def _rows(file: TextIO) -> Iterator[str]:
-    return (line if line.strip() else "" for line in file)
-
-
-KINDS: dict[str, Callable[[TextIO], Iterator[str]]] = {
-    "file": _whole_file,
-    "line": _lines,
-    "row": _rows,
-}
-
-
+@checked
 class Files(Documents):
     """Documents in local files, and in copies of those at addresses.
 
@@ -108,233 +68,34 @@ class Files(Documents):
         FileNotFoundError, ValueError: if a path names no file.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
         paths: Paths,
-        documents: str = "file",
+        documents: DocumentKind = "file",
         column: str | Sequence[str] = "text",
         keep_line_ends: bool = False,
     ) -> None:
-        if documents not in KINDS:
-            raise ValueError(
-                f"documents is {documents!r}; choose {', '.join(KINDS)} for data.documents"
-            )
         self.paths = expanded(paths)
-        self._kinds = {path: kind_of(path) for path in self.paths}
+        formats = (format_of(path) for path in self.paths)
+        self._kinds = [None if each is None else each.name for each in formats]
         self.documents, self.keep_line_ends = documents, keep_line_ends
-        self._split = (
-            iter if keep_line_ends and KINDS[documents] is not _whole_file else KINDS[documents]
-        )
-        self._readers = {"jsonl": self._objects, "csv": self._fields}
-        self.columns = columns_of(column)
+        self.columns = [column] if isinstance(column, str) else list(column)
 
     @override
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            yield from self._read(path)
+            yield from read_documents(path, self.documents, self.columns, self.keep_line_ends)
 
     @override
     def key(self) -> dict[str, Json]:
-        tables = {"columns": self.columns} if any(self._kinds.values()) else {}
-        texts = (
-            {}
-            if all(self._kinds.values())
-            else {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
-        )
-        return {
-            "files": [
-                [content_hash(resolve(path)), self._kinds[path] or "text"] for path in self.paths
-            ],
-            **tables,
-            **texts,
-        }
-
-    def _read(self, path: str) -> Iterator[str]:
-        if (kind := self._kinds[path]) == "parquet":
-            yield from self._parquet(path)
-            return
-        with open_text(path) as handle:
-            yield from self._readers[kind](path, handle) if kind else self._split(handle)
-
-    def _fields(self, path: str, handle: Iterable[str]) -> Iterator[str]:
-        csv.field_size_limit(_MAX_FIELD)
-        rows = csv.reader(
-            handle, strict=True
-        )  # a quoted field that the end of the file cuts is an error
-        try:
-            header = next(rows, [])
-            if missing := [column for column in self.columns if column not in header]:
-                raise ValueError(_no_column(path, missing[0], header))
-            for cells in filter(None, rows):
-                where = f"{path}: line {rows.line_num}"
-                check_fields(where, cells, header)
-                yield joined(dict(zip(header, cells)), self.columns, where)
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}: line {rows.line_num} is not CSV ({error}); expected a header and one "
-                "document per row"
-            ) from error
-
-    def _objects(self, path: str, handle: Iterable[str]) -> Iterator[str]:
-        for number, line in enumerate(handle, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                why = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-                raise ValueError(
-                    f"{path}: line {number} is not JSON ({why}); expected one object per line"
-                ) from error
-            if not isinstance(row, dict):
-                raise ValueError(
-                    f"{path}: line {number} is a {type(row).__name__}; expected one object per "
-                    f'line, such as {{"text": "..."}}'
-                )
-            text = joined(row, self.columns, f"{path}: line {number}")
-            if "\\u" in line and (
-                half := next((c for c in text if "\ud800" <= c <= "\udfff"), None)
-            ):
-                raise ValueError(
-                    f"{path}: line {number} contains an unpaired surrogate (\\u{ord(half):x}), "
-                    "which is not text; remove it"
-                )
-            yield text
-
-    def _parquet(self, path: str) -> Iterator[str]:
-        import pyarrow
-        from pyarrow import parquet
-
-        source = resolve(path)
-        try:
-            with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-                if not has_page_checksums(source, file.metadata):
-                    log.info(
-                        f"{path}: its pages have no checksums, so damage to them may go unnoticed"
-                    )
-                if missing := [
-                    column for column in self.columns if column not in file.schema_arrow.names
-                ]:
-                    raise ValueError(_no_column(path, missing[0], file.schema_arrow.names))
-                count = 0
-                for batch in file.iter_batches(_ROWS, columns=self.columns):
-                    for row in batch.to_pylist():
-                        count += 1
-                        yield joined(row, self.columns, f"{path}: row {count:,}")
-                if (
-                    count != file.metadata.num_rows
-                ):  # a damaged page header, which has no checksum, may end a column early
-                    raise ValueError(
-                        f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can "
-                        "be read; fetch it again"
-                    )
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{path} is not a valid parquet file, or is damaged "
-                f"({' '.join(str(error).split())[:120]}); use another copy of it"
-            ) from error
-
-
-def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
-    """Whether the first page of each column has a checksum: the optional fourth field of its
-    header, in Thrift's compact protocol.
-
-    Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
-    """
-    with path.open("rb") as raw:
-        for group, column in itertools.product(
-            range(metadata.num_row_groups), range(metadata.num_columns)
-        ):
-            about = metadata.row_group(group).column(column)
-            raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
-            header, place = raw.read(32), 0
-            for _ in range(
-                3
-            ):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
-                place += 1
-                while header[place : place + 1] > b"\x7f":
-                    place += 1
-                place += 1
-            if header[place : place + 1] != b"\x15":
-                return False
-    return True
-
-
-def check_fields(where: str, cells: Sequence[str], header: Sequence[str]) -> None:
-    """ValueError for a row of a table that has fewer or more fields than the header."""
-    if len(cells) != len(header):
-        raise ValueError(
-            f"{where} has {len(cells)} fields, the header has {len(header)}; complete the row, or "
-            "quote a field with commas"
-        )
-
-
-def joined(
-    row: Mapping[str, Json], columns: Sequence[str], where: str, key: str = "data.column"
-) -> str:
-    """The text of a row: its columns, joined by a space.
-
-    Args:
-        where: file and row, for messages.
-        key: what the configuration calls `columns`.
-
-    Raises:
-        ValueError: if the row lacks a column, or has something else than text in it.
-    """
-    for column in columns:
-        if column not in row:
-            raise ValueError(
-                _no_column(
-                    where,
-                    column,
-                    [name for name, value in row.items() if isinstance(value, str)],
-                    key,
-                )
-            )
-        if not isinstance(value := row[column], str):
-            what = "null" if value is None else f"a value of type {type(value).__name__}"
-            raise ValueError(
-                f"{where} has {what} in {column!r}, and text is expected; remove the row, or set "
-                f"{key} to a column of text"
-            )
-    return " ".join(row[column] for column in columns)
-
-
-def columns_of(column: str | Sequence[str]) -> list[str]:
-    """The names in a name or a list of names; raises ValueError for anything else."""
-    columns = [column] if isinstance(column, str) else column
-    if (
-        not isinstance(columns, (list, tuple))
-        or not columns
-        or not all(isinstance(name, str) for name in columns)
-    ):
-        raise ValueError(
-            f"column is {column!r}; set data.column (data.hub.column) to a name in quotes, or to a "
-            "list of names"
-        )
-    return list(columns)
-
-
-def kind_of(path: str) -> str | None:
-    """The table format that a file name indicates; None for text. Raises ValueError for tables that
-    are not read."""
-    name = file_name(path).lower()
-    suffix = Path(bare := bare_name(path)).suffix
-    if suffix in _OTHER_TABLES:
-        raise ValueError(
-            f"{path}: tables are read as {', '.join(_TABLES)}, not {suffix}; convert it, or rename "
-            "it to .txt if it is plain text"
-        )
-    if (kind := _TABLES.get(suffix)) == "parquet" and bare != name:
-        raise ValueError(
-            f"{path}: parquet is not read from a compressed file; unpack it (gunzip), since its "
-            "columns are compressed already"
-        )
-    return kind
+        hashes = [content_hash(resolve(path)) for path in self.paths]
+        kinds = [kind or "text" for kind in self._kinds]
+        found: dict[str, Json] = {"files": [list(pair) for pair in zip(hashes, kinds)]}
+        found |= {"columns": self.columns} if any(self._kinds) else {}
+        plain = {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
+        return found if all(self._kinds) else found | plain
 
 
 def expanded(paths: Paths) -> list[str]:
@@ -353,13 +114,6 @@ def expanded(paths: Paths) -> list[str]:
                 f"{path} is empty; give a text file with at least one window of characters"
             )
     return found
-
-
-def _no_column(where: str, column: str, known: Sequence[str], key: str = "data.column") -> str:
-    return (
-        f"{where} has no column {column!r}; set {key} to one of "
-        f"{', '.join(map(repr, known)) or 'its columns'}"
-    )
 
 
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
@@ -385,6 +139,7 @@ def hub_is_reachable() -> bool:
         return False
 
 
+@checked
 class Hub:
     """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or
     arrow, with `data_files`).
@@ -397,9 +152,7 @@ class Hub:
             repository's own choice.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
@@ -413,7 +166,7 @@ class Hub:
         if wrong := [part for part in splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
         self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
-        self.columns = columns_of(column)
+        self.columns = [column] if isinstance(column, str) else list(column)
         self.data_files = (
             None
             if data_files is None
@@ -421,12 +174,15 @@ class Hub:
         )
 
 
+@dataclass
 class HubPart(Documents):
     """The documents of one part, in order; `streaming` reads without storing. `name` is that of the
     data in messages."""
 
-    def __init__(self, hub: Hub, part: str, name: str, streaming: bool = False) -> None:
-        self.hub, self.part, self.name, self.streaming = hub, part, name, streaming
+    hub: Hub
+    part: str
+    name: str
+    streaming: bool = False
 
     @override
     def key(self) -> dict[str, Json]:
@@ -517,9 +273,7 @@ class HubPart(Documents):
         return rows.skip(skip) if skip else rows
 
 
-CHOICES = ("all", "train", "test")
-
-
+@dataclass
 class Corpus:
     """The documents of each part.
 
@@ -533,19 +287,19 @@ class Corpus:
         streaming: read the training part during training.
     """
 
-    def __init__(
-        self,
-        name: str,
-        path: Paths | Mapping[str, Paths] | None,
-        hub: Hub | None,
-        documents: str,
-        column: str | Sequence[str],
-        path_is: str,
-        valid_documents: int | None,
-        num_documents: int | None,
-        streaming: bool,
-    ) -> None:
-        if path is None and hub is None:
+    name: str
+    path: Paths | Mapping[str, Paths] | None
+    hub: Hub | None
+    documents: DocumentKind
+    column: str | Sequence[str]
+    path_is: Literal["all", "train", "test"]
+    valid_documents: PositiveInt | None
+    num_documents: PositiveInt | None
+    streaming: bool
+
+    def __post_init__(self) -> None:
+        path = self.path
+        if path is None and self.hub is None:
             raise ValueError(
                 "path names no file; set data.path to a text file, or to {train: ..., valid: ...}"
             )
@@ -554,32 +308,25 @@ class Corpus:
                 f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of "
                 f"{', '.join(PARTS)}"
             )
-        if path_is not in CHOICES:
-            raise ValueError(
-                f"path_is is {path_is!r}; choose {' or '.join(CHOICES)} for data.path_is"
-            )
-        self.valid_documents = optional_integer("data.valid_documents", valid_documents)
-        self.num_documents = optional_integer("data.num_documents", num_documents)
-        self.name, self.documents, self.column, self.streaming = name, documents, column, streaming
-        self.hub = hub if path is None else None
+        self.hub = self.hub if path is None else None
         self._paths: Mapping[str, Paths | None] = (
-            {} if path is None else path if isinstance(path, Mapping) else {path_is: path}
+            {} if path is None else path if isinstance(path, Mapping) else {self.path_is: path}
         )
         given = self._paths if self.hub is None else self.hub.splits
         self.sources = [source for source in ("all", *PARTS) if given.get(source) is not None]
         self.is_divided = "all" in self.sources
-        if streaming and self.is_divided:
+        if self.streaming and self.is_divided:
             raise ValueError(
                 "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or "
                 "data.path_is=train"
             )
-        if valid_documents is not None and self.is_divided:
+        if self.valid_documents is not None and self.is_divided:
             raise ValueError(
-                f"valid_documents is {valid_documents}, but a single path with all of the data is "
-                "divided by data.split; set data.path_is=train, "
-                "or data.valid_documents=null"
+                f"valid_documents is {self.valid_documents}, but a single path with all of the "
+                "data is divided by data.split; set data.path_is=train, or "
+                "data.valid_documents=null"
             )
-        if streaming and self.splits_off_validation and num_documents is None:
+        if self.streaming and self.splits_off_validation and self.num_documents is None:
             raise ValueError(
                 "streaming=true with valid_documents needs the number of documents; set "
                 "data.num_documents, or give a valid part"
@@ -642,7 +389,8 @@ class Corpus:
     def first_valid_document(self, number: int) -> int:
         """The first document of the validation part, of `number` in the training part; raises
         ValueError if training has none."""
-        valid_documents = integer("data.valid_documents", self.valid_documents)
+        assert self.valid_documents is not None  # `splits_off_validation`
+        valid_documents = self.valid_documents
         if valid_documents >= number:
             raise ValueError(
                 f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: "
@@ -652,6 +400,7 @@ class Corpus:
         return number - valid_documents
 
 
+@dataclass
 class DocumentRange(Documents):
     """Documents `first` up to but not including `last` of a source.
 
@@ -659,8 +408,9 @@ class DocumentRange(Documents):
         ValueError: during iteration, if the source ends before `last`.
     """
 
-    def __init__(self, source: Documents, first: int, last: int) -> None:
-        self.source, self.first, self.last = source, first, last
+    source: Documents
+    first: int
+    last: int
 
     @override
     def key(self) -> dict[str, Json]:

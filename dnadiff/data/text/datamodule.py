@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import Natural, PositiveInt, boolean, optional_integer
-from dnadiff.data.base import SequenceDataModule
+from dnadiff.data.base import ProcessRank, SequenceDataModule, StartMethod
 from dnadiff.data.intervals import Interval, num_tokens
-from dnadiff.data.loader import ProcessRank
 from dnadiff.data.splits import PARTS, FractionSplit, Parts, Split
 from dnadiff.data.text.corpus import Corpus, Hub, Paths
 from dnadiff.data.text.packing import (
@@ -27,25 +25,29 @@ from dnadiff.data.text.packing import (
 )
 from dnadiff.data.text.pretrained import Characters, TokenizerSource
 from dnadiff.data.text.tokenized import (
+    DETOKENIZERS,
     TRAIN,
     VALID,
+    Detokenizer,
     SpecialTokens,
     TokenizedParts,
     encode_documents,
     named,
-    named_rules,
 )
 from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer
 from dnadiff.data.windows import IntervalWindows, RandomWindows, UniformWindows
+from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.formats.documents import DocumentKind
 
 if TYPE_CHECKING:
     from dnadiff.config import Json
-    from dnadiff.data.loader import TrainLoader
+    from dnadiff.data.base import TrainLoader
     from dnadiff.data.tokenizer import Tokenizer
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "blocks": IntervalWindows}
 
 
+@checked
 class TextDataModule(SequenceDataModule):
     """Text as windows of tokens. Parts are read and tokenized when they are first needed.
 
@@ -84,42 +86,40 @@ class TextDataModule(SequenceDataModule):
         tokenizer: TextTokenizer | TokenizerSource | None = None,
         hub: Hub | None = None,
         split: Split | None = None,
-        documents: str = "file",
+        documents: DocumentKind = "file",
         column: str | Sequence[str] = "text",
-        detokenizer: str | None = None,
+        detokenizer: Detokenizer | None = None,
         wrap: bool = True,
         insert_eos: bool | None = None,
         insert_valid_eos: bool | None = None,
         insert_special_tokens: bool | None = None,
-        windows: str = "uniform",
-        path_is: str = "all",
-        valid_documents: int | None = None,
-        num_documents: int | None = None,
+        windows: Literal["uniform", "blocks"] = "uniform",
+        path_is: Literal["all", "train", "test"] = "all",
+        valid_documents: PositiveInt | None = None,
+        num_documents: PositiveInt | None = None,
         streaming: bool = False,
-        num_proc: int | None = None,
-        num_workers: int = 0,
-        start_method: str | None = None,
-        epoch_size: int | None = None,
+        num_proc: PositiveInt | None = None,
+        num_workers: Natural = 0,
+        start_method: StartMethod | None = None,
+        epoch_size: PositiveInt | None = None,
         seed: Natural = 0,
-        max_valid_windows: int = 256,
+        max_valid_windows: PositiveInt = 256,
         name: str | None = None,
     ) -> None:
-        shown = f"Hugging Face Hub: {hub.id if hub else None}" if path is None else path
-        split = split or FractionSplit()
         super().__init__(
-            shown,
+            f"Hugging Face Hub: {hub.id if hub else None}" if path is None else path,
             length,
             batch_size,
-            split,
+            split or FractionSplit(),
             seed,
             num_workers,
             epoch_size,
             max_valid_windows,
             False,
-            name or "",
+            name,  # type: ignore[arg-type]  # the base class replaces None
             start_method,
-        )  # the base class replaces an empty name
-        self.path, self.streaming = path, boolean("data.streaming", streaming)
+        )
+        self.path, self.streaming, self.num_proc = path, streaming, num_proc
         self.corpus = Corpus(
             self.name,
             path,
@@ -131,11 +131,6 @@ class TextDataModule(SequenceDataModule):
             num_documents,
             streaming,
         )
-        if windows not in WINDOWS:
-            raise ValueError(
-                f"windows is {windows!r}; choose {' or '.join(WINDOWS)} for data.windows"
-            )
-        self.num_proc = optional_integer("data.num_proc", num_proc)
         self.special_tokens = SpecialTokens(
             wrap, insert_eos, insert_valid_eos, insert_special_tokens
         )
@@ -149,7 +144,6 @@ class TextDataModule(SequenceDataModule):
                 "set data.epoch_size=null"
             )
         self.detokenizer, self.wrap = detokenizer, wrap
-        self._rules = named_rules(detokenizer)
         self._windows, self._given = WINDOWS[windows], tokenizer
 
     @property
@@ -210,7 +204,11 @@ class TextDataModule(SequenceDataModule):
     def _all_texts(self) -> Iterator[str]:
         for source in self.corpus.sources:
             documents = self.corpus.documents_in(source, keep_line_ends=True)
-            yield from documents if self._rules is None else map(self._rules, documents)
+            yield from (
+                documents
+                if self.detokenizer is None
+                else map(DETOKENIZERS[self.detokenizer], documents)
+            )
 
     @override
     def expect(self, tokenizer: Tokenizer) -> None:

@@ -24,9 +24,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.checks import expand_user, is_integer
+from dnadiff.checks import is_integer
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import CharTokenizer, one_sequence
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
 from dnadiff.vocab import Vocab
 

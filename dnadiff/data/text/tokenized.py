@@ -25,20 +25,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.checks import boolean
 from dnadiff.data.intervals import Interval
 from dnadiff.data.splits import PARTS
 from dnadiff.data.text.corpus import Corpus, DocumentRange
-from dnadiff.store.atomic_folder import Checksum, ensure_folder, read_index
-from dnadiff.store.cache import cache_dir
+from dnadiff.store.cache import Checksum, cache_dir, ensure_folder, read_index
 
 if TYPE_CHECKING:
     from dnadiff.config import Json
@@ -148,18 +147,7 @@ DETOKENIZERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def named_rules(name: str | None) -> Callable[[str], str] | None:
-    """The detokenizer of a corpus by name; None for ordinary text.
-
-    Raises:
-        ValueError: for an unknown name, listing the choices.
-    """
-    if name is not None and name not in DETOKENIZERS:
-        raise ValueError(
-            f"detokenizer is {name!r}; choose {', '.join(DETOKENIZERS)} or null for "
-            "data.detokenizer"
-        )
-    return None if name is None else DETOKENIZERS[name]
+Detokenizer: TypeAlias = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 
 class Ends(NamedTuple):
@@ -188,7 +176,7 @@ class Ends(NamedTuple):
         return ids
 
 
-class SpecialTokens:
+class SpecialTokens(NamedTuple):
     """The tokens after documents and at the ends of windows.
 
     Args:
@@ -200,30 +188,10 @@ class SpecialTokens:
             tokenizer has both.
     """
 
-    def __init__(
-        self,
-        wrap: bool,
-        insert_eos: bool | None,
-        insert_valid_eos: bool | None,
-        insert_special_tokens: bool | None,
-    ) -> None:
-        self.wrap = boolean("data.wrap", wrap)
-        options = {
-            "insert_eos": insert_eos,
-            "insert_valid_eos": insert_valid_eos,
-            "insert_special_tokens": insert_special_tokens,
-        }
-        for key, value in options.items():
-            if value is not None:
-                boolean(f"data.{key}", value)
-        self.insert_eos, self.insert_valid_eos, self.insert_special_tokens = (
-            insert_eos,
-            insert_valid_eos,
-            insert_special_tokens,
-        )
-        train, *held_out = PARTS
-        held_out_eos = insert_eos if insert_valid_eos is None else insert_valid_eos
-        self._insert_eos = {train: insert_eos, **dict.fromkeys(held_out, held_out_eos)}
+    wrap: bool
+    insert_eos: bool | None
+    insert_valid_eos: bool | None
+    insert_special_tokens: bool | None
 
     def check(self, tokenizer: TextTokenizer) -> None:
         """Raise ValueError if the tokenizer does not have the requested special tokens."""
@@ -242,7 +210,9 @@ class SpecialTokens:
 
     def after(self, tokenizer: TextTokenizer, part: str) -> int | None:
         """The id after each document of a part; None: no token is inserted."""
-        return tokenizer.eos_id if self._insert_eos[part] is not False and self.wrap else None
+        held_out = part != PARTS[0] and self.insert_valid_eos is not None
+        insert = self.insert_valid_eos if held_out else self.insert_eos
+        return tokenizer.eos_id if insert is not False and self.wrap else None
 
     def ends(self, tokenizer: TextTokenizer) -> Ends:
         """The tokens at the ends of every window."""
@@ -450,10 +420,9 @@ def encode_documents(
     tokenizer: TextTokenizer, detokenizer: str | None, eos_id: int | None, texts: list[str]
 ) -> list[np.ndarray]:
     """Ids of each document, followed by `eos_id` if it is not None."""
-    detokenize = named_rules(detokenizer)
-    ids = tokenizer.encode_batch(
-        texts if detokenize is None else [detokenize(text) for text in texts]
-    )
+    if detokenizer is not None:
+        texts = list(map(DETOKENIZERS[detokenizer], texts))
+    ids = tokenizer.encode_batch(texts)
     if eos_id is None:
         return ids
     end = np.array([eos_id], dtype=tokenizer.dtype)
@@ -537,26 +506,19 @@ TRAIN, VALID, TEST = PARTS
 _MANY = 100  # from this number of documents on, a split divides documents, not tokens
 
 
+@dataclass
 class TokenizedParts:
     """Token ids of each part of a corpus. For the arguments see `TextDataModule`."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        split: Split,
-        tokenizer: TextTokenizer,
-        special_tokens: SpecialTokens,
-        detokenizer: str | None,
-        num_proc: int | None,
-    ) -> None:
-        self.corpus, self.split, self.tokenizer, self.special_tokens = (
-            corpus,
-            split,
-            tokenizer,
-            special_tokens,
-        )
-        self.detokenizer, self.num_proc = detokenizer, num_proc
-        self.opened: dict[tuple[str, str | None, int | None], TokenizedDocuments] = {}
+    corpus: Corpus
+    split: Split
+    tokenizer: TextTokenizer
+    special_tokens: SpecialTokens
+    detokenizer: str | None
+    num_proc: int | None
+    opened: dict[tuple[str, str | None, int | None], TokenizedDocuments] = field(
+        default_factory=dict
+    )
 
     def eos_of(self, part: str) -> int | None:
         """The id after each document of a part, or None."""

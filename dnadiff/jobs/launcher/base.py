@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.checks import Natural, PositiveInt, expand_user
+from dnadiff.checks import Natural, PositiveInt
 from dnadiff.config import Config, quoted
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
 
 log = logging.getLogger("dnadiff")

@@ -79,7 +79,9 @@ def test_parts_of_any_pattern_are_a_guard_apart(length, block, guard, kinds):
 
 @pytest.mark.parametrize("options", [{"guard": 600_000}, {"test": 8}, {"test": 10}, {"block": 0}])
 def test_impossible_blocks_are_refused(options):
-    with pytest.raises(ValueError, match=r"split\.(block|test) is"):
+    with pytest.raises(
+        ValueError, match=r"split\.(block|test) is|^block 0 must be an integer of at least 1"
+    ):
         BlockSplit(**options)
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats import fasta, sequences
 from dnadiff.formats.fasta import parse, synthetic_record, write_fasta
-from dnadiff.formats.reader import Record
-from dnadiff.formats.sequences import read_sequences
+from dnadiff.formats.sequences import Record, read_sequences
 from dnadiff.store.files import resolve
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
-from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.genome import Genome, read_manifest
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
-from dnadiff.data.genome.sources import read_manifest
 
 
 @pytest.fixture

@@ -16,9 +16,16 @@ import pytest
 from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import PackedFile, pack
-from dnadiff.store import atomic_folder
-from dnadiff.store.atomic_folder import CHUNK, Checksum, checksum_of, same_chunks, sampled
-from dnadiff.store.cache import cache_dir, content_hash
+from dnadiff.store import cache as store_cache
+from dnadiff.store.cache import (
+    CHUNK,
+    Checksum,
+    cache_dir,
+    checksum_of,
+    content_hash,
+    same_chunks,
+    sampled,
+)
 
 
 @pytest.fixture
@@ -137,7 +144,7 @@ def damage_quietly(path, place):
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """A genome of 100 chunks of 64 bytes."""
-    monkeypatch.setattr(atomic_folder, "CHUNK", 64)
+    monkeypatch.setattr(store_cache, "CHUNK", 64)
     (tmp_path / "large.fa").write_text(">a\n" + "ACGT" * 1600 + "\n")
     return tmp_path / "large.fa"
 
@@ -177,7 +184,7 @@ def without_chunks(folder):
         del written["chunks"]
     del index["check"]
     (folder / "index.json").write_text(
-        json.dumps(index | {"check": atomic_folder._check_of(index)})
+        json.dumps(index | {"check": store_cache._check_of_index(index)})
     )
 
 
@@ -189,7 +196,7 @@ def test_a_cache_of_an_earlier_version_is_kept_and_verified_as_a_whole(large, ca
     assert (pack(large).folder / "bases").stat().st_ino == inode
     with pytest.raises(ValueError, match=r"is damaged \(bases was changed\)"):
         one.verify()
-    monkeypatch.setattr(atomic_folder, "CHUNK", 1 << 20)  # now it is small
+    monkeypatch.setattr(store_cache, "CHUNK", 1 << 20)  # now it is small
     assert (pack(large).folder / "bases").stat().st_ino != inode
 
 
@@ -423,18 +430,18 @@ def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
     folder = pack(file).folder
     inode = folder.stat().st_ino
     (cache / "part").mkdir()
-    atomic_folder.put(cache / "part", folder, packed.FORMAT)
+    store_cache.put(cache / "part", folder, packed.FORMAT)
     assert folder.stat().st_ino == inode and entries(cache) == [folder.name]
     (folder / "index.json").unlink()
     (cache / "part").mkdir()
-    atomic_folder.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
+    store_cache.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
     assert list(folder.iterdir()) == [] and entries(cache) == [folder.name]
 
 
 def test_only_what_this_machine_left_is_swept_at_once(file, cache):
     folder = pack(file).folder
     for name in (
-        f".{folder.name}.{atomic_folder.HOST}.1",
+        f".{folder.name}.{store_cache.HOST}.1",
         f".{folder.name}.elsewhere.1",
         f".{folder.name}.elsewhere.2",
     ):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.base import TrainLoader
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
-from dnadiff.data.loader import TrainLoader
 from dnadiff.data.splits import ChromosomeSplit, FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement

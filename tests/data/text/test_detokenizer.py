@@ -1,8 +1,10 @@
 """The rules of MDLM's loader on sentences of their corpora."""
 
+from typing import get_args
+
 import pytest
 
-from dnadiff.data.text.tokenized import DETOKENIZERS, named_rules
+from dnadiff.data.text.tokenized import DETOKENIZERS, Detokenizer
 
 CASES = {
     "ptb": {
@@ -41,10 +43,8 @@ CASES = {
     ("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases]
 )
 def test_sentences_of_each_corpus(name, text):
-    assert named_rules(name)(text) == CASES[name][text]
+    assert DETOKENIZERS[name](text) == CASES[name][text]
 
 
-def test_every_detokenizer_has_a_case_and_unknown_names_are_rejected():
-    assert set(CASES) == set(DETOKENIZERS) and named_rules(None) is None
-    with pytest.raises(ValueError, match=r"detokenizer is 'wiki'; choose wikitext, ptb, lm1b"):
-        named_rules("wiki")
+def test_every_detokenizer_has_a_case():
+    assert set(CASES) == set(DETOKENIZERS) == set(get_args(Detokenizer))

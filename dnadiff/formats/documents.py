@@ -1,0 +1,177 @@
+"""Documents of text: plain text, lines of JSON and rows of tables."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, TextIO, TypeAlias
+
+from typing_extensions import override
+
+from dnadiff.formats import table
+from dnadiff.store.files import bare_name, open_text
+
+DocumentKind: TypeAlias = Literal["file", "line", "row"]  # what is a document of plain text
+_OTHER_TABLES = (".xlsx", ".xls")
+_PIECE = 1 << 20  # characters of a file read at once
+
+
+class DocumentFormat(ABC):
+    """A format of files with a document in each row, known by the ending of its name; a subclass
+    in an imported module is found by itself.
+
+    Attributes:
+        name: in the names of what is cached.
+        endings: of the names of its files, in lower case, without that of a compression.
+    """
+
+    name: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def rows(
+        cls, path: str, columns: Sequence[str]
+    ) -> Iterator[tuple[int | str, Mapping[str, Any]]]:
+        """Number and columns of each row, at least of those in `columns` that it has; ValueError
+        naming file and line."""
+
+
+class JsonLines(DocumentFormat):
+    """An object in each line."""
+
+    name = "jsonl"
+    endings = (".jsonl", ".json", ".ndjson")
+
+    @classmethod
+    @override
+    def rows(cls, path: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with open_text(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                where = f"{path}: line {number}"
+                try:
+                    row = json.loads(line)
+                except (json.JSONDecodeError, RecursionError) as error:
+                    why = getattr(error, "msg", "nested too deeply")
+                    raise ValueError(
+                        f"{where} is not JSON ({why}); expected one object per line"
+                    ) from error
+                if not isinstance(row, dict):
+                    raise ValueError(
+                        f"{where} is a {type(row).__name__}; expected one object per line, such "
+                        'as {"text": "..."}'
+                    )
+                half = "\\u" in line and next(
+                    (
+                        c
+                        for name in columns
+                        for c in str(row.get(name))
+                        if "\ud800" <= c <= "\udfff"
+                    ),
+                    None,
+                )
+                if half:
+                    raise ValueError(
+                        f"{where} contains an unpaired surrogate (\\u{ord(half):x}), which is not "
+                        "text; remove it"
+                    )
+                yield number, row
+
+
+class _Rows:
+    """The rows of a table as documents."""
+
+    def __init__(self, kind: type[table.TableFormat]) -> None:
+        self.kind, self.name = kind, kind.endings[0][1:]
+
+    def rows(self, path: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        keys = [("data.column", name) for name in columns]
+        for number, cells in table.read_cells(path, keys, blank=True):
+            yield number, dict(zip(columns, cells))
+
+
+def format_of(path: str) -> type[DocumentFormat] | _Rows | None:
+    """The format that the name of a file indicates; None for plain text.
+
+    Raises:
+        ValueError: for tables that are not read.
+    """
+    bare = bare_name(path)
+    if bare.endswith(_OTHER_TABLES):
+        raise ValueError(
+            f"{path}: spreadsheets are not read; write it as {', '.join(table.endings())}, or "
+            "rename it to .txt if it is plain text"
+        )
+    kinds = (kind for kind in DocumentFormat.__subclasses__() if bare.endswith(kind.endings))
+    return next(kinds, _Rows(table.format_of(path)) if table.is_table(path) else None)
+
+
+def read_documents(
+    path: str, documents: DocumentKind, columns: Sequence[str], keep_line_ends: bool
+) -> Iterator[str]:
+    """The documents of a file; arguments as of `dnadiff.data.text.corpus.Files`.
+
+    Raises:
+        FileNotFoundError, ValueError: naming file and line.
+    """
+    if (kind := format_of(path)) is not None:
+        for number, row in kind.rows(path, columns):
+            place = "row" if bare_name(path).endswith(table.Parquet.endings) else "line"
+            yield joined(row, columns, f"{path}: {place} {number:,}")
+        return
+    with open_text(path) as file:
+        yield from file if keep_line_ends and documents != "file" else _SPLIT[documents](file)
+
+
+def _whole_file(file: TextIO) -> Iterator[str]:
+    # Short lines would take many times the memory of their characters.
+    yield "".join(iter(partial(file.read, _PIECE), ""))
+
+
+_SPLIT: dict[str, Callable[[TextIO], Iterable[str]]] = {
+    "file": _whole_file,
+    "line": lambda file: map(str.strip, file),
+    "row": lambda file: (line if line.strip() else "" for line in file),
+}
+
+
+def joined(
+    row: Mapping[str, Any], columns: Sequence[str], where: str, key: str = "data.column"
+) -> str:
+    """The text of a row: its columns, joined by a space.
+
+    Args:
+        where: file and row, for messages.
+        key: what the configuration calls `columns`.
+
+    Raises:
+        ValueError: if the row lacks a column, or has something else than text in it.
+    """
+    for column in columns:
+        if column not in row:
+            raise ValueError(
+                _no_column(
+                    where,
+                    column,
+                    [name for name, value in row.items() if isinstance(value, str)],
+                    key,
+                )
+            )
+        if not isinstance(value := row[column], str):
+            what = "null" if value is None else f"a value of type {type(value).__name__}"
+            raise ValueError(
+                f"{where} has {what} in {column!r}, and text is expected; remove the row, or set "
+                f"{key} to a column of text"
+            )
+    return " ".join(row[column] for column in columns)
+
+
+def _no_column(where: str, column: str, known: Sequence[str], key: str = "data.column") -> str:
+    return (
+        f"{where} has no column {column!r}; set {key} to one of "
+        f"{', '.join(map(repr, known)) or 'its columns'}"
+    )

@@ -1,0 +1,366 @@
+"""Tables with a header: comma- or tab-separated, plain or compressed, and parquet.
+
+`read_csv` and `read_log` read back tables that this package wrote, of which the last row may have
+been cut when a process was killed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import logging
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typing_extensions import override
+
+from dnadiff.store.address import file_name
+from dnadiff.store.files import bare_name, open_text, resolve
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
+log = logging.getLogger("dnadiff")
+_ROWS = 1024  # rows of a parquet file read at once
+_MAX_BLANK = 1_000_000  # lines; gzip makes a gigabyte of line ends from a megabyte
+csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
+
+
+class TableFormat(ABC):
+    """A format of tables, known by the ending of its name; a subclass in an imported module is
+    found by itself.
+
+    Attributes:
+        endings: of the names of its files, in lower case, without that of a compression.
+    """
+
+    endings: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def header(cls, path: str) -> list[str]:
+        """The names of the columns."""
+
+    @classmethod
+    @abstractmethod
+    def rows(
+        cls, path: str, columns: Sequence[str], blank: bool = False
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """The number of each row, of text that of its line, and its cells of some columns.
+
+        Args:
+            blank: also rows without any text.
+
+        Raises:
+            ValueError: naming file and line.
+        """
+
+
+class Delimited(TableFormat):
+    """Comma-separated text."""
+
+    endings: ClassVar[tuple[str, ...]] = (".csv",)
+    delimiter = ","
+
+    @classmethod
+    @override
+    def header(cls, path: str) -> list[str]:
+        return next(delimited(path, cls.delimiter), (0, list[str]()))[1]
+
+    @classmethod
+    @override
+    def rows(
+        cls, path: str, columns: Sequence[str], blank: bool = False
+    ) -> Iterator[tuple[int, list[str]]]:
+        rows = delimited(path, cls.delimiter, blank)
+        header = next(rows, (0, list[str]()))[1]
+        places = [header.index(name) for name in columns]
+        yield from ((number, [cells[place] for place in places]) for number, cells in rows)
+
+
+class TabDelimited(Delimited, TableFormat):
+    """Tab-separated text."""
+
+    endings = (".tsv", ".tab")
+    delimiter = "\t"
+
+
+class Parquet(TableFormat):
+    """Parquet, read by pyarrow; damage is noticed where the writer stored checksums of pages."""
+
+    endings = (".parquet",)
+
+    @classmethod
+    @override
+    def header(cls, path: str) -> list[str]:
+        return list(next(cls._read(path, ())))
+
+    @classmethod
+    @override
+    def rows(
+        cls, path: str, columns: Sequence[str], blank: bool = False
+    ) -> Iterator[tuple[int, list[Any]]]:
+        return enumerate(itertools.islice(cls._read(path, columns), 1, None), 1)
+
+    @staticmethod
+    def _read(path: str, columns: Sequence[str]) -> Iterator[list[Any]]:
+        """The names of all columns, and then the cells of some for each row."""
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise ValueError(
+                f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the "
+                "table to CSV"
+            ) from None
+        source, count = resolve(path), 0
+        try:
+            with parquet.ParquetFile(source, page_checksum_verification=True) as file:
+                yield file.schema_arrow.names
+                if columns and not has_page_checksums(source, file.metadata):
+                    log.info(
+                        f"{path}: its pages have no checksums, so damage to them may go unnoticed"
+                    )
+                for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns))):
+                    found = [batch.column(name).to_pylist() for name in columns]
+                    count += batch.num_rows
+                    yield from map(list, zip(*found))
+                # A damaged page header, which has no checksum, may end a column early.
+                if count != file.metadata.num_rows:
+                    raise ValueError(
+                        f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can "
+                        "be read; fetch it again"
+                    )
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path} is not a parquet file, or is damaged "
+                f"({' '.join(str(error).split())[:120]}); fetch it again"
+            ) from error
+
+
+def endings() -> tuple[str, ...]:
+    """The endings of the names of tables, without that of a compression."""
+    return tuple(ending for kind in TableFormat.__subclasses__() for ending in kind.endings)
+
+
+def ending_of(path: str | Path) -> str:
+    """The ending of the name of a table, with that of its compression."""
+    bare = bare_name(path)
+    ending = next(ending for ending in endings() if bare.endswith(ending))
+    return file_name(path).lower()[len(bare) - len(ending) :]
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a file or an address has the name of a table, in either case."""
+    return bare_name(path).endswith(endings())
+
+
+def format_of(path: str, delimiter: str | None = None) -> type[TableFormat]:
+    """The format that the name of a file indicates, or text with a delimiter; commas by default."""
+    if delimiter is not None:
+        return type("Other", (Delimited,), {"delimiter": delimiter})
+    bare = bare_name(path)
+    kinds = (kind for kind in TableFormat.__subclasses__() if bare.endswith(kind.endings))
+    if (found := next(kinds, Delimited)) is Parquet and file_name(path).lower() != bare:
+        raise ValueError(
+            f"{path}: parquet is not read from a compressed file; unpack it (gunzip), since its "
+            "columns are compressed already"
+        )
+    return found
+
+
+def read_header(path: str, delimiter: str | None = None) -> list[str]:
+    """The names of the columns of a table."""
+    return [name.strip() for name in format_of(path, delimiter).header(path)]
+
+
+def read_cells(
+    path: str,
+    columns: Iterable[tuple[str, str]],
+    delimiter: str | None = None,
+    blank: bool = False,
+) -> Iterator[tuple[int, list[Any]]]:
+    """Number and cells of each row of a table, as the file has them.
+
+    Args:
+        columns: key of the configuration, for messages, and name of each column.
+        delimiter: of a table of text; None: a tab if the name ends in .tsv or .tab, else a comma.
+        blank: also rows without any text.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a missing column, a row with too few or too many fields, or a file that is
+            not a table.
+    """
+    kind, columns = format_of(path, delimiter), list(columns)
+    header = kind.header(path)
+    name_of = {name.strip(): name for name in header}
+    for key, name in columns:
+        if name not in name_of:
+            raise ValueError(
+                f"{path} has no column {name!r}; its columns are {', '.join(name_of)}: set {key} "
+                "to one of them"
+            )
+    yield from kind.rows(path, [name_of[name] for _, name in columns], blank)
+
+
+def read_rows(
+    path: str, columns: Mapping[str, str], delimiter: str | None = None
+) -> Iterator[tuple[int, list[str]]]:
+    """As `read_cells`, as text without surrounding white space; rows without any text are
+    skipped.
+
+    Args:
+        columns: configuration key -> column name.
+    """
+    for number, cells in read_cells(path, columns.items(), delimiter):
+        yield number, ["" if cell is None else str(cell).strip() for cell in cells]
+
+
+def delimited(
+    path: str | Path, delimiter: str, blank: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a table of text, its header first; empty lines are
+    skipped, and unless `blank` rows without any text."""
+    num_blank, width = 0, 0
+    try:
+        with open_text(path) as handle:
+            rows = csv.reader(handle, delimiter=delimiter, strict=True)
+            for row in rows:
+                if not row or not (blank or any(row)):
+                    num_blank += 1
+                    if num_blank > _MAX_BLANK:
+                        raise ValueError(
+                            f"{path} has more than {_MAX_BLANK:,} blank lines up to line "
+                            f"{rows.line_num:,}; remove them"
+                        )
+                    continue
+                width = width or len(row)
+                if len(row) != width:
+                    raise ValueError(
+                        f"{path}: line {rows.line_num} has {len(row)} fields, the header has "
+                        f"{width}; complete the row, or quote a field with commas"
+                    )
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}: line {rows.line_num} is not a row of a table ({error}); give a comma- or "
+            "tab-separated file"
+        ) from None
+
+
+def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
+    """Whether the first page of each column has a checksum: the optional fourth field of its
+    header, in Thrift's compact protocol.
+
+    Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
+    """
+    with path.open("rb") as raw:
+        for group, column in itertools.product(
+            range(metadata.num_row_groups), range(metadata.num_columns)
+        ):
+            about = metadata.row_group(group).column(column)
+            raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
+            header, place = raw.read(32), 0
+            for _ in range(
+                3
+            ):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
+                place += 1
+                while header[place : place + 1] > b"\x7f":
+                    place += 1
+                place += 1
+            if header[place : place + 1] != b"\x15":
+                return False
+    return True
+
+
+def read_csv(
+    path: str | os.PathLike[str], ended: bool = False
+) -> tuple[list[str], list[dict[str, str]]]:
+    """The column names and the rows of a table.
+
+    A last row with fewer fields and without a line break was cut when the process that wrote it was
+    killed. It is left out, with a warning.
+
+    Args:
+        ended: leave out any last row without a line break; its last field may be cut too.
+
+    Raises:
+        ValueError: naming file and line, if the file is not such a table.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        rows = [(table.line_num, row) for row in table if row]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is damaged: it is not UTF-8 text ({error.reason}); use another copy of it, or "
+            "remove it"
+        ) from None
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} is damaged: it is not a table ({error}); use another copy of it, or remove it"
+        ) from None
+    header = rows[0][1] if rows else []
+    if len(set(header)) < len(header) or not all(header):
+        raise ValueError(
+            f"{path} is damaged: a column has no name, or the name of another one; use another "
+            "copy of it, or remove it"
+        )
+    if (
+        len(rows) > 1
+        and not text.endswith(("\n", "\r"))
+        and (ended or len(rows[-1][1]) < len(header))
+    ):
+        log.warning(f"{path}: line {rows[-1][0]} was cut and is left out")
+        rows.pop()
+    for line, row in rows:
+        if len(row) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: the row has {len(row)} fields, the header {len(header)}; "
+                "correct the row or remove it"
+            )
+    return header, [dict(zip(header, row)) for _, row in rows[1:]]
+
+
+def read_log(
+    path: str | os.PathLike[str], columns: Sequence[str], required: Sequence[str]
+) -> list[dict[str, str]]:
+    """The rows of a table of numbers to which a process appends, without a last one that was cut.
+
+    Args:
+        columns: the columns that it may have.
+        required: those that have a number in every row.
+
+    Raises:
+        ValueError: naming file and line, if the file is not such a table.
+    """
+    header, rows = read_csv(path, ended=True)
+    if wrong := [name for name in header if name not in columns] or [
+        name for name in required if name not in header
+    ]:
+        raise ValueError(
+            f"{path} is damaged: its columns are not {', '.join(columns)} ({wrong[0][:40]!r}); "
+            "remove it"
+        )
+    for line, row in enumerate(rows, 2):
+        for name in row:
+            if math.isnan(number_in(row, name, f"{path}, line {line}")) and name in required:
+                raise ValueError(
+                    f"{path}, line {line}: the row has no {name}; correct the row or remove it"
+                )
+    return rows
+
+
+def number_in(row: Mapping[str, str], name: str, where: str) -> float:
+    """The number in a cell; NaN if it is empty. Raises ValueError, naming `where`, if it is not a
+    number."""
+    try:
+        return float(row[name]) if row[name].strip() else float("nan")
+    except ValueError:
+        raise ValueError(f"{where}: {name} is {row[name][:40]!r}, which is not a number") from None
