@@ -10,7 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from dnadiff.config import build
+from dnadiff.data.genome.inputs import open_input
+from dnadiff.formats.sequences import read_sequences
+from dnadiff.options.compose import import_plugins
 from dnadiff.store.disk import read_yaml
+from dnadiff.supervised.ensemble import Columns, fasta_rows
 
 MIXTURES = Path(__file__).parent / "process" / "test_mixture.py"
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -27,7 +31,9 @@ def project(tmp_path_factory):
         with path.open("a", encoding="utf-8") as file:
             file.write(content)
     letters = random.Random(1)
-    (folder / "phages.fa").write_text(">phage\n" + "".join(letters.choices("ACGT", k=6000)) + "\n")
+    sequence = "".join(letters.choices("ACGT", k=6000))
+    (folder / "phages.fa").write_text(f">phage\n{sequence}\n")
+    (folder / "phages.pairs").write_text(f"#pairs\nphage {sequence}\n")
     return folder
 
 
@@ -62,6 +68,27 @@ def test_its_command_lines_run(done, project):
     assert len(records) == 2 and all(len(record.split("\n")[1]) == 32 for record in records)
     content = json.loads((project / "x.fa.json").read_text())
     assert "LeftToRight" in json.dumps(content) or "left_to_right" in json.dumps(content)
+
+
+def test_its_file_format_is_read_in_training(run, project):
+    status, errors = run(
+        "python -m dnadiff.train plugins=[my_formats] --config-dir configs data=phages "
+        "data.path=phages.pairs backbone=conv trainer.max_steps=1 hydra.run.dir=pairs"
+    )
+    assert status == 0, errors
+    assert (project / "pairs" / "checkpoints").is_dir()
+
+
+def test_its_file_format_is_read_by_every_input(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path))
+    monkeypatch.syspath_prepend(project)
+    import_plugins(["plugins=[my_formats]"])
+    pairs, fasta = str(project / "phages.pairs"), str(project / "phages.fa")
+    assert read_sequences(pairs)[0].sequence == read_sequences(fasta)[0].sequence
+    assert open_input(pairs, None, None, None).digest == open_input(fasta, None, None, None).digest
+    assert open_input(None, pairs, "phage:1-8", None).lengths == [8]
+    columns = Columns()
+    assert [row.name for row in fasta_rows(pairs, columns)] == ["phage"]
 
 
 def test_its_process_is_right_by_enumeration(project, monkeypatch):
