@@ -46,9 +46,7 @@ class Leak(TypedDict):
 class Split(ABC):
     """Base class of all splits."""
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
     bed: str | None = None  # path of the BED file that defines the split, if there is one
 
     @abstractmethod

@@ -94,9 +94,7 @@ class DNATokenizer(Tokenizer):
         'A_T'
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     name: str = "dna"
     mask_letter: str = "_"
@@ -173,9 +171,7 @@ class CharTokenizer(TextTokenizer):
         characters: the alphabet, for example the text itself; order and repetition do not matter.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     name: str = "characters"
     mask_letter: str = "\ufffd"

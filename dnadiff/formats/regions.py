@@ -136,15 +136,15 @@ def read_gtf(
             return None
         return found
 
-    try:
-        regions = _read(path, _gff_rows, region, lengths, first=1)
-    except _NoRegionError as error:
+    def why_none() -> str:
         if not others or skipped:
-            raise
-        raise ValueError(
+            return ""
+        return (
             f"{path} has no row with the feature {feature!r} in its third column; it has "
             f"{listing(list(others))}"
-        ) from error
+        )
+
+    regions = _read(path, _gff_rows, region, lengths, first=1, why_none=why_none)
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(
@@ -284,33 +284,26 @@ def _bed_region(columns: list[str]) -> Region:
     )
 
 
-class _TooManyBlankError(ValueError):
-    pass
-
-
-class _NoRegionError(ValueError):
-    pass
-
-
 Rows = Iterator[tuple[int, list[str]]]  # line number and columns
 
 
-def _rows(handle: Iterable[str]) -> Rows:
+def _rows(path: str | Path, handle: Iterable[str]) -> Rows:
     num_blank = 0
     for number, line in enumerate(handle, start=1):
         line = line.rstrip("\r\n")
         if not line.strip():
             num_blank += 1
             if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
-                raise _TooManyBlankError(
-                    f"has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove them"
+                raise ValueError(
+                    f"{path} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; "
+                    "remove them"
                 )
         elif not line.startswith("#"):
             yield number, line.split("\t") if "\t" in line else line.split()
 
 
-def _bed_rows(handle: Iterable[str]) -> Rows:
-    for number, columns in _rows(handle):
+def _bed_rows(path: str | Path, handle: Iterable[str]) -> Rows:
+    for number, columns in _rows(path, handle):
         is_header = columns[0].split()[:1] in (
             ["track"],
             ["browser"],
@@ -321,45 +314,44 @@ def _bed_rows(handle: Iterable[str]) -> Rows:
             yield number, columns
 
 
-def _gff_rows(handle: Iterable[str]) -> Rows:
+def _gff_rows(path: str | Path, handle: Iterable[str]) -> Rows:
     # GFF3 may contain the sequences at the end, after ##FASTA or, from some programs, without it.
-    yield from _rows(takewhile(lambda line: not line.startswith(("##FASTA", ">")), handle))
+    sequences = ("##FASTA", ">")
+    yield from _rows(path, takewhile(lambda line: not line.startswith(sequences), handle))
 
 
 def _read(
     path: str | Path,
-    rows: Callable[[Iterable[str]], Rows],
+    rows: Callable[[str | Path, Iterable[str]], Rows],
     parse: Callable[[list[str]], Region | None],
     lengths: Mapping[str, int] | None,
     skip_unknown: bool = False,
     first: int = 0,
+    why_none: Callable[[], str] = str,
 ) -> list[Region]:
     regions: list[Region] = []
     line_of_chrom: dict[str, int] = {}
     num_columns = 0
-    try:
-        with open_text(path) as handle:
-            for number, columns in rows(handle):
-                try:
-                    region = parse(columns)
-                    num_columns = num_columns or len(columns)
-                    if len(columns) < num_columns:
-                        raise ValueError(
-                            f"has {len(columns)} columns, the first row has {num_columns}"
-                        )
-                    if region is None:
-                        continue
-                    _check(region, lengths, first)
-                except ValueError as error:
-                    raise ValueError(
-                        f"{path}: line {number} {error}; correct the line or remove it"
-                    ) from None
-                line_of_chrom.setdefault(region.chrom, number)
-                regions.append(region)
-    except _TooManyBlankError as error:
-        raise ValueError(f"{path} {error}") from None
+    with open_text(path) as handle:
+        for number, columns in rows(path, handle):
+            try:
+                region = parse(columns)
+                num_columns = num_columns or len(columns)
+                if len(columns) < num_columns:
+                    raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
+                if region is None:
+                    continue
+                _check(region, lengths, first)
+            except ValueError as error:
+                raise ValueError(
+                    f"{path}: line {number} {error}; correct the line or remove it"
+                ) from None
+            line_of_chrom.setdefault(region.chrom, number)
+            regions.append(region)
     if not regions:
-        raise _NoRegionError(f"{path} contains no region; give a file with at least one row")
+        raise ValueError(
+            why_none() or f"{path} contains no region; give a file with at least one row"
+        )
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)

@@ -17,6 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
@@ -70,6 +71,7 @@ class Ids:
         return (self.packed & TOKEN).tolist()
 
 
+@dataclass(eq=False, repr=False)
 class GenomeRecords(StoredRecords):
     """Token ids of each record, as arrays or as `Ids`. They are pickled as paths and positions, not
     as bytes.
@@ -81,44 +83,34 @@ class GenomeRecords(StoredRecords):
         soft: for each record, whether it has soft-masked bases.
     """
 
-    def __init__(
-        self,
-        bases: Sequence[PackedBases],
-        number: NDArray[np.int64],
-        offset: NDArray[np.int64],
-        length: NDArray[np.int64],
-        soft: NDArray[np.bool_],
-    ) -> None:
-        self._bases, self._number, self._offset, self._length, self._soft = (
-            bases,
-            number,
-            offset,
-            length,
-            soft,
-        )
+    bases: Sequence[PackedBases]
+    number: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    soft: NDArray[np.bool_]
 
     def packed(self, number: int) -> NDArray[np.uint8]:
         """The bytes of a record, a view."""
-        start = self._offset[number]
-        return self._bases[self._number[number]].mapped[start : start + self._length[number]]
+        start = self.offset[number]
+        return self.bases[self.number[number]].mapped[start : start + self.length[number]]
 
     @property
     @override
     def lengths(self) -> list[int]:
-        return self._length.tolist()
+        return self.length.tolist()
 
     @override
     def __len__(self) -> int:
-        return len(self._number)
+        return len(self.number)
 
     @override
     def record(self, number: int) -> NDArray[np.uint8] | Ids:
         packed = self.packed(number)
-        return Ids(packed) if self._soft[number] else packed
+        return Ids(packed) if self.soft[number] else packed
 
     @override
     def layout(self) -> RecordLayout:
-        return RecordLayout(_Mapped(self._bases), self._number, self._offset, True)
+        return RecordLayout(_Mapped(self.bases), self.number, self.offset, True)
 
 
 class _Mapped:

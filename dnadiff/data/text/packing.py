@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
@@ -196,6 +197,7 @@ _AHEAD = 64  # documents tokenized at once
 Place = tuple[int, int]  # number of a document, and of a token in it
 
 
+@dataclass(eq=False, repr=False)
 class StreamLoader:
     """Batches of blocks from documents that are read once per epoch.
 
@@ -214,33 +216,19 @@ class StreamLoader:
             step.
     """
 
-    def __init__(
-        self,
-        since: Callable[[int], Iterator[str]],
-        encode: Callable[[list[str]], list[np.ndarray]],
-        length: int,
-        batch_size: int,
-        vocab: Vocab,
-        ends: Ends,
-        rank: int = 0,
-        world_size: int = 1,
-        progress: Callable[[], tuple[int, float]] | None = None,
-        accumulated: int = 1,
-    ) -> None:
-        self.since, self.encode, self.length, self.batch_size, self.ends = (
-            since,
-            encode,
-            length,
-            batch_size,
-            ends,
-        )
-        self.token_table, self.rank, self.world_size, self.progress = (
-            TokenTable(vocab),
-            rank,
-            world_size,
-            progress,
-        )
-        self.accumulated = accumulated
+    since: Callable[[int], Iterator[str]]
+    encode: Callable[[list[str]], list[np.ndarray]]
+    length: int
+    batch_size: int
+    vocab: Vocab
+    ends: Ends
+    rank: int = 0
+    world_size: int = 1
+    progress: Callable[[], tuple[int, float]] | None = None
+    accumulated: int = 1
+
+    def __post_init__(self) -> None:
+        self.token_table = TokenTable(self.vocab)
         self.epoch, self._handed_out, self._resumed, self._complete = 0, 0, False, False
         self._places: deque[tuple[int, Place]] = deque(
             [(0, (0, 0))], maxlen=1024

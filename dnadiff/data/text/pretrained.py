@@ -173,9 +173,7 @@ class SubwordTokenizer:
         ValueError: if the content is not a tokenizer, or does not contain one of the tokens.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
@@ -368,9 +366,7 @@ class Characters(TokenizerSource):
         characters: the alphabet; None: the characters that occur in the data.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     def __init__(self, characters: str | None = None) -> None:
         if characters is not None and not isinstance(characters, str):
@@ -403,9 +399,7 @@ class Pretrained(TokenizerSource):
             become new tokens.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
-    )
+    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
