@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.kmers import KmerSet
     from dnadiff.supervised.classifier import HeadInputs
-    from dnadiff.supervised.items import TaskData
-    from dnadiff.supervised.models import TaskModel
+    from dnadiff.supervised.items import TaskData, TaskModel
     from dnadiff.supervised.networks import NetworkModel
     from dnadiff.supervised.protocol import FixedSplit
     from dnadiff.supervised.study import Combination

@@ -26,8 +26,7 @@ from dnadiff.supervised.classifier import (
     pool_features,
     pooled_width,
 )
-from dnadiff.supervised.items import Items, TaskData, strand_batches
-from dnadiff.supervised.models import Report, TaskModel, no_report
+from dnadiff.supervised.items import Items, Report, TaskData, TaskModel, no_report, strand_batches
 from dnadiff.supervised.targets.classes import ClassTarget
 from dnadiff.supervised.targets.estimators import Estimators
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from dnadiff.config import Json
 from dnadiff.draws import hash64
 from dnadiff.supervised.classifier import Classifier
-from dnadiff.supervised.items import ItemBatch, ShuffledBatches, TaskData
-from dnadiff.supervised.models import EVALUATION, Report
+from dnadiff.supervised.items import EVALUATION, ItemBatch, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.training import Budget, Recipe
 from dnadiff.training.optim import parameter_groups
 

@@ -30,9 +30,8 @@ from dnadiff.supervised.classifier import (
 )
 from dnadiff.supervised.head.base import Head
 from dnadiff.supervised.head_training import train_head
-from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.items import EVALUATION, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.layers import Frozen, LoRA
-from dnadiff.supervised.models import EVALUATION, Report, TaskModel, no_report
 from dnadiff.supervised.targets.base import TaskTarget, ValidScore
 from dnadiff.supervised.training import (
     MAX_EPOCHS,

@@ -35,9 +35,8 @@ from dnadiff.store.address import expand_user
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
 from dnadiff.supervised.classifier import SequenceClassifier
-from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.items import Compute, Job, Prediction, TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values
-from dnadiff.supervised.models import Compute, Job, Prediction
 from dnadiff.supervised.saved import WeightsFile, write_weights
 from dnadiff.training import memory, optim
 

@@ -34,8 +34,7 @@ from dnadiff.supervised.classifier import (
     keep_first_layers,
 )
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
-from dnadiff.supervised.items import TaskData
-from dnadiff.supervised.models import EVALUATION
+from dnadiff.supervised.items import EVALUATION, TaskData
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.targets.base import TaskTarget

@@ -18,9 +18,17 @@ from dnadiff.config import Json
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import summarize_metrics
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.items import (
+    Computed,
+    Items,
+    Job,
+    Prediction,
+    Report,
+    TaskData,
+    TaskModel,
+    no_report,
+)
 from dnadiff.supervised.metrics import ScoredValues, metric_values, title
-from dnadiff.supervised.models import Computed, Job, Prediction, Report, TaskModel, no_report
 from dnadiff.supervised.overlap import TRAINING, training_remark
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.results import ResultsFolder, timed

@@ -26,9 +26,8 @@ from dnadiff.supervised.classifier import (
     draw_mixture,
     mixed_logits,
 )
-from dnadiff.supervised.items import ItemBatch, Items, ShuffledBatches, TaskData
+from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.layers import decayed_groups
-from dnadiff.supervised.models import EVALUATION, Report
 from dnadiff.supervised.targets.base import ValidScore
 from dnadiff.training.memory import frozen_objects
 from dnadiff.training.optim import warmup_cosine

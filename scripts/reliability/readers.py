@@ -1535,7 +1535,7 @@ def _of_journal(folder: Path, name: str) -> object:
 def _results(folder: Path) -> None:
     import torch
 
-    from dnadiff.supervised.models import Prediction
+    from dnadiff.supervised.items import Prediction
     from dnadiff.supervised.results import COLUMNS, append_row, save_prediction
 
     labels = torch.arange(6) % 2

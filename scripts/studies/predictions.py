@@ -19,9 +19,8 @@ from dnadiff.config import Json, build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import finetune
 from dnadiff.renamed import VERSION
-from dnadiff.supervised.items import TaskData
+from dnadiff.supervised.items import Prediction, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.metrics import metric_values
-from dnadiff.supervised.models import Prediction, Report, TaskModel, no_report
 from dnadiff.supervised.protocol import FixedSplit, build_protocol
 from dnadiff.supervised.results import load_prediction, save_prediction, slug
 from dnadiff.supervised.study import compare, folds_of, predict_rounds

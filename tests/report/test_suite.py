@@ -7,8 +7,7 @@ import torch
 from dnadiff.report import figures, panels
 from dnadiff.report.page import environment
 from dnadiff.report.suite import write_suite
-from dnadiff.supervised.items import Items
-from dnadiff.supervised.models import Prediction
+from dnadiff.supervised.items import Items, Prediction
 from dnadiff.supervised.study import compare
 from dnadiff.supervised.tables import published_accuracies
 

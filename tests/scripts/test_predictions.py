@@ -6,8 +6,7 @@ import torch
 from predictions import Predictions, task_data
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.models import TaskModel
+from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.protocol import FixedSplit, PaperSplit
 from dnadiff.supervised.targets.regression import RegressionTarget
 

@@ -16,8 +16,7 @@ from dnadiff.supervised.classifier import (
     build_classifier,
     keep_first_layers,
 )
-from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
-from dnadiff.supervised.models import no_report
+from dnadiff.supervised.items import Items, TaskData, make_batch, no_report, reverse_complement_rows
 from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
 from dnadiff.supervised.training import FineTuningModule, Recipe
 

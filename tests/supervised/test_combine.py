@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.models import Prediction, TaskModel
+from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.results import ResultsFolder
 from dnadiff.supervised.study import SeedAverage, Stack, best_weight, run_study

@@ -19,9 +19,9 @@ from dnadiff.supervised.items import (
     ShuffledBatches,
     TaskData,
     make_batch,
+    no_report,
     reverse_complement_rows,
 )
-from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 from dnadiff.supervised.targets.classes import MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget

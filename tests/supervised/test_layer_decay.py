@@ -8,9 +8,8 @@ from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.items import Items, TaskData, no_report
 from dnadiff.supervised.layers import decayed_groups
-from dnadiff.supervised.models import no_report
 from dnadiff.supervised.networks import CNN
 from dnadiff.supervised.training import FineTuningModule, Recipe
 

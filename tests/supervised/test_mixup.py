@@ -11,8 +11,7 @@ from dnadiff.supervised.classifier import (
     mixed_logits,
 )
 from dnadiff.supervised.head.mean import MeanHead
-from dnadiff.supervised.items import Items, TaskData, make_batch
-from dnadiff.supervised.models import no_report
+from dnadiff.supervised.items import Items, TaskData, make_batch, no_report
 from dnadiff.supervised.networks import PublishedCNN
 from dnadiff.supervised.targets.classes import balanced_weights
 from dnadiff.supervised.targets.regression import RegressionTarget

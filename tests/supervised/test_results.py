@@ -11,8 +11,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.cache import locked
 from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
-from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.models import TaskModel
+from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import FineTunedModel, GridSearch
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold, PaperSplit
 from dnadiff.supervised.results import ResultsFolder, append_row, compute_digest, slug

@@ -8,9 +8,8 @@ from scipy.stats import spearmanr
 
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.intervals import metric_interval
-from dnadiff.supervised.items import Items, TaskData
+from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
 from dnadiff.supervised.metrics import ScoredPredictions, accuracy
-from dnadiff.supervised.models import Prediction, TaskModel
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import compare, remarks, run_study, table_rows
 from dnadiff.supervised.targets.regression import RegressionTarget

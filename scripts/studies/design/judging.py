@@ -21,8 +21,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised.baselines import KmerLogistic, best_scores
 from dnadiff.supervised.head.conv import ConvHead
-from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.models import TaskModel
+from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import OneHotModel
 
 CNN, KMERS, SIGMA70, MATRIX = "CNN", "6-mers", "6-mers of sigma70", "-10/-35 matrix"
