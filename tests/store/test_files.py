@@ -220,12 +220,12 @@ def test_a_write_keeps_its_temporary_file_locked_until_it_is_renamed(tmp_path):
 
 
 def test_ctrl_c_while_the_temporary_file_is_opened_leaves_none(tmp_path, monkeypatch):
-    class Interrupted(files.WatchedFile):
+    class Interrupted(disk.WatchedFile):
         def __init__(self, path):
             super().__init__(path)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "WatchedFile", Interrupted)
-    with pytest.raises(KeyboardInterrupt), files.atomic_write(tmp_path / "x.txt"):
+    monkeypatch.setattr(disk, "WatchedFile", Interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "x.txt"):
         pass
     assert not list(tmp_path.iterdir())
