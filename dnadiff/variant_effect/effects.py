@@ -24,13 +24,12 @@ from dnadiff.variant_effect.network import (
 )
 from dnadiff.variant_effect.variant import Alleles, Edit, Ids, Reference, Row, Skipped, pair
 
-# alleles that are scored together; results may depend on it in the last bits, never on batch_size
-# alone
+# Alleles that are scored together; results may depend on it in the last bits, never on batch_size
+# alone.
 CHUNK = 1024
-LOOK_AHEAD, LARGEST_LOOK_AHEAD = (
-    16,
-    1 << 18,
-)  # alleles among which sites that share a window are searched: this many per base of a window, with a maximum
+# Alleles among which sites that share a window are searched: this many per base of a window, with a
+# maximum.
+LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NO_VALUE = "N at the end of a window"

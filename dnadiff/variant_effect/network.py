@@ -1,5 +1,5 @@
-"""A model with the genome that it reads: what every method of scoring variants asks. Single sites are
-predicted alone or, with an error that is measured, several in a window."""
+"""A model with the genome that it reads: what every method of scoring variants asks. Single sites
+are predicted alone or, with an error that is measured, several in a window."""
 
 from __future__ import annotations
 

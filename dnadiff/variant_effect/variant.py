@@ -1,5 +1,5 @@
-"""Rows of variants as a file has them, each allele as an edit of the genome with its REF checked, and
-both alleles in windows of equal length, on either strand."""
+"""Rows of variants as a file has them, each allele as an edit of the genome with its REF checked,
+and both alleles in windows of equal length, on either strand."""
 
 from __future__ import annotations
 

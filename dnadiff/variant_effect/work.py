@@ -296,7 +296,8 @@ class VariantJob(ResumableJob):
         rows.append(("in the training part of the model", counted))
         if audit.shared or self.scorer.network.sites_per_window > 1:
             error = (
-                f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share one)"
+                f"{audit.rms:.4f} nats (RMS, {audit.sites} of {audit.shared:,} sites that share "
+                "one)"
                 if audit.shared
                 else "none: no sites share a window"
             )

@@ -81,7 +81,8 @@ def printed_to(path: str) -> Iterator[None]:
 
 def as_text(job: ShardJob) -> str:
     """A job as a line of JSON."""
-    return json.dumps(job._replace(shard=tuple(vars(job.shard).values()))) + "\n"  # type: ignore[arg-type]
+    _, *others = job
+    return json.dumps([[job.shard.number, job.shard.count], *others]) + "\n"
 
 
 def from_text(line: str) -> ShardJob:
