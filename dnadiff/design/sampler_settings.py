@@ -7,24 +7,39 @@ import json
 import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dnadiff.config import Config, build
+from dnadiff.denoiser import BaseDenoiser
 from dnadiff.fields import PositiveInt, check_value
 from dnadiff.jobs.journal import json_path, read_journal, sha256
+from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import read_json
-
-if TYPE_CHECKING:
-    from dnadiff.model import Model
+from dnadiff.weights.loaded import Loaded
 
 # Settings of a sampler that `resolved_sampler` can choose.
 _CHOSEN = ("window", "num_groups", "sizes")
 log = logging.getLogger("dnadiff")
 
 
+class SamplingModel(Protocol):
+    """What is read of a model."""
+
+    loaded: Loaded
+    denoiser: BaseDenoiser
+
+    @property
+    def path(self) -> Path:
+        """The file of its weights."""
+
+    @property
+    def stored_curve(self) -> StoredCurve:
+        """Its measured h(n)."""
+
+
 def continued_sampler(
-    settings: Config, model: Model, lengths: tuple[int, int], output: Path, overwrite: bool
+    settings: Config, model: SamplingModel, lengths: tuple[int, int], output: Path, overwrite: bool
 ) -> Config:
     """The settings of the sampler of a file that is resumed: the choices that it was started with,
     also if `evaluate.json` has changed since, if model and options are the same. Otherwise
@@ -82,7 +97,7 @@ def _with_choices(settings: Config, chosen: Config) -> Config:
 
 def resolved_sampler(
     settings: Config,
-    model: Model,
+    model: SamplingModel,
     length: int,
     shortest: int | None = None,
     has_curve: bool = True,
@@ -129,7 +144,7 @@ def resolved_sampler(
     return settings
 
 
-def _groups(settings: Config, model: Model, length: int, shortest: int | None) -> Config:
+def _groups(settings: Config, model: SamplingModel, length: int, shortest: int | None) -> Config:
     """`num_groups` and `sizes` of the settings of a sampler, from the h(n) of the model where they
     are automatic."""
     chosen = model.stored_curve.groups(length, settings["num_groups"], settings["sizes"])
