@@ -9,7 +9,7 @@ from dnadiff.data.text.corpus import Files, Hub, HubPart
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.design.request import read_patterns
-from dnadiff.supervised.tasks import read_rows
+from dnadiff.formats.table import read_rows
 
 WORDS = [f"word {number} \u00fc" for number in range(60)]
 
