@@ -584,8 +584,8 @@ class OuterSampler(Sampler):
     """
 
     def __init__(self, sampler: Sampler, example: str) -> None:
-        nested = self.has_blocks and (sampler.moves_window or sampler.has_blocks)
-        if sampler.reads is not BidirectionalBackbone or nested:
+        fits = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
+        if not fits or (self.has_blocks and (sampler.moves_window or sampler.has_blocks)):
             raise ValueError(
                 f"sampler.sampler {type(sampler).__name__} does not fill the masks of "
                 f"{'a block' if self.has_blocks else 'a window'} in any order; choose {example} or "
