@@ -61,7 +61,7 @@ class CompareOptions(Options):
 @command(CompareOptions)
 def compare(options: CompareOptions) -> Result:
     """Compare, print the table, and write the JSON file."""
-    from dnadiff.likelihood import evaluation
+    from dnadiff.diffusion.likelihood import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 

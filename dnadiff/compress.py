@@ -47,7 +47,7 @@ class CompressOptions(ModelOptions):
 @command(CompressOptions)
 def compress(options: CompressOptions) -> Result:
     """Compress, and print the sizes."""
-    from dnadiff.compression import files
+    from dnadiff.genomics.compression import files
 
     name = file_name(options.input).removeprefix("bundled:")
     output = Path(options.output or options.run_dir / f"{name}.dnd")

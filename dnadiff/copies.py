@@ -41,7 +41,7 @@ class CopiesOptions(Options):
 @command(CopiesOptions)
 def copies(options: CopiesOptions) -> Result:
     """Search the training part."""
-    from dnadiff.metrics import memorization
+    from dnadiff.genomics.metrics import memorization
 
     output = Path(options.output or options.run_dir / "copies.tsv")
     content = memorization.write_matches(

@@ -39,7 +39,7 @@ class DecompressOptions(Options):
 @command(DecompressOptions)
 def decompress(options: DecompressOptions) -> Result:
     """Decompress."""
-    from dnadiff.compression import files
+    from dnadiff.genomics.compression import files
 
     name = file_name(options.input).removeprefix("bundled:").removesuffix(".dnd")
     output = Path(options.output or options.run_dir / name)

@@ -67,14 +67,14 @@ class EvaluateOptions(ModelOptions):
     windows: str | None = Field(
         None,
         description=".npz file: nats of each window, for paired differences between models "
-        "(dnadiff.likelihood.held_out.Scores)",
+        "(dnadiff.diffusion.likelihood.held_out.Scores)",
     )
 
 
 @command(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Result:
     """Evaluate, print the tables, and write the JSON file."""
-    from dnadiff.likelihood import evaluation
+    from dnadiff.diffusion.likelihood import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
@@ -93,7 +93,7 @@ def evaluate(options: EvaluateOptions) -> Result:
 
 def show(content: Json) -> None:
     """Print the results as tables."""
-    from dnadiff.bootstrap import verdict
+    from dnadiff.genomics.bootstrap import verdict
 
     unit = "bits per base" if content["is_dna"] else "bits per token"
     bit = math.log(2)

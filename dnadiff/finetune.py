@@ -25,7 +25,7 @@ from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.kmers import KmerSet
+    from dnadiff.genomics.kmers import KmerSet
     from dnadiff.supervised.classifier import HeadInputs
     from dnadiff.supervised.items import TaskData, TaskModel
     from dnadiff.supervised.networks import NetworkModel
@@ -62,9 +62,10 @@ class FinetuneOptions(Options):
         python -m dnadiff.finetune checkpoint=RUN task=ecoli_coding
         python -m dnadiff.finetune checkpoint=RUN task=csv task.path=table.csv
         python -m dnadiff.finetune checkpoint=RUN task=tf_0 task.path=FOLDER task.protocol=paper
-        python -m dnadiff.finetune checkpoint=RUN task=genomic_benchmarks task.path=FOLDER baselines=all
-        python -m dnadiff.finetune checkpoint=RUN task=csv task.path=t.csv task.kind=regression
-        python -m dnadiff.finetune checkpoint=RUN task=ecoli_tss task.path=FILE baselines=ecoli_promoter
+        python -m dnadiff.finetune checkpoint=RUN task=genomic_benchmarks task.path=FOLDER
+        baselines=all python -m dnadiff.finetune checkpoint=RUN task=csv task.path=t.csv
+        task.kind=regression python -m dnadiff.finetune checkpoint=RUN task=ecoli_tss task.path=FILE
+        baselines=ecoli_promoter
 
     Of a task, task.sequence_column, task.label_column and task.split_column name columns of your
     table (label_column=[a,b] several), task.kind is classification, regression or multilabel, and
@@ -381,7 +382,7 @@ class TaskStudy:
         """The same network with random weights."""
         import torch
 
-        from dnadiff.draws import hash64
+        from dnadiff.diffusion.draws import hash64
         from dnadiff.supervised.classifier import keep_first_layers
         from dnadiff.weights.loaded import build_denoiser
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dnadiff.data.base import SequenceDataModule
+    from dnadiff.genomics.metrics.sample_quality import SampleQuality
     from dnadiff.jobs.job import Job
-    from dnadiff.metrics.sample_quality import SampleQuality
 
 log = logging.getLogger("dnadiff")
 
@@ -78,10 +78,10 @@ class JudgeOptions(ShardedOptions):
 @job_command(JudgeOptions)
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
-    from dnadiff.metrics import memorization
-    from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
-    from dnadiff.metrics.sample_quality import SampleQualityEvaluator
-    from dnadiff.metrics.work import JudgeJob
+    from dnadiff.genomics.metrics import memorization
+    from dnadiff.genomics.metrics.real_windows import cut, held_out_windows, read_bases
+    from dnadiff.genomics.metrics.sample_quality import SampleQualityEvaluator
+    from dnadiff.genomics.metrics.work import JudgeJob
     from dnadiff.store.address import shown
 
     order, num_splits, seed = options.order, options.num_splits, options.seed
@@ -152,11 +152,11 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     copies; None where there are none.
 
     Copies are of the model's training data, also if `data` names others
-    (`dnadiff.metrics.memorization.searched_data`).
+    (`dnadiff.genomics.metrics.memorization.searched_data`).
     """
     from dnadiff.data.run_data import chosen_data
     from dnadiff.data.tokenizer import DNATokenizer
-    from dnadiff.metrics import memorization
+    from dnadiff.genomics.metrics import memorization
     from dnadiff.weights import checkpoint
 
     given, data = options.data, None

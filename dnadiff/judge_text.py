@@ -20,7 +20,7 @@ from dnadiff.progress import Progress, table
 if TYPE_CHECKING:
     import numpy as np
 
-    from dnadiff.metrics.text_quality import JudgeModel
+    from dnadiff.genomics.metrics.text_quality import JudgeModel
     from dnadiff.model import Model
 
 _OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys of sampling
@@ -81,7 +81,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
     """Sample or read texts, and judge them."""
     import torch
 
-    from dnadiff.metrics.text_quality import (
+    from dnadiff.genomics.metrics.text_quality import (
         JudgeModel,
         at_positions,
         by_position,
@@ -182,7 +182,7 @@ def ids_of_texts(
 ) -> list[np.ndarray]:
     """Token ids of each text under the judge's tokenizer, from the samples or from the file
     `samples`."""
-    from dnadiff.metrics.text_quality import (
+    from dnadiff.genomics.metrics.text_quality import (
         content_span,
         decoded_documents,
         encode_with_separators,
@@ -252,7 +252,7 @@ def real_texts(
     import numpy as np
 
     from dnadiff.data.run_data import run_data
-    from dnadiff.metrics.text_quality import content_span
+    from dnadiff.genomics.metrics.text_quality import content_span
 
     if judge.data is None:
         log.info(

@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff.checks import integer
-from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.designer import Designer
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
@@ -30,14 +29,15 @@ from dnadiff.design.request import (
     template_pattern,
 )
 from dnadiff.design.reward import Reward, as_reward
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.likelihood.curve import StoredCurve
+from dnadiff.diffusion.likelihood.information import Information, nll_per_token
+from dnadiff.diffusion.process import AbsorbingProcess, require
+from dnadiff.diffusion.sampler.ar import Autoregressive
+from dnadiff.diffusion.sampler.base import Sampler
+from dnadiff.diffusion.sampler.block import Blockwise
+from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
-from dnadiff.likelihood.curve import StoredCurve
-from dnadiff.likelihood.information import Information, nll_per_token
-from dnadiff.process import AbsorbingProcess, require
-from dnadiff.sampler.ar import Autoregressive
-from dnadiff.sampler.base import Sampler
-from dnadiff.sampler.block import Blockwise
-from dnadiff.sampler.grouped import Grouped
 from dnadiff.supervised.features import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from pyfaidx import Fasta
 
     from dnadiff.formats.nucleotides import DNASequence
+    from dnadiff.genomics.variants.base import VariantMethod
+    from dnadiff.genomics.variants.frame import AnyVariants
+    from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
-    from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.frame import AnyVariants
-    from dnadiff.variant_effect.variant import Reference
 
 
 class Model:
@@ -432,7 +432,7 @@ class Model:
         batch_size: int = 32,
     ) -> list[np.ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
-        for N; see `dnadiff.likelihood.information`.
+        for N; see `dnadiff.diffusion.likelihood.information`.
 
         Args:
             window: bases that the network reads at once; None is the training window.
@@ -469,7 +469,7 @@ class Model:
         seed: int = 1,
         batch_size: int = 32,
     ) -> pandas.DataFrame:
-        """Effects of variants (`dnadiff.variant_effect.effects.Effect`), one row per alternative
+        """Effects of variants (`dnadiff.genomics.variants.effects.Effect`), one row per alternative
         allele, in their order.
 
         The columns are those of the command line (docs/variants.md), `REF_mismatch` and `reason`:
@@ -482,7 +482,7 @@ class Model:
             genome: a sequence file, `{name: letters}`, an open `Genome`, or an open
                 `pyfaidx.Fasta`.
             method: None is masked for SNVs and block for others; log_prob for autoregressive and
-                block diffusion models (`dnadiff.variant_effect`).
+                block diffusion models (`dnadiff.genomics.variants`).
             window: bases that the network reads; None is the training window.
             stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md).
 
@@ -490,7 +490,7 @@ class Model:
             ValueError: naming the argument or the row that is not valid, such as one whose REF
                 differs.
         """
-        from dnadiff.variant_effect import frame
+        from dnadiff.genomics.variants import frame
 
         if self.tokenizer.vocab.complement is None:
             raise ValueError(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dnadiff.design.generate import ConditionalSampler
     from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.request import Request
+    from dnadiff.genomics.metrics.memorization import TrainingIndex
     from dnadiff.jobs.job import Job
-    from dnadiff.metrics.memorization import TrainingIndex
     from dnadiff.model import Model
 
 # Keys that need a reward, and their defaults.
@@ -220,7 +220,7 @@ def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
     from dnadiff.design import sampler_settings, samples
     from dnadiff.design.generate import check_gc, check_weights
-    from dnadiff.metrics import memorization
+    from dnadiff.genomics.metrics import memorization
     from dnadiff.model import Model
     from dnadiff.store.address import shown_addresses
     from dnadiff.weights import checkpoint

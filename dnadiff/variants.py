@@ -19,11 +19,11 @@ from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.formats.regions import Region
+    from dnadiff.genomics.variants.base import VariantMethod
+    from dnadiff.genomics.variants.network import Network
+    from dnadiff.genomics.variants.sources import VariantSource
+    from dnadiff.genomics.variants.variant import Reference
     from dnadiff.jobs.job import Job
-    from dnadiff.variant_effect.base import VariantMethod
-    from dnadiff.variant_effect.network import Network
-    from dnadiff.variant_effect.sources import VariantSource
-    from dnadiff.variant_effect.variant import Reference
     from dnadiff.weights.loaded import Loaded
 
 _OF_PRETRAINED = (  # key, verb of the message, default
@@ -181,13 +181,13 @@ def variants(options: VariantsOptions) -> list[Job]:
 
 def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the log-likelihood ratios of a pretrained model."""
+    from dnadiff.genomics.variants.base import check_method
+    from dnadiff.genomics.variants.effects import COLUMNS, Scorer
+    from dnadiff.genomics.variants.summary import FLAG, SKIP, summarize, training_part
+    from dnadiff.genomics.variants.variant import Alleles
+    from dnadiff.genomics.variants.work import ExtraOutputs, VariantJob
+    from dnadiff.genomics.variants.writers import writer_of
     from dnadiff.report.heat_map import draw_regions
-    from dnadiff.variant_effect.base import check_method
-    from dnadiff.variant_effect.effects import COLUMNS, Scorer
-    from dnadiff.variant_effect.summary import FLAG, SKIP, summarize, training_part
-    from dnadiff.variant_effect.variant import Alleles
-    from dnadiff.variant_effect.work import ExtraOutputs, VariantJob
-    from dnadiff.variant_effect.writers import writer_of
     from dnadiff.weights import checkpoint
     from dnadiff.weights.tensors import earlier_identities
 
@@ -237,12 +237,12 @@ def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
 def compare_predictions(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
+    from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
+    from dnadiff.genomics.variants.summary import FLAG, SKIP, TrainingPart, summarize
+    from dnadiff.genomics.variants.variant import Alleles
+    from dnadiff.genomics.variants.work import VariantJob
+    from dnadiff.genomics.variants.writers import writer_of
     from dnadiff.supervised import saved
-    from dnadiff.variant_effect.effects import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
-    from dnadiff.variant_effect.summary import FLAG, SKIP, TrainingPart, summarize
-    from dnadiff.variant_effect.variant import Alleles
-    from dnadiff.variant_effect.work import VariantJob
-    from dnadiff.variant_effect.writers import writer_of
 
     for key, verb, default in _OF_PRETRAINED:
         if getattr(options, key) != default:
@@ -296,7 +296,7 @@ def compare_predictions(options: VariantsOptions, output: Path) -> Job:
 def open_network(options: VariantsOptions, model: Loaded) -> Network:
     """The model on its device, with the genome."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.variant_effect.network import Network
+    from dnadiff.genomics.variants.network import Network
 
     model.denoiser.to(options.device)
     window = model.window(options.window)
@@ -313,7 +313,7 @@ def open_variants(
 ) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
     from dnadiff.formats.regions import read_regions
-    from dnadiff.variant_effect.sources import Saturation, open_source
+    from dnadiff.genomics.variants.sources import Saturation, open_source
 
     if options.saturate is None:
         return open_source(str(options.vcf)), []

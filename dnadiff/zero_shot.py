@@ -16,7 +16,7 @@ from dnadiff.options.command import command, compose
 from dnadiff.progress import table
 
 if TYPE_CHECKING:
-    from dnadiff.denoiser import BaseDenoiser
+    from dnadiff.diffusion.denoiser import BaseDenoiser
 
 # Keys of the data of the training run: only the text differs.
 LAYOUT = ("length", "wrap", "insert_eos", "insert_valid_eos", "insert_special_tokens")
@@ -79,7 +79,7 @@ class ZeroShotOptions(ModelOptions):
 @command(ZeroShotOptions)
 def zero_shot(options: ZeroShotOptions) -> Result:
     """Evaluate on all sets; a row for each set, protocol and group of tokens."""
-    from dnadiff.likelihood.evaluation import Evaluation, estimator_for, evaluate
+    from dnadiff.diffusion.likelihood.evaluation import Evaluation, estimator_for, evaluate
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
@@ -133,7 +133,7 @@ def zero_shot(options: ZeroShotOptions) -> Result:
 
 def protocols_of(denoiser: BaseDenoiser, chosen: Sequence[str]) -> dict[str, str]:
     """The protocols by the name to show: those chosen, if the model has the choice."""
-    from dnadiff.likelihood.estimators import is_exact
+    from dnadiff.diffusion.likelihood.estimators import is_exact
 
     if is_exact(denoiser):
         return {"exact": "count"}

@@ -24,8 +24,8 @@ import torch
 from demo_report import Designs, write_demo_page
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.diffusion.likelihood.strands import Conjoined
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood.strands import Conjoined
 from dnadiff.model import letters_of
 from dnadiff.progress import duration, table
 from dnadiff.report import RunResults, headlines, read_metrics, sentences

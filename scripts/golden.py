@@ -352,7 +352,10 @@ def run_version(version: Version, cases: list[Case], jobs: int) -> None:
     version.results.mkdir(parents=True, exist_ok=True)
     write_inputs(world)
     (world / "cache").mkdir(parents=True, exist_ok=True)
-    kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff/kernels"
+    kernels = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "dnadiff/networks/kernels"
+    )
     kernels.mkdir(parents=True, exist_ok=True, mode=0o700)
     (world / "cache" / "kernels").symlink_to(kernels)
     environment = {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs with the test and docs extras and runs the linter, the type checker and the tests, without those marked slow or gpu.
-# Extra arguments go to pytest:  scripts/test.sh tests/backbone -k caduceus
+# Extra arguments go to pytest:  scripts/test.sh tests/networks/backbone -k caduceus
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh" "[test,docs]"
 
 # One worker of one thread for each core: with two threads each, small operations are ten times slower.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dnadiff import load
-from dnadiff.denoiser import BlockDenoiser
+from dnadiff.diffusion.denoiser import BlockDenoiser
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_in_one_line(cli, run, tmp_path, command, o
 def test_an_error_in_blocks_comes_before_the_run_folder(cli, tmp_path, monkeypatch):
     # The first pass read the sequence as a whole, which a network trained in blocks never does
     # again.
-    from dnadiff.backbone.caduceus import Caduceus
+    from dnadiff.networks.backbone.caduceus import Caduceus
 
     def fails(*args):
         raise ValueError("blocks cannot be read here")

@@ -14,9 +14,9 @@ import dnadiff
 from dnadiff.config import build
 from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion.likelihood import evaluation
 from dnadiff.export import export
-from dnadiff.likelihood import evaluation
-from dnadiff.metrics import memorization
+from dnadiff.genomics.metrics import memorization
 from dnadiff.options.command import compose
 from dnadiff.sharing.folder import FILES
 from dnadiff.weights import checkpoint

@@ -270,7 +270,7 @@ def own_folder(tmp_path, monkeypatch):
     package = tmp_path / "python" / "my_package"
     package.mkdir(parents=True)
     package.joinpath("__init__.py").write_text(
-        "from dnadiff.noise import LogLinear\n\nclass MyNoise(LogLinear):\n    pass\n"
+        "from dnadiff.diffusion.noise import LogLinear\n\nclass MyNoise(LogLinear):\n    pass\n"
     )
     for name, text in {
         "noise/mine.yaml": "_target_: my_package.MyNoise\neps: 1.0e-3\n",
@@ -279,7 +279,7 @@ def own_folder(tmp_path, monkeypatch):
         "data/mine.yaml": "defaults: [split: fraction]\n_target_: "
         "dnadiff.data.genome.datamodule.GenomeDataModule\nlength: 64\npath: ???\n"
         "batch_size: 4\nseed: 1\nstranded: false\n",
-        "sampler/mine.yaml": "_target_: dnadiff.sampler.grouped.Grouped\nnum_groups: 4\n",
+        "sampler/mine.yaml": "_target_: dnadiff.diffusion.sampler.grouped.Grouped\nnum_groups: 4\n",
     }.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text(text)

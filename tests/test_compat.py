@@ -18,8 +18,8 @@ import torch
 import yaml
 
 import dnadiff
-from dnadiff.backbone.dit import DiT
 from dnadiff.config import build, check
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
 from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
 from dnadiff.training.resume import PROCESSES, START, differences

@@ -18,13 +18,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff import compress, likelihood
-from dnadiff.backbone.mamba import Mamba
-from dnadiff.compression import coding, container
-from dnadiff.compression.coding import REMEDY, describe, measure
+from dnadiff import compress
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import CausalDenoiser
-from dnadiff.likelihood import curve
+from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.denoiser import CausalDenoiser
+from dnadiff.diffusion.likelihood import curve
+from dnadiff.genomics.compression import coding, container
+from dnadiff.genomics.compression.coding import REMEDY, describe, measure
+from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.weights import checkpoint
 
 pytest.importorskip("constriction", reason="needs the extra: pip install -e '.[compress]'")

@@ -4,25 +4,29 @@ import json
 import pytest
 
 from dnadiff import config
-from dnadiff.noise import LogLinear
-from dnadiff.objective.masking import Bernoulli
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.masking import Bernoulli
 from dnadiff.options.command import compose
 
 
 def test_build_makes_nested_objects_and_partials():
-    masking = config.build({"_target_": "dnadiff.objective.masking.Bernoulli", "t_min": 2e-3})
+    masking = config.build(
+        {"_target_": "dnadiff.diffusion.objective.masking.Bernoulli", "t_min": 2e-3}
+    )
     assert isinstance(masking, Bernoulli) and masking.t_min == 2e-3
     partial = config.build(
         {
-            "_target_": "dnadiff.objective.mdlm.MDLM",
+            "_target_": "dnadiff.diffusion.objective.mdlm.MDLM",
             "_partial_": True,
-            "masking": {"_target_": "dnadiff.objective.masking.Bernoulli"},
+            "masking": {"_target_": "dnadiff.diffusion.objective.masking.Bernoulli"},
         }
     )
     assert isinstance(partial, functools.partial) and isinstance(
         partial.keywords["masking"], Bernoulli
     )
-    assert isinstance(config.build([{"_target_": "dnadiff.noise.LogLinear"}, 3][0]), LogLinear)
+    assert isinstance(
+        config.build([{"_target_": "dnadiff.diffusion.noise.LogLinear"}, 3][0]), LogLinear
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,10 +35,10 @@ def test_build_makes_nested_objects_and_partials():
         "os.system",
         "subprocess.Popen",
         "builtins.eval",
-        "dnadiff.draws.hashlib.blake2b",
+        "dnadiff.diffusion.draws.hashlib.blake2b",
         "dnadiff.weights.checkpoint.os.system",
         "dnadiff.train.resource.getrusage",
-        "dnadiff.kernels.build._run",
+        "dnadiff.networks.kernels.build._run",
         "dnadiff.config.build",
         "dnadiff.training.optim.warmup_cosine",
         "dnadiff.weights.loaded.Loaded",
@@ -43,7 +47,7 @@ def test_build_makes_nested_objects_and_partials():
 )
 def test_nothing_outside_the_package_is_called(target):
     with pytest.raises(ValueError, match=r"refused|does not exist"):
-        config.build({"_target_": "dnadiff.noise.LogLinear", "eps": {"_target_": target}})
+        config.build({"_target_": "dnadiff.diffusion.noise.LogLinear", "eps": {"_target_": target}})
 
 
 def test_everything_is_checked_before_anything_is_called(tmp_path):
@@ -65,7 +69,10 @@ def test_a_trusted_package_is_allowed():
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [("dnadiff.noise.Missing", "does not exist"), ("dnadiff.nowhere.X", "does not exist")],
+    [
+        ("dnadiff.diffusion.noise.Missing", "does not exist"),
+        ("dnadiff.nowhere.X", "does not exist"),
+    ],
 )
 def test_misspelled_targets_are_named(target, message):
     with pytest.raises(ValueError, match=message):
@@ -74,7 +81,7 @@ def test_misspelled_targets_are_named(target, message):
 
 def test_an_unknown_argument_is_an_error_that_names_it():
     with pytest.raises(ValueError, match=r"dnadiff\.noise\.LogLinear.*'epsilon'"):
-        config.build({"_target_": "dnadiff.noise.LogLinear", "epsilon": 1})
+        config.build({"_target_": "dnadiff.diffusion.noise.LogLinear", "epsilon": 1})
 
 
 @pytest.mark.parametrize("backbone", ["caduceus", "caduceus_ps", "mamba"])

@@ -8,14 +8,14 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from dnadiff.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.config import build, config_dir, locate
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
-from dnadiff.draws import Draws
-from dnadiff.noise import NoiseSchedule
+from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
-from dnadiff.process import AbsorbingProcess
 from dnadiff.training.run import check_compatible
 from dnadiff.weights.loaded import build_denoiser, build_objective
 
@@ -89,7 +89,7 @@ def keywords(target):
 def test_a_misspelled_key_of_options_is_seen():
     node = composed("train", "backbone=caduceus")["backbone"] | {
         "d_sate": 16,
-        "nested": {"_target_": "dnadiff.noise.LogLinear", "epps": 1},
+        "nested": {"_target_": "dnadiff.diffusion.noise.LogLinear", "epps": 1},
     }
     assert unknown_keys(node) == ["epps", "d_sate", "nested"]
 

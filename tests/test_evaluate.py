@@ -179,8 +179,8 @@ def test_the_data_of_the_markov_models_are_named(evaluate, tmp_path):
 
 
 def test_errors_of_the_markov_models_come_before_the_network_runs(cli, trained, monkeypatch):
-    from dnadiff import likelihood
-    from dnadiff.likelihood import held_out
+    from dnadiff.diffusion import likelihood
+    from dnadiff.diffusion.likelihood import held_out
 
     monkeypatch.setattr(
         held_out.BackoffMarkov,
@@ -239,7 +239,7 @@ def test_the_block_size_is_reported(evaluate):
 def test_distant_windows_need_no_note():
     from types import SimpleNamespace
 
-    from dnadiff.likelihood.evaluation import dependence_note
+    from dnadiff.diffusion.likelihood.evaluation import dependence_note
 
     def tiles(*places):
         class Tiles:
@@ -260,7 +260,7 @@ def test_special_tokens_are_counted_or_not():
     import numpy as np
     import torch
 
-    from dnadiff.likelihood.held_out import token_groups
+    from dnadiff.diffusion.likelihood.held_out import token_groups
 
     ids = torch.tensor(
         [[2, 5, 6, 3, 2, 7], [5, 5, 3, 1, 1, 1]]

@@ -227,10 +227,10 @@ def test_the_recipe_for_text_is_the_published_one():
 def test_block_diffusion_follows_its_mdlm_run(blocks, whole):
     row, before = published(blocks), published(whole)
     assert row["objective"] == {
-        "_target_": "dnadiff.objective.block_mdlm.BlockMDLM",
+        "_target_": "dnadiff.diffusion.objective.block_mdlm.BlockMDLM",
         "_partial_": True,
         "masking": {
-            "_target_": "dnadiff.objective.masking.Clipped",
+            "_target_": "dnadiff.diffusion.objective.masking.Clipped",
             "low": 0.0,
             "high": 1.0,
             "stratified": True,

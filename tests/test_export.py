@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dnadiff import evaluate
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.published import export_published
@@ -410,8 +410,8 @@ def test_info_works_for_exported_and_published_models(cli, evaluated, published,
 
 
 def test_info_of_a_text_model_needs_no_tokenizer(cli, tmp_path):
-    from dnadiff.backbone.dit import DiT
     from dnadiff.data.tokenizer import CharTokenizer
+    from dnadiff.networks.backbone.dit import DiT
 
     export_published(
         Denoiser(DiT(CharTokenizer("ab").vocab, 16, 1, 2, 8, max_length=24)), tmp_path / "dit"

@@ -27,7 +27,7 @@ NEVER = {
     "sampler": {"backbone", "objective", "data", "weights"},
 }
 INTERFACES = {
-    "dnadiff.backbone.base"
+    "dnadiff.networks.backbone.base"
 }  # how a network may read a sequence; objectives and samplers say which they need
 ONLY = {
     "lightning": {"training", "supervised", "train"},
@@ -180,10 +180,13 @@ def test_kernels_and_backbones_need_torch_alone(python, without):
         "triton",
     )
     code = (
-        "import dnadiff.kernels, dnadiff.vocab\nfrom dnadiff.backbone import caduceus, "
+        "import dnadiff.networks.kernels, dnadiff.diffusion.vocab\nfrom dnadiff.networks.backbone "
+        "import caduceus, "
         "caduceus_ps, dit, mamba, transformer\n"
     )
-    process = python("-c", f"{without(*absent)}{code}print('dnadiff.kernels' in sys.modules)")
+    process = python(
+        "-c", f"{without(*absent)}{code}print('dnadiff.networks.kernels' in sys.modules)"
+    )
     assert process.wait() == 0 and process.output == "True\n", process.errors
 
 
@@ -224,8 +227,8 @@ def test_a_broken_mamba_ssm_is_ignored(python, without, tmp_path):
     (tmp_path / "mamba_ssm").mkdir()
     (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda")
     code = (
-        f"sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.kernels, "
-        "dnadiff.backbone.caduceus, dnadiff.model"
+        f"sys.path.insert(0, {str(tmp_path)!r}); import dnadiff.networks.kernels, "
+        "dnadiff.networks.backbone.caduceus, dnadiff.model"
     )
     process = python("-c", without() + code)
     assert process.wait() == 0, process.errors

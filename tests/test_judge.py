@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.judge import JudgeOptions
 from dnadiff.judge import sources as find
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.options.command import compose
 from dnadiff.weights.published import export_published
 
@@ -29,7 +29,7 @@ def fasta(tmp_path):
 
 
 def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 5)
+    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 5)
     fasta("x.fa", 12, 24)
     status, out, err = cli(
         "judge",
@@ -53,7 +53,7 @@ def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_pa
 
 
 def test_samples_are_compared_with_a_file(cli, fasta, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
+    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
     status, _, err = cli(
@@ -117,7 +117,7 @@ def test_nothing_is_written_by_a_command_that_is_interrupted_before_its_end(
 ):
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
-    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
+    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
     monkeypatch.setattr(
         "dnadiff.report.figures.rendered",
         lambda *args: (_ for _ in ()).throw(OSError("interrupted")),

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.data.intervals import Tile
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.genomics.metrics.text_quality import (
+    decoded_documents,
+    encode_with_separators,
+    split_documents,
+)
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
-from dnadiff.metrics.text_quality import decoded_documents, encode_with_separators, split_documents
+from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.zero_shot import PUBLISHED, ZeroShotOptions, data_of, protocols_of, rows_of
 

@@ -61,7 +61,7 @@ def test_the_two_papers_share_objective_and_sampler():
     dna, text = ["data=hg38", "backbone=caduceus"], [f"data={OWT}", "backbone=dit"]
     assert target(*dna, group="objective") is target(*text, group="objective")
     assert (
-        target(group="sampler").__module__ == "dnadiff.sampler.grouped"
+        target(group="sampler").__module__ == "dnadiff.diffusion.sampler.grouped"
     )  # the command's, whatever the checkpoint holds
     assert target(*dna, group="backbone") is not target(*text, group="backbone")
 
@@ -90,7 +90,7 @@ def test_every_pair_trains_a_step_and_samples(
     )
     assert status == 0, err
     loaded = load(tmp_path / "run")
-    assert type(loaded.denoiser.backbone).__module__ == f"dnadiff.backbone.{backbone}"
+    assert type(loaded.denoiser.backbone).__module__ == f"dnadiff.networks.backbone.{backbone}"
     assert locate(loaded.config["objective"]["_target_"], None) is target(
         f"backbone={backbone}", *more[:1], group="objective"
     )

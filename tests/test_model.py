@@ -9,15 +9,15 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 import dnadiff
-from dnadiff.backbone.mamba import Mamba
-from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.genome.inputs import ArrayInput
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser
+from dnadiff.diffusion.denoiser import CausalDenoiser
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.genomics.scores import ScoreJob
 from dnadiff.model import Model
-from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess
+from dnadiff.networks.backbone.mamba import Mamba
+from dnadiff.networks.backbone.transformer import Transformer
 from dnadiff.weights.loaded import Loaded
 
 

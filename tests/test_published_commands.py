@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -90,7 +90,7 @@ def test_sample_needs_a_length(cli, caduceus, tmp_path):
 
 
 def test_judge_needs_data(cli, caduceus, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.metrics.sample_quality._NUM_SLOW", 3)
+    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
     status, _, err = cli("judge", "samples=s.fa", "checkpoint=caduceus")
     assert status == 1 and MISSING in err
     more = ("num_splits=20", "order=1")

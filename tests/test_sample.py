@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import dnadiff
+from dnadiff.diffusion.likelihood import curve
+from dnadiff.diffusion.likelihood.curve import fingerprint
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.semi_ar import SemiAR
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.likelihood import curve
-from dnadiff.likelihood.curve import fingerprint
 from dnadiff.options.base import Start
 from dnadiff.options.command import compose
 from dnadiff.sample import SampleOptions, sample
-from dnadiff.sampler.grouped import Grouped
-from dnadiff.sampler.semi_ar import SemiAR
 from dnadiff.weights.loaded import label_names
 
 
@@ -145,7 +145,7 @@ def test_header_and_json_record_every_setting_of_a_users_own_sampler(
     trained, tmp_path, monkeypatch
 ):
     (tmp_path / "own_sampler.py").write_text(
-        "from dnadiff.sampler.grouped import Grouped\n\n\n"
+        "from dnadiff.diffusion.sampler.grouped import Grouped\n\n\n"
         "class Own(Grouped):\n"
         "    def __init__(self, note='plain', seed=0, weights=(1, 2), temperature=1.0, "
         "unused=None):\n"

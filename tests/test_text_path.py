@@ -8,17 +8,17 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.backbone.base import BidirectionalBackbone
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.denoiser import Denoiser, MaskedDenoiser
-from dnadiff.draws import Draws
-from dnadiff.noise import LogLinear
-from dnadiff.objective.d3pm import D3PM
-from dnadiff.objective.masking import Bernoulli
-from dnadiff.objective.mdlm import MDLM
-from dnadiff.objective.sedd import SEDD
+from dnadiff.diffusion.denoiser import Denoiser, MaskedDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.d3pm import D3PM
+from dnadiff.diffusion.objective.masking import Bernoulli
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.objective.sedd import SEDD
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.base import BidirectionalBackbone
 from dnadiff.options.command import compose
-from dnadiff.process import AbsorbingProcess
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_denoiser
 
@@ -184,7 +184,8 @@ def test_bad_input_gets_one_line(cli, tmp_path, args, message):
 
 def test_dna_needs_none_of_the_packages_for_text(python, without, train_args, tmp_path):
     code = without("datasets", "tokenizers", "pyarrow", "huggingface_hub") + (
-        "from dnadiff.options.command import compose; from dnadiff.training.run import run; from pathlib import "
+        "from dnadiff.options.command import compose; from dnadiff.training.run import run; from "
+        "pathlib import "
         "Path\n"
         f"args = {train_args('dit', 1)!r}; run(compose('train', args), Path('run'), args)\n"
         "from dnadiff.model import load; load('run')"

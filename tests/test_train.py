@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.windows import RandomWindows
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
 from dnadiff.training import run as train
-from dnadiff.vocab import Vocab
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -36,7 +36,7 @@ def test_a_run_folder_holds_configuration_tokenizer_metrics_and_checkpoints(
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (
-        config["backbone"]["_target_"] == "dnadiff.backbone.caduceus.Caduceus"
+        config["backbone"]["_target_"] == "dnadiff.networks.backbone.caduceus.Caduceus"
         and "${" not in (run / "config.yaml").read_text()
     )
     metrics = json.loads((run / "metrics.json").read_text())
@@ -105,7 +105,7 @@ def test_dna_and_text_train_and_sample_on_every_diffusion_backbone(
     status, _, err = cli("train", *train_args(backbone, 2, **data))
     assert status == 0, err
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert config["objective"]["_target_"] == "dnadiff.objective.mdlm.MDLM"
+    assert config["objective"]["_target_"] == "dnadiff.diffusion.objective.mdlm.MDLM"
     for sampler in ("ancestral", "first_hitting", "grouped"):
         output = f"{sampler}.{'fa' if kind == 'dna' else 'txt'}"
         extra = ["sampler.num_groups=8"] if sampler == "grouped" else []

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dnadiff.denoiser import MaskedDenoiser
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.vocab import Vocab
 
 
 @dataclass(frozen=True)

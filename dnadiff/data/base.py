@@ -26,9 +26,9 @@ from dnadiff.data.records import Records, lengths_of
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import Batch, RandomWindows, TiledWindows, UniformWindows, Window
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.store.address import CACHED, file_name
-from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome

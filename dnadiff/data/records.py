@@ -1,8 +1,9 @@
 """Records of token ids, and cutting a batch of windows out of them: all rows at once, from either
 strand.
 
-Nothing loops over letters: `dnadiff.kernels` gathers the rows, and strand, case and weight are
-computed on whole arrays. A table lookup per letter would take ten times as long as the cut itself.
+Nothing loops over letters: `dnadiff.networks.kernels` gathers the rows, and strand, case and weight
+are computed on whole arrays. A table lookup per letter would take ten times as long as the cut
+itself.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.tokenizer import TokenIds
-from dnadiff.kernels.native import Gather, make_gather
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.kernels.native import Gather, make_gather
 
 
 class TokenArray(Protocol):

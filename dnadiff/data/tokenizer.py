@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.formats.nucleotides import (
     FIRST_BASE,
     N_ID,
@@ -25,7 +26,6 @@ from dnadiff.formats.nucleotides import (
     ids_of,
     not_a_nucleotide,
 )
-from dnadiff.vocab import Vocab
 
 TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
 

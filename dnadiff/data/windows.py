@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from dnadiff.data.intervals import Interval, Intervals, NRuns, Tile, Tiling, max_n_count
 from dnadiff.data.records import Cutter, Records
-from dnadiff.draws import hash64
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

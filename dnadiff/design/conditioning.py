@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import State
-from dnadiff.blocks import after_first
-from dnadiff.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
-from dnadiff.draws import float64_device
+from dnadiff.diffusion.blocks import after_first
+from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
+from dnadiff.diffusion.draws import float64_device
+from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import check_value, is_number
-from dnadiff.process import AbsorbingProcess, require
+from dnadiff.networks.backbone.base import State
 
 
 class Constrained(DenoiserWrapper):

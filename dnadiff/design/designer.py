@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.categorical import NoMassError
 from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
-from dnadiff.draws import hash64
+from dnadiff.diffusion.categorical import NoMassError
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.process import require
 from dnadiff.fields import check_value
-from dnadiff.process import require
 
 _DIGITS = {
     "reward": 6,

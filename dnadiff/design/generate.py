@@ -15,11 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff import likelihood
-from dnadiff.blocks import after_first
 from dnadiff.checks import fraction
 from dnadiff.config import Json
-from dnadiff.denoiser import BaseDenoiser
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.request import (
     FREE,
@@ -30,9 +27,12 @@ from dnadiff.design.request import (
     dna_tokenizer,
     gc_bounds,
 )
-from dnadiff.draws import Draws, hash64
-from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.base import Sampler, Samples
+from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.blocks import after_first
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.base import Sampler, Samples
 
 if TYPE_CHECKING:
     import pandas

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, check_value
 from dnadiff.formats.regions import Region, read_regions
 from dnadiff.formats.sequences import read_sequences

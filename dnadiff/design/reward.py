@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import override
 
+from dnadiff.diffusion.sampler.base import Configurable
 from dnadiff.fields import check_value
-from dnadiff.sampler.base import Configurable
 
 Values: TypeAlias = NDArray[np.float64]
 R = TypeVar("R")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from dnadiff.config import Config, build
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.fields import PositiveInt, check_value
 from dnadiff.jobs.journal import json_path, read_journal, sha256
-from dnadiff.likelihood.curve import StoredCurve
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import read_json
 from dnadiff.weights.loaded import Loaded

@@ -28,15 +28,15 @@ from dnadiff.design.generate import (
     systematic_resample,
 )
 from dnadiff.design.request import Request
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import is_number
 from dnadiff.formats.fasta import as_bytes, synthetic_record
+from dnadiff.genomics.metrics import memorization
+from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes
-from dnadiff.metrics import memorization
-from dnadiff.metrics.memorization import TrainingIndex
 from dnadiff.progress import duration, table
-from dnadiff.sampler.base import Configurable, Sampler
 from dnadiff.store.disk import atomic_write, json_object
 from dnadiff.weights.loaded import Loaded
 

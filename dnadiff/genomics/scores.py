@@ -20,8 +20,8 @@ from dnadiff.config import Json
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.genome.pieces import Piece
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.progress import table
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity

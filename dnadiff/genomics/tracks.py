@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.diffusion.likelihood.information import Information
 from dnadiff.genomics.scores import settings_of
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.likelihood.information import Information
 from dnadiff.store.disk import sync_folder
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities

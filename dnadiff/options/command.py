@@ -152,7 +152,7 @@ class Command(Generic[P, R]):
                 self.name, values, list(options.overrides), options.config_folder
             )
         if self.options.chooses_threads:
-            from dnadiff.kernels.facade import choose_threads
+            from dnadiff.networks.kernels.facade import choose_threads
 
             choose_threads()
         with uploading(outputs, values.get("resume", False), options.overwrite) as local:

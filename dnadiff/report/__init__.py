@@ -2,7 +2,8 @@
 
 `page` fills the templates, `figures` makes figures and files of the `panels`, `headlines` turns
 intervals into verdicts. `designs`, `heat_map` and `suite` are the pages of commands. Nothing is
-computed here: the numbers come from `dnadiff.metrics` and from the JSON files of the commands.
+computed here: the numbers come from `dnadiff.genomics.metrics` and from the JSON files of the
+commands.
 """
 
 from dnadiff.report.headlines import Headline, headlines, sentences

@@ -16,10 +16,15 @@ from dnadiff.config import Json
 from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.request import Request, starting_from
+from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced, pareto_front
+from dnadiff.genomics.metrics.designs import (
+    DesignComparison,
+    DesignTable,
+    compare_designs,
+    information,
+)
+from dnadiff.genomics.metrics.real_windows import cut, held_out_windows, read_bases
 from dnadiff.jobs.journal import json_path
-from dnadiff.metrics.composition import MAX_SEQUENCES, evenly_spaced, pareto_front
-from dnadiff.metrics.designs import DesignComparison, DesignTable, compare_designs, information
-from dnadiff.metrics.real_windows import cut, held_out_windows, read_bases
 from dnadiff.report.figures import logo_figure
 from dnadiff.report.page import write_page
 from dnadiff.report.results import Results, interval, number

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dnadiff.bootstrap import UNDECIDED, verdict
 from dnadiff.checks import is_number
-from dnadiff.metrics.composition import Composition, Distance
+from dnadiff.genomics.bootstrap import UNDECIDED, verdict
+from dnadiff.genomics.metrics.composition import Composition, Distance
 from dnadiff.report.results import (
     BIT,
     GROUPS,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnadiff.formats.regions import Region
+from dnadiff.genomics.variants.work import picture_of
 from dnadiff.report import figures
 from dnadiff.report.page import write_page
-from dnadiff.variant_effect.work import picture_of
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Pages of HTML from the templates next to this file, and the page and overview picture of a run.
 
-Templates escape all text that they get. The numbers come from `dnadiff.metrics` and from the JSON
-files of the commands.
+Templates escape all text that they get. The numbers come from `dnadiff.genomics.metrics` and from
+the JSON files of the commands.
 """
 
 from __future__ import annotations

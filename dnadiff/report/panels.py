@@ -11,7 +11,7 @@ import numpy as np
 
 from dnadiff.checks import is_number
 from dnadiff.config import Json
-from dnadiff.metrics.composition import (
+from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,
     Composition,
@@ -36,7 +36,7 @@ from dnadiff.supervised.tables import PublishedResult, num_training_sequences
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dnadiff.metrics.sample_quality import SampleQuality
+    from dnadiff.genomics.metrics.sample_quality import SampleQuality
 
 # Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
 # marker

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.bootstrap import verdict
 from dnadiff.checks import is_number
 from dnadiff.config import Json
 from dnadiff.formats.table import number_in, read_csv
-from dnadiff.metrics.composition import Composition, compare
+from dnadiff.genomics.bootstrap import verdict
+from dnadiff.genomics.metrics.composition import Composition, compare
 from dnadiff.supervised.metrics import title
 
 BIT = math.log(2)  # nats

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dnadiff.backbone.base import BlockBackbone
 from dnadiff.config import PACKAGE, Config, build
 from dnadiff.data.splits import Split
-from dnadiff.likelihood.curve import StoredCurve
+from dnadiff.diffusion.likelihood.curve import StoredCurve
+from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
 from dnadiff.weights.checkpoint import data_name, portable

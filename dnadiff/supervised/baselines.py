@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.backbone.base import Backbone
 from dnadiff.checks import NonNegative
 from dnadiff.config import Json
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kmers import UNKNOWN, codes, reverse_complement_codes
+from dnadiff.genomics.kmers import UNKNOWN, codes, reverse_complement_codes
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     check_length,
     is_strand_invariant,

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.backbone import caduceus_ps as rc
-from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Config, build, locate
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
+from dnadiff.networks.backbone import caduceus_ps as rc
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.head.base import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.vocab import Vocab
 
 _Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _LENGTH_WAVES = 6  # wavelengths of 4 to 724 bases
@@ -126,7 +126,7 @@ class HeadInputs:
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
             # An embedding, so that gradients with respect to the bases are found as those of a
-            # network (`dnadiff.reward.predicted`).
+            # network (`dnadiff.design.rewards.predicted`).
             parts.append(
                 nn.functional.embedding(
                     ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()

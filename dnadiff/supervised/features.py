@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.backbone import caduceus_ps as rc
-from dnadiff.backbone.base import Backbone
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone import caduceus_ps as rc
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
 from dnadiff.supervised.items import reverse_complement_rows
-from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
     import anndata
@@ -120,8 +120,8 @@ class Embedder:
 
     The features of the reverse complement are put back to the positions of the sequence before they
     are averaged. A network that reads both strands (Caduceus-PS) has them in one call, and half as
-    many features (`dnadiff.backbone.caduceus_ps.invariant`); if `stranded`, all its features are
-    kept. Text has one strand.
+    many features (`dnadiff.networks.backbone.caduceus_ps.invariant`); if `stranded`, all its
+    features are kept. Text has one strand.
 
     Args:
         denoiser: in evaluation mode (see `BaseDenoiser.features`).

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Json
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.training import Budget, Recipe

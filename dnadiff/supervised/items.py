@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from dnadiff.config import Json
-from dnadiff.draws import hash64
-from dnadiff.kmers import canonical, reverse_complement
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.genomics.kmers import canonical, reverse_complement
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
     from dnadiff.supervised.classifier import SequenceClassifier

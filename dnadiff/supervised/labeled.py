@@ -1,9 +1,9 @@
 """Tasks made of labeled sequences in files: encoding, checks, the cache, and the division of
 sequences without a given split.
 
-A reader (`tasks`, `regions`) returns what is in its files; everything else is shared and implemented
-here. Encoded sequences are cached; the key covers the reader's settings and the files. If a file
-changes in any way, or the cache is damaged, the task is read again.
+A reader (`tasks`, `regions`) returns what is in its files; everything else is shared and
+implemented here. Encoded sequences are cached; the key covers the reader's settings and the files.
+If a file changes in any way, or the cache is damaged, the task is read again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing_extensions import TypedDict
 from dnadiff.config import Json
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, checked
-from dnadiff.kmers import MAX_K
+from dnadiff.genomics.kmers import MAX_K
 from dnadiff.store.cache import cache_dir
 from dnadiff.store.disk import atomic_write, json_object, read_npz
 from dnadiff.supervised.items import (

@@ -287,7 +287,8 @@ LABEL_METRICS: dict[str, ColumnMetric] = {
     "auroc": ColumnMetric(roc_area),
     "auprc": ColumnMetric(average_precision),
 }
-# Areas are macro-averaged one-vs-rest over the classes that have items; NaN if the data have others.
+# Areas are macro-averaged one-vs-rest over the classes that have items; NaN if the data have
+# others.
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "mcc": mcc,

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff.backbone.base import Backbone
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Positive, checked
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
     Classifier,
@@ -49,7 +50,6 @@ from dnadiff.supervised.training import (
     train,
     validate,
 )
-from dnadiff.vocab import Vocab
 
 log = logging.getLogger("dnadiff")
 _OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them

@@ -15,8 +15,8 @@ from dnadiff.config import Config
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kmers import KmerSet
-from dnadiff.likelihood.held_out import MAX_KMERS, NOVELTY
+from dnadiff.diffusion.likelihood.held_out import MAX_KMERS, NOVELTY
+from dnadiff.genomics.kmers import KmerSet
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold
 

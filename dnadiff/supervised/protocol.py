@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Json
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.supervised.items import Items, TaskData, assign_folds, sample_clusters
 
 _FEWEST_VALID = 10  # validation items

@@ -19,11 +19,11 @@ from dnadiff.config import Config
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
 from dnadiff.formats.table import ending_of, is_table, read_header, read_rows
-from dnadiff.kmers import UNKNOWN, KmerSet
+from dnadiff.genomics.kmers import UNKNOWN, KmerSet
 from dnadiff.store.address import expand_user
 from dnadiff.store.files import resolve
 from dnadiff.supervised.items import Items, TaskData

@@ -25,11 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff import backbone, draws, kernels, kmers, supervised, vocab
+from dnadiff import supervised
 from dnadiff.config import Json
 from dnadiff.data import tokenizer
+from dnadiff.diffusion import draws, vocab
 from dnadiff.formats import nucleotides
 from dnadiff.formats.table import read_csv
+from dnadiff.genomics import kmers
+from dnadiff.networks import backbone, kernels
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import expand_user
 from dnadiff.store.cache import locked

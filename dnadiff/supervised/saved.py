@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dnadiff.backbone.base import Backbone
 from dnadiff.config import PACKAGE, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json, write_json

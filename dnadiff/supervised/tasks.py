@@ -176,7 +176,8 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
             )
     if not named:
         raise ValueError(
-            f"{folder} holds no table called train, valid, dev or test ({', '.join(endings())}); set "
+            f"{folder} holds no table called train, valid, dev or test ({', '.join(endings())}); "
+            "set "
             "task.path to one table"
         )
     return named

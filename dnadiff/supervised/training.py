@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import TypedDict, override
 
 from dnadiff.config import Config, Json
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Fraction, Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.supervised.classifier import (
     Classifier,

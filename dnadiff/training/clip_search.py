@@ -17,14 +17,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.config import Config, build, locate
-from dnadiff.denoiser import MaskedDenoiser
-from dnadiff.draws import Draws
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.base import MaskedObjective, Objective
+from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
+from dnadiff.diffusion.objective.masking import Clipped
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.positions import Positions
 from dnadiff.fields import Positive, PositiveInt, checked
-from dnadiff.objective.base import MaskedObjective, Objective
-from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.masking import Clipped
-from dnadiff.objective.mdlm import MDLM
-from dnadiff.positions import Positions
 from dnadiff.training.module import Batch, DiffusionModule
 from dnadiff.training.trainer import reshard
 

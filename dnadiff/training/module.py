@@ -1,7 +1,7 @@
 """What Lightning trains: the module (steps, logging, optimizer) and its data.
 
-The mathematics is in `dnadiff.objective`. Data modules are independent of Lightning, whose import
-takes seconds.
+The mathematics is in `dnadiff.diffusion.objective`. Data modules are independent of Lightning,
+whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from dnadiff.backbone.context import Peers
 from dnadiff.config import Config
 from dnadiff.data.base import LoaderState, ProcessRank, SequenceDataModule
-from dnadiff.denoiser import BaseDenoiser, PiecewiseDenoiser
-from dnadiff.draws import Draws, hash64
-from dnadiff.objective.base import Loss, Objective
+from dnadiff.diffusion.denoiser import BaseDenoiser, PiecewiseDenoiser
+from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.objective.base import Loss, Objective
+from dnadiff.networks.backbone.context import Peers
 from dnadiff.training.optim import parameter_groups
 from dnadiff.training.resume import saved_position
 from dnadiff.training.trainer import reshard, spread

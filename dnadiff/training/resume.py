@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dnadiff.config import Config, leaves, locate
 from dnadiff.data.base import LoaderState, SequenceDataModule
-from dnadiff.objective.base import Objective
+from dnadiff.diffusion.objective.base import Objective
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.cache import locked
@@ -47,7 +47,7 @@ WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_deca
 REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 # The process of versions that had no other one.
-ABSORBING = {"_target_": "dnadiff.process.AbsorbingProcess", "_partial_": True}
+ABSORBING = {"_target_": "dnadiff.diffusion.process.AbsorbingProcess", "_partial_": True}
 DATA_STATE = "TrainingData"  # key of the state of that class in a checkpoint
 LOCK = ".lock"  # in a run folder while a process trains there
 WAIT = 8.0  # seconds for a run folder that another process has locked

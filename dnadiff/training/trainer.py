@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from dnadiff.backbone.base import BlockBackbone
-from dnadiff.backbone.context import Peers, ProcessGroupPeers
 from dnadiff.checks import integer, is_integer
 from dnadiff.config import Config, Json
-from dnadiff.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.networks.backbone.base import BlockBackbone
+from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
 from dnadiff.weights import shards
 
 # Arguments that are the same in every run.

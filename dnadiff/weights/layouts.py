@@ -21,18 +21,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff import checks
-from dnadiff.backbone import caduceus_ps as rc
-from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.caduceus import BiMambaBackbone
-from dnadiff.backbone.caduceus_ps import CaduceusPS
-from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.gpt2 import GPT2
-from dnadiff.backbone.layers import RMSNorm
-from dnadiff.backbone.mamba_backbone import MambaBlock
-from dnadiff.backbone.mixer import BiMamba
 from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone import caduceus_ps as rc
+from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.caduceus import BiMambaBackbone
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.gpt2 import GPT2
+from dnadiff.networks.backbone.layers import RMSNorm
+from dnadiff.networks.backbone.mamba_backbone import MambaBlock
+from dnadiff.networks.backbone.mixer import BiMamba
 from dnadiff.weights.tensors import listing
 
 MAX_WIDTH, MAX_LAYERS, MAX_VOCAB = (
@@ -383,7 +383,10 @@ _SSM_KEYS = {
 class CaduceusFamily(Family):
     """Caduceus-Ph and Caduceus-PS."""
 
-    objective: ClassVar[Config] = {"_target_": "dnadiff.objective.mlm.MLM", "_partial_": True}
+    objective: ClassVar[Config] = {
+        "_target_": "dnadiff.diffusion.objective.mlm.MLM",
+        "_partial_": True,
+    }
 
     @override
     def implied_vocab(self, config: Config) -> Vocab:
@@ -411,11 +414,11 @@ class CaduceusFamily(Family):
         common["pad_vocab_to"] = pad if math.ceil(vocab.size / pad) * pad == rows else rows
         if given["rcps"]:
             return {
-                "_target_": "dnadiff.backbone.caduceus_ps.CaduceusPS",
+                "_target_": "dnadiff.networks.backbone.caduceus_ps.CaduceusPS",
                 "swap_strands": given["fused_add_norm"],
                 **common,
             }
-        return {"_target_": "dnadiff.backbone.caduceus.Caduceus", **common}
+        return {"_target_": "dnadiff.networks.backbone.caduceus.Caduceus", **common}
 
 
 def _agrees(table: Mapping[str | int, Json], vocab: Vocab) -> bool:
@@ -468,7 +471,10 @@ class MDLMFamily(Family):
     """MDLM's DiT."""
 
     records_time = True
-    objective: ClassVar[Config] = {"_target_": "dnadiff.objective.mdlm.MDLM", "_partial_": True}
+    objective: ClassVar[Config] = {
+        "_target_": "dnadiff.diffusion.objective.mdlm.MDLM",
+        "_partial_": True,
+    }
 
     @override
     def implied_vocab(self, config: Config) -> Vocab:
@@ -479,7 +485,7 @@ class MDLMFamily(Family):
     @override
     def backbone(self, config: Config, vocab: Vocab) -> Config:
         return {
-            "_target_": "dnadiff.backbone.dit.DiT",
+            "_target_": "dnadiff.networks.backbone.dit.DiT",
             **arguments(read_keys(config, _MDLM_KEYS), _MDLM_KEYS),
         }
 
@@ -540,7 +546,7 @@ def gpt2_backbone(config: Config) -> Config:
     given = read_keys(config, _GPT2_KEYS)
     start = given["vocab_size"] - 1 if given["bos_token_id"] is None else given["bos_token_id"]
     return {
-        "_target_": "dnadiff.backbone.gpt2.GPT2",
+        "_target_": "dnadiff.networks.backbone.gpt2.GPT2",
         "start": start,
         **arguments(given, _GPT2_KEYS),
     }

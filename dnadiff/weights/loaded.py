@@ -13,18 +13,18 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.dit import DiT
 from dnadiff.checks import check_arguments, check_value
 from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
-from dnadiff.denoiser import BaseDenoiser, Denoiser
-from dnadiff.noise import LogLinear, NoiseSchedule
-from dnadiff.objective.base import Objective
-from dnadiff.process import AbsorbingProcess
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.denoiser import BaseDenoiser, Denoiser
+from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
+from dnadiff.diffusion.objective.base import Objective
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights.tensors import listing
 
 
@@ -210,7 +210,7 @@ class Loaded:
     Attributes:
         denoiser: in evaluation mode.
         process: of its training. If it is another one than the absorbing process, formulas for
-            masks refuse the denoiser (`dnadiff.process.require`).
+            masks refuse the denoiser (`dnadiff.diffusion.process.require`).
         tokenizer: converts between letters and ids; `tokenizer.vocab` is the denoiser's.
         config: `backbone`, `objective`, `noise` and `time_conditioning`; of a run everything that
             it was started with. `data` is missing if the source does not describe the training
@@ -438,7 +438,9 @@ def wrapped(
 def process_config(config: Config) -> Config:
     """The process of a training configuration; those of earlier versions have none and are
     absorbing."""
-    return config.get("process") or {"_target_": f"dnadiff.process.{AbsorbingProcess.__name__}"}
+    return config.get("process") or {
+        "_target_": f"dnadiff.diffusion.process.{AbsorbingProcess.__name__}"
+    }
 
 
 def other_process(config: Config) -> Config:

@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dnadiff.backbone.base import Backbone
 from dnadiff.config import Config, build
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
-from dnadiff.noise import LogLinear
+from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
-from dnadiff.vocab import Vocab
 from dnadiff.weights import tensors
 from dnadiff.weights.layouts import (
     FAMILIES,
@@ -41,7 +41,7 @@ from dnadiff.weights.layouts import (
 from dnadiff.weights.loaded import with_vocab
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
-NOISE: Config = {"_target_": "dnadiff.noise.LogLinear"}  # of all published models
+NOISE: Config = {"_target_": "dnadiff.diffusion.noise.LogLinear"}  # of all published models
 # not a published key: written if the vocabulary is not the one that the format implies
 VOCAB_KEY = "dnadiff_vocab"
 DESCRIPTION = (

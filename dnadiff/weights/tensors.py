@@ -20,7 +20,7 @@ from typing_extensions import override
 from dnadiff.config import Json
 
 if TYPE_CHECKING:
-    from dnadiff.denoiser import BaseDenoiser
+    from dnadiff.diffusion.denoiser import BaseDenoiser
 
 # A tied or shared parameter is registered several times, and some only until they are replaced: at
 # most so often per tensor of a file.

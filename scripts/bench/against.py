@@ -31,9 +31,9 @@ def training_step(
     import torch
     from torch import nn
 
-    from dnadiff.backbone.caduceus import Caduceus
-    from dnadiff.backbone.mamba import Mamba
-    from dnadiff.vocab import Vocab
+    from dnadiff.diffusion.vocab import Vocab
+    from dnadiff.networks.backbone.caduceus import Caduceus
+    from dnadiff.networks.backbone.mamba import Mamba
 
     torch.manual_seed(0)
     network = (Mamba if causal else Caduceus)(

@@ -7,9 +7,9 @@ ours, at equal loss and gradients.
 The paper's wiring: logits at all positions in float32, the substitution by boolean indexing, a time
 embedding for each sequence although the network is not conditioned on time, and its scales, shifts
 and gates applied to each token. Ours: the head only at masked positions, the cross-entropy without
-logits (`dnadiff.kernels.linear_log_sum`), constants folded into the layers. "its products by ours"
-is the paper's wiring with this package's choice of library for matrix products (CPU only). Each
-runs in a separate process with the same weights and masks; loss and gradients are compared.
+logits (`dnadiff.networks.kernels.linear_log_sum`), constants folded into the layers. "its products
+by ours" is the paper's wiring with this package's choice of library for matrix products (CPU only).
+Each runs in a separate process with the same weights and masks; loss and gradients are compared.
 tokens/s: of the fastest repeat (CUDA: of the median, with the range in the JSON file); *processor*:
 from the CPU time, which other processes do not increase. Memory: what forward and backward add to
 weights and gradients at their peak, and the peak including these. On CUDA in bfloat16 autocast,
@@ -30,17 +30,17 @@ import torch
 import torch.nn.functional as F
 from measuring import process_status, reset_peak_memory
 
-from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.layers import modulate, rotated
-from dnadiff.denoiser import Denoiser
-from dnadiff.draws import Draws
-from dnadiff.noise import LogLinear
-from dnadiff.objective.masking import Bernoulli
-from dnadiff.objective.mdlm import MDLM
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.masking import Bernoulli
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.layers import modulate, rotated
 from dnadiff.options.command import keep_freed_memory
-from dnadiff.process import AbsorbingProcess
 from dnadiff.progress import table
-from dnadiff.vocab import Vocab
 
 SIZES = {"mini": (128, 4, 4), "tiny": (512, 8, 8), "small": (768, 12, 12), "medium": (1024, 24, 16)}
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense bfloat16, FLOP/s

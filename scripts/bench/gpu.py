@@ -34,12 +34,12 @@ from measuring import Machine
 from reporting import STATE, Report, supervised
 from torch import Tensor, nn
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.kernels import select
-from dnadiff.kernels.backend import ScanInputs
-from dnadiff.kernels.facade import gated_scan, selective_scan, selective_scans
-from dnadiff.kernels.select import SCANS, available_scans
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.kernels import select
+from dnadiff.networks.kernels.backend import ScanInputs
+from dnadiff.networks.kernels.facade import gated_scan, selective_scan, selective_scans
+from dnadiff.networks.kernels.select import SCANS, available_scans
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 SIZES = [(256, 4), (118, 4), (256, 16)]
@@ -142,7 +142,7 @@ def check(machine: Machine, report: Report, scan: str) -> None:
 
 def kernel_table(report: Report) -> None:
     """Registers, spills and shared memory of every compiled kernel."""
-    from dnadiff.kernels import triton_gradients, triton_kernels, triton_row_kernels
+    from dnadiff.networks.kernels import triton_gradients, triton_kernels, triton_row_kernels
 
     for module in (triton_kernels, triton_gradients, triton_row_kernels):
         for name, kernel in vars(module).items():
@@ -308,7 +308,7 @@ def step_rows(
 
 def tune(machine: Machine, report: Report) -> None:
     """Time the scan with other tile sizes than the ones in `triton_scan`."""
-    from dnadiff.kernels import triton_scan
+    from dnadiff.networks.kernels import triton_scan
 
     names = ("_FORWARD_TILE", "_CHUNK_TILE", "_BACKWARD_TILE", "_SPAN", "_UNROLL", "_WARPS")
     chosen = {name: getattr(triton_scan, name) for name in names}

@@ -25,10 +25,10 @@ import torch
 from measuring import peak_memory
 from operators import Operator, compared, measure, mixer_operators, rate_probes
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kernels.cpu import AddNorm
-from dnadiff.kernels.native import library
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.kernels.cpu import AddNorm
+from dnadiff.networks.kernels.native import library
 from dnadiff.options.command import keep_freed_memory
 
 FORWARD = 4  # of the operators of a mixer

@@ -41,17 +41,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import Draws
-from dnadiff.kernels.cpu import AddNorm, linear
-from dnadiff.kernels.cpu_mixer import _Way
-from dnadiff.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
-from dnadiff.kernels.native import library, pointers
-from dnadiff.noise import LogLinear
-from dnadiff.objective.mdlm import MDLM
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.kernels.cpu import AddNorm, linear
+from dnadiff.networks.kernels.cpu_mixer import _Way
+from dnadiff.networks.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
+from dnadiff.networks.kernels.native import library, pointers
 from dnadiff.options.command import keep_freed_memory
-from dnadiff.process import AbsorbingProcess
 from dnadiff.training.optim import parameter_groups
 
 AVX2 = {

@@ -38,10 +38,10 @@ import torch
 from peer_bound import nats_per_base
 
 import dnadiff
-from dnadiff import bootstrap
 from dnadiff.data.genome.genome import Genome
+from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.nucleotides import FIRST_BASE
-from dnadiff.sampler.grouped import Grouped
+from dnadiff.genomics import bootstrap
 from dnadiff.store.disk import atomic_write, write_json
 from dnadiff.training.memory import peak_memory
 

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dnadiff.kernels.backend import Backend, ScanInputs
-from dnadiff.kernels.select import SCANS
+from dnadiff.networks.kernels.backend import Backend, ScanInputs
+from dnadiff.networks.kernels.select import SCANS
 
 
 def extension(name: str, folder: Path | None) -> ModuleType:

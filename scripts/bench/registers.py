@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dnadiff.kernels import (
+from dnadiff.networks.kernels import (
     triton_gradients,
     triton_kernels,
     triton_log_sum,
@@ -33,8 +33,8 @@ from dnadiff.kernels import (
     triton_scan,
     triton_support,
 )
-from dnadiff.kernels.backend import ScanInputs
-from dnadiff.kernels.select import SCANS
+from dnadiff.networks.kernels.backend import ScanInputs
+from dnadiff.networks.kernels.select import SCANS
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module

@@ -28,5 +28,5 @@ train multi experiment=bundled data/split=regions data.split.bed=bundled:multi.s
     "data.path={ecoli:'bundled:ecoli_K12_MG1655.fa.gz',human:'$human',worm:'$worm',yeast:'$yeast'}" \
     "data.name='E. coli, S. cerevisiae, C. elegans chrI, human chr20'" > "$output/multi.txt" 2>&1 &
 train yeast experiment=bundled data/split=fraction "data.path='$yeast'" "data.name='S. cerevisiae R64-1-1'" > "$output/yeast.txt" 2>&1 &
-python -m pytest -m gpu -q tests/kernels tests/backbone > "$output/tests.txt" 2>&1 &
+python -m pytest -m gpu -q tests/networks/kernels tests/networks/backbone > "$output/tests.txt" 2>&1 &
 wait

@@ -38,12 +38,12 @@ import study
 from safetensors.torch import load_file
 from torch import Tensor
 
-from dnadiff.backbone.base import Backbone
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.caduceus_ps import CaduceusPS
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights.layouts import published_layout
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ class Steps:
 
     def kernels(self, name: str) -> dict[str, Any]:
         """The errors of one case."""
-        from dnadiff.kernels import select, triton_scan
+        from dnadiff.networks.kernels import select, triton_scan
 
         kept = [
             (module, key, getattr(module, key))

@@ -21,7 +21,7 @@ for model in mdlm ar; do
     --minutes "$minutes" --device "$device" $options > "$output/$model.txt" 2>&1 &
   jobs+=($!)
 done
-timeout 240 python -m pytest -m gpu -q tests/backbone tests/supervised tests/sampler > "$output/tests.txt" 2>&1 &
+timeout 240 python -m pytest -m gpu -q tests/networks/backbone tests/supervised tests/diffusion/sampler > "$output/tests.txt" 2>&1 &
 jobs+=($!)
 for job in "${jobs[@]}"; do wait "$job" || failed=1; done
 # shellcheck disable=SC2086 # several options

@@ -378,7 +378,7 @@ def _variant_rows() -> bytes:
 
 def _variants(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.variant_effect.sources import open_source
+        from dnadiff.genomics.variants.sources import open_source
 
         return tuple(
             (r.chrom, str(r.pos), r.id, r.ref, ",".join(r.alts)) for r in open_source(folder / name)
@@ -1016,7 +1016,7 @@ def _small(backbone: str, vocab: object) -> object:
     import torch
 
     from dnadiff.config import build
-    from dnadiff.denoiser import Denoiser
+    from dnadiff.diffusion.denoiser import Denoiser
     from dnadiff.options.command import compose
 
     torch.manual_seed(0)
@@ -1039,7 +1039,7 @@ def _small(backbone: str, vocab: object) -> object:
 def _published(backbone: str) -> Make:
     def make(folder: Path) -> None:
         from dnadiff.data.tokenizer import DNATokenizer
-        from dnadiff.vocab import Vocab
+        from dnadiff.diffusion.vocab import Vocab
         from dnadiff.weights.published import export_published
 
         vocab = (
@@ -1085,7 +1085,7 @@ def _gpt2(folder: Path) -> None:
 
 
 def _gpt2_vocab() -> object:
-    from dnadiff.vocab import Vocab
+    from dnadiff.diffusion.vocab import Vocab
 
     return Vocab(size=22, mask_id=20, pad_id=21, never_emitted=(20, 21))
 
@@ -1331,7 +1331,7 @@ def _of_metrics(folder: Path, name: str) -> object:
 
 
 def _curve(folder: Path) -> object:
-    from dnadiff.likelihood.curve import StoredCurve
+    from dnadiff.diffusion.likelihood.curve import StoredCurve
 
     return tuple(
         sorted(
@@ -1358,7 +1358,7 @@ def _dnd(folder: Path) -> None:
 
 
 def _decompress(folder: Path) -> object:
-    from dnadiff.compression.files import decompress
+    from dnadiff.genomics.compression.files import decompress
 
     decompress(f"{folder}/s.dnd", folder / "s.fa", f"{folder}/run")
     return (folder / "s.fa").read_bytes()
@@ -1440,7 +1440,7 @@ def _read_again(folder: Path, name: str) -> object:
 SETTINGS = {
     "num_samples": 6,
     "seed": 1,
-    "sampler": {"_target_": "dnadiff.sampler.grouped.Grouped", "num_groups": 4},
+    "sampler": {"_target_": "dnadiff.diffusion.sampler.grouped.Grouped", "num_groups": 4},
 }
 
 
@@ -1635,8 +1635,8 @@ def _of_summary(folder: Path, name: str) -> object:
 
 
 def _classifier(folder: Path) -> None:
-    from dnadiff.backbone.dit import DiT
     from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.networks.backbone.dit import DiT
     from dnadiff.supervised import saved
     from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
     from dnadiff.supervised.saved import write_weights
@@ -1655,7 +1655,7 @@ def _classifier(folder: Path) -> None:
             "classes": ["a", "b"],
             "stranded": True,
             "layer": None,
-            "network": {"_target_": "dnadiff.backbone.dit.DiT", **network},
+            "network": {"_target_": "dnadiff.networks.backbone.dit.DiT", **network},
             "tokenizer": tokenizer.config(),
             "task": {"name": "t", "longest": 40},
             "pretrained": {"checkpoint": "x", "step": 1},
@@ -1689,7 +1689,7 @@ def _network_digest(network: object) -> str:
 def _scores(folder: Path) -> None:
     import numpy as np
 
-    from dnadiff.likelihood.held_out import Scores
+    from dnadiff.diffusion.likelihood.held_out import Scores
 
     folder.mkdir(parents=True, exist_ok=True)
     values = {"all": np.arange(6.0), "novel": np.arange(6.0)[::-1]}
@@ -1699,7 +1699,7 @@ def _scores(folder: Path) -> None:
 
 
 def _read_scores(folder: Path) -> object:
-    from dnadiff.likelihood.held_out import Scores
+    from dnadiff.diffusion.likelihood.held_out import Scores
 
     found = Scores.load(folder / "w.npz")
     found.minus(found)

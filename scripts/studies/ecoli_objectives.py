@@ -32,15 +32,15 @@ from pathlib import Path
 import numpy as np
 import study
 
-from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import build
-from dnadiff.likelihood.held_out import (
+from dnadiff.diffusion.likelihood.held_out import (
     Scores,
     fit_markov,
     markov_nats,
     token_groups,
     window_positions,
 )
+from dnadiff.genomics.bootstrap import ConfidenceInterval
 from dnadiff.options.command import compose
 
 # Masks, times and weighting are the package's defaults for each objective.

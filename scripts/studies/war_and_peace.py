@@ -23,17 +23,17 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.transformer import Transformer
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.draws import Draws
-from dnadiff.likelihood import Likelihood, WindowBatch, estimate
-from dnadiff.noise import LogLinear
-from dnadiff.objective.ar import AR
-from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.mdlm import MDLM
-from dnadiff.process import AbsorbingProcess
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.likelihood import Likelihood, WindowBatch, estimate
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.ar import AR
+from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.transformer import Transformer
 from dnadiff.progress import table
 from dnadiff.store.disk import write_json
 from dnadiff.store.files import open_text

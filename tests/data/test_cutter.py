@@ -9,8 +9,8 @@ from dnadiff.data import records as module
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Cutter, TokenTable
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.vocab import Vocab
 
 DNA = DNATokenizer()
 

@@ -7,10 +7,10 @@ import pytest
 
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.diffusion.likelihood import evaluation
+from dnadiff.genomics.metrics import memorization
+from dnadiff.genomics.metrics.text_quality import JudgeModel
 from dnadiff.judge_text import real_texts
-from dnadiff.likelihood import evaluation
-from dnadiff.metrics import memorization
-from dnadiff.metrics.text_quality import JudgeModel
 from dnadiff.supervised.overlap import pretraining_kmers
 from dnadiff.weights import checkpoint
 

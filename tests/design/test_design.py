@@ -15,11 +15,11 @@ import dnadiff
 from dnadiff.design import samples
 from dnadiff.design.generate import effective_size
 from dnadiff.design.request import CODES, Infill
+from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.genomics.metrics import memorization
 from dnadiff.jobs.journal import ResumableOutput, discard, temporary_path
-from dnadiff.likelihood.curve import StoredCurve
-from dnadiff.metrics import memorization
 
 APPEND = ResumableOutput.append
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import BlockDenoiser
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.generate import (
     TOLERANCE,
@@ -18,10 +16,12 @@ from dnadiff.design.generate import (
     fit_tilt,
 )
 from dnadiff.design.request import Templates, dna_pattern
-from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.block import Blockwise
-from dnadiff.sampler.grouped import Grouped
+from dnadiff.diffusion.denoiser import BlockDenoiser
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.block import Blockwise
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.networks.backbone.caduceus import Caduceus
 
 DNA = DNATokenizer()
 

@@ -10,10 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
 from dnadiff.design.request import (
@@ -25,11 +23,13 @@ from dnadiff.design.request import (
     text_pattern,
     window_around,
 )
-from dnadiff.draws import hash64
-from dnadiff.noise import LogLinear
+from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.parameterization import Score
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
-from dnadiff.parameterization import Score
-from dnadiff.process import AbsorbingProcess
 
 DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
 SAMPLERS = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))

@@ -19,14 +19,14 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Free, Templates, dna_pattern
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward, as_reward
-from dnadiff.draws import Draws, hash64
-from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.ancestral import Ancestral
-from dnadiff.sampler.ar import Autoregressive
-from dnadiff.sampler.confidence import Confidence
-from dnadiff.sampler.first_hitting import FirstHitting
-from dnadiff.sampler.grouped import Grouped
+from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.ancestral import Ancestral
+from dnadiff.diffusion.sampler.ar import Autoregressive
+from dnadiff.diffusion.sampler.confidence import Confidence
+from dnadiff.diffusion.sampler.first_hitting import FirstHitting
+from dnadiff.diffusion.sampler.grouped import Grouped
 
 DNA = DNATokenizer()
 WORDS = ["".join(letters) for letters in itertools.product("ACGT", repeat=3)]

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BlockDenoiser
 from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, check_weights
 from dnadiff.design.request import FREE, Pattern, Templates
 from dnadiff.design.sampler_settings import check_settings, resolved_sampler
-from dnadiff.noise import LogLinear
+from dnadiff.diffusion.denoiser import BlockDenoiser
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.block import Blockwise
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.threshold import Threshold
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.options.command import compose
-from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.block import Blockwise
-from dnadiff.sampler.grouped import Grouped
-from dnadiff.sampler.threshold import Threshold
 
 DNA = DNATokenizer().vocab
 

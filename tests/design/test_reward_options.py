@@ -11,10 +11,10 @@ import pytest
 import dnadiff
 from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.smc import SMC
+from dnadiff.design.rewards.composition import GCContent
+from dnadiff.design.rewards.motif import MotifMatch
+from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.reward.composition import GCContent
-from dnadiff.reward.motif import MotifMatch
-from dnadiff.sampler.grouped import Grouped
 
 METHODS = {
     "best_of_n": ["method.num_candidates=3"],

@@ -4,21 +4,21 @@ sampling, at any length."""
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import BlockDenoiser, CausalDenoiser
 from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import from_text
-from dnadiff.draws import Draws
-from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess
-from dnadiff.sampler.ar import Autoregressive
-from dnadiff.sampler.block import Blockwise
-from dnadiff.sampler.grouped import Grouped
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.ar import Autoregressive
+from dnadiff.diffusion.sampler.block import Blockwise
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.mamba import Mamba
 
 SMALL = Vocab(4, 3, 3, (3,))  # letters 0, 1, 2; the mask is 3
 DNA = DNATokenizer()

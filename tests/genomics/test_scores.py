@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff import likelihood
 from dnadiff.data.genome import pieces
+from dnadiff.diffusion import likelihood
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics import scores

@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, MaskedDenoiser
+from dnadiff.diffusion.denoiser import CausalDenoiser, MaskedDenoiser
+from dnadiff.diffusion.likelihood import information
+from dnadiff.diffusion.likelihood.information import Information, tiles
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.formats.regions import Region
 from dnadiff.genomics import scores
 from dnadiff.genomics import tracks as files
 from dnadiff.jobs.journal import ResumableOutput
-from dnadiff.likelihood import information
-from dnadiff.likelihood.information import Information, tiles
-from dnadiff.noise import LogLinear
-from dnadiff.process import AbsorbingProcess
+from dnadiff.networks.backbone.mamba import Mamba
 
 TOKENIZER = DNATokenizer()
 VOCAB = TOKENIZER.vocab

@@ -5,10 +5,10 @@ import gzip
 import numpy as np
 import pytest
 
+from dnadiff.diffusion.likelihood import information
 from dnadiff.genomics import scores
-from dnadiff.likelihood import information
+from dnadiff.genomics.variants import effects
 from dnadiff.supervised import features
-from dnadiff.variant_effect import effects
 
 CPU = "accelerator=cpu"
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import dnadiff
+from dnadiff.design.rewards.composition import GCContent
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.metrics.composition import pareto_front
-from dnadiff.metrics.designs import header_facts, mean_hamming
+from dnadiff.genomics.metrics.composition import pareto_front
+from dnadiff.genomics.metrics.designs import header_facts, mean_hamming
 from dnadiff.report import designs
 from dnadiff.report.designs import described
 from dnadiff.report.figures import panel
 from dnadiff.report.panels import bin_edges, tradeoff
-from dnadiff.reward.composition import GCContent
 
 RUN = [
     "reward=gc",
@@ -248,13 +248,13 @@ def test_values_on_a_grid_are_in_the_middle_of_bins():
 
 def test_configurations_in_words():
     sites = {
-        "_target_": "dnadiff.reward.restriction.RestrictionSites",
+        "_target_": "dnadiff.design.rewards.restriction.RestrictionSites",
         "enzymes": ["EcoRI", "BsaI"],
         "file": None,
         "trust": [],
     }
     weighted = {
-        "_target_": "dnadiff.reward.weighted.Weighted",
+        "_target_": "dnadiff.design.rewards.weighted.Weighted",
         "terms": {"sites": sites},
         "both": True,
     }

@@ -27,7 +27,7 @@ from dnadiff import finetune
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.sequences import Record
-from dnadiff.kmers import reverse_complement
+from dnadiff.genomics.kmers import reverse_complement
 
 SPEC = importlib.util.spec_from_file_location(
     "design_promoters", Path(halves.__file__).with_name("promoters.py")

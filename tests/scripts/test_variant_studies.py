@@ -1,5 +1,5 @@
-"""The parts of scripts/studies/variants that can be checked without a trained model, and the shortest
-studies on a tiny one."""
+"""The parts of scripts/studies/variants that can be checked without a trained model, and the
+shortest studies on a tiny one."""
 
 import argparse
 import json
@@ -21,9 +21,9 @@ import study
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.sequences import Record
-from dnadiff.kmers import UNKNOWN
-from dnadiff.markov.model import BackoffMarkov
-from dnadiff.variant_effect.variant import Sequences
+from dnadiff.genomics.kmers import UNKNOWN
+from dnadiff.genomics.markov.model import BackoffMarkov
+from dnadiff.genomics.variants.variant import Sequences
 
 LETTERS = "ACGTTGACCATGNAACGGTTAACCGGATATCC"
 

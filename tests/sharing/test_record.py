@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dnadiff.diffusion.likelihood import evaluation
 from dnadiff.export import export
 from dnadiff.info import info, show
-from dnadiff.likelihood import evaluation
 from dnadiff.options.command import compose
 from dnadiff.sharing import folder, record
 from dnadiff.weights import checkpoint

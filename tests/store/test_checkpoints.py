@@ -13,7 +13,7 @@ import torch
 
 from dnadiff.config import build
 from dnadiff.data.run_data import run_data
-from dnadiff.likelihood.curve import StoredCurve
+from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.store import remote
 from dnadiff.store.files import resolve
 from dnadiff.store.remote import LostError

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import dnadiff
-from dnadiff.backbone.mamba import Mamba
+from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.supervised import results as module
 from dnadiff.supervised.results import SOURCES, code_version
 
@@ -23,7 +23,12 @@ COMPUTING = [
     "protocol",
     "training",
 ]
-WITHOUT_INFLUENCE = {"dnadiff.bootstrap", "dnadiff.config", "dnadiff.checks", "dnadiff.fields"}
+WITHOUT_INFLUENCE = {
+    "dnadiff.genomics.bootstrap",
+    "dnadiff.config",
+    "dnadiff.checks",
+    "dnadiff.fields",
+}
 
 
 def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, monkeypatch):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.backbone.base import CausalBackbone
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.caduceus_ps import CaduceusPS
-from dnadiff.backbone.dit import DiT
-from dnadiff.backbone.mamba import Mamba
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import CausalDenoiser, Denoiser
+from dnadiff.diffusion.denoiser import CausalDenoiser, Denoiser
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.networks.backbone.base import CausalBackbone
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.supervised.classifier import keep_first_layers
 from dnadiff.supervised.features import POOLS, Embedder, Embeddings, pool_of
 

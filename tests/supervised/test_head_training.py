@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.supervised import head_training
 from dnadiff.supervised.classifier import Classifier, HeadInputs, build_classifier
 from dnadiff.supervised.head.conv import ConvHead

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
 from dnadiff.supervised.items import Items, TaskData, no_report
 from dnadiff.supervised.layers import decayed_groups

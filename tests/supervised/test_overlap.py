@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kmers import KmerSet, reverse_complement
+from dnadiff.genomics.kmers import KmerSet, reverse_complement
 from dnadiff.supervised import overlap
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold

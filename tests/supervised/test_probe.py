@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.caduceus_ps import CaduceusPS
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.baselines import LinearProbe, NearestNeighbors, embed
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows
 from dnadiff.supervised.targets.regression import RegressionTarget

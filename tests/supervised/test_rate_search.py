@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.networks import FineTunedModel
 from dnadiff.supervised.targets.regression import RegressionTarget

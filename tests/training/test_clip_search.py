@@ -13,15 +13,15 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.draws import Draws
-from dnadiff.noise import LogLinear
-from dnadiff.objective.block_mdlm import BlockMDLM
-from dnadiff.objective.masking import Clipped
-from dnadiff.objective.mdlm import MDLM
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
+from dnadiff.diffusion.objective.masking import Clipped
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.options.command import compose
-from dnadiff.process import AbsorbingProcess
 from dnadiff.training import clip_search
 from dnadiff.training.clip_search import ClipSearch, candidates, least_variance, sums_by_count
 from dnadiff.training.module import DiffusionModule

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.draws import hash64
-from dnadiff.noise import LogLinear
-from dnadiff.objective.base import Loss
-from dnadiff.objective.masking import Bernoulli, ExactCount
-from dnadiff.process import AbsorbingProcess
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import Loss
+from dnadiff.diffusion.objective.masking import Bernoulli, ExactCount
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.training.module import DiffusionModule
-from dnadiff.vocab import Vocab
 
 
 @pytest.mark.parametrize(("world", "accumulated"), [(1, 1), (2, 1), (1, 3), (2, 3)])

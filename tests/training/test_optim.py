@@ -2,7 +2,7 @@ import copy
 
 from torch import nn
 
-from dnadiff.backbone.mixer import Direction
+from dnadiff.networks.backbone.mixer import Direction
 from dnadiff.training.optim import parameter_groups
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.caduceus_ps import CaduceusPS
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.weights.layouts import (
     CaduceusFamily,
     caduceus_layout,

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dnadiff
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.diffusion.objective.mlm import MLM
+from dnadiff.diffusion.sampler.ancestral import Ancestral
 from dnadiff.export import export
-from dnadiff.objective.mlm import MLM
-from dnadiff.sampler.ancestral import Ancestral
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.weights import checkpoint
 from dnadiff.weights.checkpoint import check_of, portable_data
 from dnadiff.weights.published import export_published, load_published
@@ -173,7 +173,7 @@ FOUND = {
         (
             {
                 "backbone": {
-                    "_target_": "dnadiff.backbone.caduceus.Caduceus",
+                    "_target_": "dnadiff.networks.backbone.caduceus.Caduceus",
                     "d_model": 16,
                     "n_layers": 10**6,
                 }

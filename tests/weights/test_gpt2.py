@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.weights import published
 
 VOCAB = Vocab(62, 60, 61, (60, 61))  # the 60 tokens of the parity file, a mask and padding

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.backbone.caduceus import Caduceus
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 

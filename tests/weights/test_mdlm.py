@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint, published
 from dnadiff.weights.layouts import MDLMFamily, published_layout
 from dnadiff.weights.published import load_published
@@ -169,7 +169,7 @@ def test_the_config_of_a_layout_describes_the_network():
     network = DiT(PADDED, 16, 2, 2, 8, dropout=0.3, max_length=7)
     described = MDLMFamily().backbone(published_layout(network).config, PADDED)
     assert described == {
-        "_target_": "dnadiff.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "dropout": 0.3, "max_length": 7,
+        "_target_": "dnadiff.networks.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "dropout": 0.3, "max_length": 7,
     }  # fmt: skip
     assert MDLMFamily().implied_vocab({"vocab_size": 33}) == Vocab(33, 32, 32, (32,))
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.denoiser import Denoiser
-from dnadiff.objective.mdlm import MDLM
-from dnadiff.objective.mlm import MLM
+from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.diffusion.objective.mdlm import MDLM
+from dnadiff.diffusion.objective.mlm import MLM
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published, load_published
 

@@ -33,9 +33,9 @@ from dnadiff.data.windows import (
     Window,
     bits,
 )
-from dnadiff.draws import hash64
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.vocab import Vocab
 
 
 class PaddedCutter:

@@ -25,8 +25,8 @@ from dnadiff.data.intervals import Interval, Tile
 from dnadiff.data.records import Cutter, RecordLayout, Records, StoredRecords, TokenTable
 from dnadiff.data.text.tokenized import Ends, TokenizedDocuments
 from dnadiff.data.windows import TiledWindows, shuffled
-from dnadiff.draws import hash64
-from dnadiff.vocab import Vocab
+from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.vocab import Vocab
 
 
 class TokenStream(StoredRecords):

@@ -1,4 +1,5 @@
-"""Subword tokenizers, defined by a `tokenizer.json` as of BERT and GPT-2, and sources of tokenizers.
+"""Subword tokenizers, defined by a `tokenizer.json` as of BERT and GPT-2, and sources of
+tokenizers.
 
 Nothing is read before `load`: evaluating a checkpoint, which contains the complete
 `tokenizer.json`, needs no files. The package `tokenizers` is imported when first needed. It ends in
@@ -27,9 +28,9 @@ from typing_extensions import override
 from dnadiff.checks import is_integer
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import CharTokenizer, one_sequence
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
-from dnadiff.vocab import Vocab
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,9 +17,9 @@ from typing_extensions import override
 from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
 from dnadiff.design.request import Target
 from dnadiff.design.reward import CountedReward
-from dnadiff.draws import Draws, float64_device
-from dnadiff.process import AbsorbingProcess, Process
-from dnadiff.sampler.base import Configurable, CountedDenoiser, Sampler, draw_in_chunks
+from dnadiff.diffusion.draws import Draws, float64_device
+from dnadiff.diffusion.process import AbsorbingProcess, Process
+from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, Sampler, draw_in_chunks
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.method.base import BatchMethod, DesignMethod, DesignRun, Goal
+from dnadiff.diffusion.sampler.base import draw_in_chunks, time_of
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.sampler.base import draw_in_chunks, time_of
 
 
 @checked

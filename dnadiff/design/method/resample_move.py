@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.categorical import NoMassError
 from dnadiff.design.generate import (
     ConditionalSampler,
     SampleBatch,
@@ -21,8 +20,9 @@ from dnadiff.design.generate import (
 )
 from dnadiff.design.method.base import BatchMethod, DesignRun, Goal
 from dnadiff.design.method.metropolis import Move, check_both_sides
+from dnadiff.diffusion.categorical import NoMassError
+from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Fraction, PositiveInt, checked
-from dnadiff.sampler.base import Sampler
 
 
 @checked

@@ -30,8 +30,8 @@ from typing_extensions import override
 
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.method.base import BatchMethod, DesignRun, Goal
+from dnadiff.diffusion.sampler.base import PlannedSampler, time_left, time_of
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.sampler.base import PlannedSampler, time_left, time_of
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Particles:
     Attributes:
         x: (B, L) tokens.
         step: (B, L) the step at which each position is unmasked.
-        left: (B, K) for networks conditioned on time, see `dnadiff.sampler.base.Plan`; or None.
+        left: (B, K) for networks conditioned on time, see `dnadiff.diffusion.sampler.base.Plan`; or
+            None.
         log_weight: (B,) float64.
         log_potential: (B,) float64, of the reward alone.
         log_mass: (B,) float64, of the constraints.

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.bootstrap import ConfidenceInterval
 from dnadiff.config import Json
+from dnadiff.genomics.bootstrap import ConfidenceInterval
 from dnadiff.supervised.intervals import bootstrap_p_value, metric_interval
 from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, title
 from dnadiff.supervised.targets.estimators import Estimators

@@ -47,7 +47,8 @@ _LABEL_VALUES = {
 
 
 class ClassProbabilities(Predicted):
-    """Predictions of S sequences by the classifiers of R seeds: `each_seed` are log-probabilities."""
+    """Predictions of S sequences by the classifiers of R seeds: `each_seed` are
+    log-probabilities."""
 
     tally_header: ClassVar[tuple[str, ...]] = ("predicted", "number", "of all")
 

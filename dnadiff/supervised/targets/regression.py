@@ -48,9 +48,9 @@ class RegressionLoss(NamedTuple):
     unlink: Callable[[Tensor], Tensor] = lambda predictions: predictions
 
 
-# Huber's loss is squared up to one standard deviation, then linear. That of counts is their negative
-# log-likelihood without the term that depends on the labels alone; the outputs are logarithms of
-# rates.
+# Huber's loss is squared up to one standard deviation, then linear. That of counts is their
+# negative log-likelihood without the term that depends on the labels alone; the outputs are
+# logarithms of rates.
 LOSSES = {
     "mse": RegressionLoss(nn.functional.mse_loss),
     "poisson": RegressionLoss(

@@ -14,7 +14,7 @@ import study
 from designers import BASELINE, METHODS, PEERS, TRANSFERRED, UNGUIDED
 from matplotlib.axes import Axes
 
-from dnadiff.metrics import composition
+from dnadiff.genomics.metrics import composition
 
 ORACLE, LOG_PROB, MATCH, NEAREST = "A", "log p per base", "longest match", "nearest promoter"
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)

@@ -19,7 +19,6 @@ import peer_methods as peers
 import torch
 from typing_extensions import override
 
-from dnadiff import likelihood
 from dnadiff.design.designer import Designer
 from dnadiff.design.generate import SampleBatch, systematic_resample
 from dnadiff.design.method.base import DesignMethod
@@ -31,9 +30,10 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Request, from_text, starting_from
 from dnadiff.design.reward import CountedReward, Reward, Values
-from dnadiff.likelihood.estimators import WindowBatch
+from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.likelihood.estimators import WindowBatch
+from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.model import Model
-from dnadiff.sampler.grouped import Grouped
 
 UNGUIDED, BASELINE, POOL = "unguided", "best_of_n", "top of the pool"
 BATCH = 40  # designs of a batch, and particles of a population

@@ -44,8 +44,8 @@ from designers import BASELINE, METHODS, POOL, Settings
 
 import dnadiff
 from dnadiff.data.run_data import run_data
-from dnadiff.metrics import memorization
-from dnadiff.reward.predicted import PredictedReward
+from dnadiff.design.rewards.predicted import PredictedReward
+from dnadiff.genomics.metrics import memorization
 from dnadiff.training.memory import peak_memory
 
 FULL = {

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dnadiff.bootstrap import student_t
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kmers import UNKNOWN, reverse_complement
-from dnadiff.markov.model import BackoffMarkov
+from dnadiff.genomics.bootstrap import student_t
+from dnadiff.genomics.kmers import UNKNOWN, reverse_complement
+from dnadiff.genomics.markov.model import BackoffMarkov
 
 Scores = Mapping[str, np.ndarray]
 Measure = Callable[[np.ndarray, np.ndarray], float]

@@ -23,8 +23,8 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.kernels.facade import choose_threads
-from dnadiff.likelihood.held_out import fit_markov
+from dnadiff.diffusion.likelihood.held_out import fit_markov
+from dnadiff.networks.kernels.facade import choose_threads
 from dnadiff.options.command import compose, keep_freed_memory
 from dnadiff.progress import configure_logging
 from dnadiff.store.disk import atomic_write
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.markov.model import BackoffMarkov
+    from dnadiff.genomics.markov.model import BackoffMarkov
+    from dnadiff.genomics.variants.base import VariantMethod
     from dnadiff.model import Model
-    from dnadiff.variant_effect.base import VariantMethod
 
 ECOLI = "bundled:ecoli_K12_MG1655.fa.gz"
 _SHOWN = 16  # digits of a hash

@@ -12,7 +12,7 @@ from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.draws import Draws
+from dnadiff.diffusion.draws import Draws
 from dnadiff.options.command import compose
 from dnadiff.training.module import TrainingData
 from dnadiff.weights.loaded import build_denoiser

@@ -3,9 +3,9 @@ import copy
 import pytest
 import torch
 
-from dnadiff.backbone.caduceus import Caduceus
-from dnadiff.backbone.dit import DiT
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.layers import Frozen, LoRA
 from dnadiff.supervised.networks import FineTunedModel

@@ -1,0 +1,218 @@
+"""The prediction of a fine-tuned model as a reward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from dnadiff.design.reward import Reward, Values
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.supervised import saved
+from dnadiff.supervised.classifier import Classifier
+
+log = logging.getLogger("dnadiff")
+
+
+class PredictedReward(Reward):
+    """The prediction of a run of `python -m dnadiff.finetune`, averaged over its seeds.
+
+    It is the log-odds of a class or a label, or a value on the scale of the task's transform.
+    Sequences are read in the orientation that they are given in, and on both strands unless the
+    task is stranded. A difference of two models is a `WeightedSum`.
+
+    Args:
+        checkpoint: the run folder, or a folder in its `models`.
+        output: the class, label or column; None is the only one, or the second of two classes.
+        batch_size: None is that of fine-tuning.
+        device: of the network.
+        trust: packages besides dnadiff whose classes the fine-tuned run may name.
+
+    Raises:
+        FileNotFoundError, ValueError: if there is no fine-tuned model of that name, or it has no
+            such output.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        output: str | None = None,
+        batch_size: int | None = None,
+        device: str = "cpu",
+        trust: Sequence[str] = (),
+    ) -> None:
+        self.checkpoint, self.output, self.batch_size, self.device, self.trust = (
+            checkpoint,
+            output,
+            batch_size,
+            device,
+            trust,
+        )
+        self._model, self._is_length_logged = saved.load(checkpoint, trust, device), False
+        try:
+            self._number = self._model.number_of(output)
+        except ValueError as error:
+            raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
+
+    @override
+    def check_length(self, length: int) -> None:
+        limits, got = self._model.limits, f"and designs have {length:,}"
+        if limits.fixed is not None and length != limits.fixed:
+            takes = (
+                f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; "
+                "set "
+                f"length={limits.fixed}"
+            )
+            raise ValueError(
+                f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length"
+            )
+        if limits.maximum is not None and length > limits.maximum:
+            takes = (
+                f"its network takes at most {limits.maximum:,} bases, {got}; set "
+                f"length={limits.maximum} or less"
+            )
+            raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}")
+        if length != self._model.longest and not self._is_length_logged:
+            log.warning(
+                f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most "
+                f"{self._model.longest:,} bases, {got}; predictions "
+                "may be less accurate at other lengths"
+            )
+            self._is_length_logged = True
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        return {str(member.folder): member.sha256 for member in self._model.members}
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        self._check(sequences)
+        each_seed = self._model.predict(sequences, self.batch_size).each_seed
+        return (
+            self._model.target.contrast(torch.from_numpy(each_seed).double())[..., self._number]
+            .mean(0)
+            .numpy()
+        )
+
+    @property
+    @override
+    def has_gradient(self) -> bool:
+        return True
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        self._check(sequences)
+        ids = torch.from_numpy(
+            np.stack([self._model.encode("sequence", text) for text in sequences]).astype(np.int64)
+        ).to(self.device)
+        bases = torch.from_numpy(
+            self._model.tokenizer.ids_from_bases(range(4)).astype(np.int64)
+        ).to(self.device)
+        size, values, slopes = self.batch_size or self._model.batch_size, [], []
+        for part in ids.split(size):
+            found = [
+                self._of_seed(member.classifier, part, bases) for member in self._model.members
+            ]
+            values.append(torch.stack([value for value, _ in found]).mean(0))
+            slopes.append(torch.stack([slope for _, slope in found]).mean(0))
+        return torch.cat(values).double().cpu().numpy(), torch.cat(slopes).double().cpu().numpy()
+
+    def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+        """The reward (B,) by one seed, and its gradient (B, L, 4)."""
+        both = not (self._model.stranded or classifier.invariant)
+        # A further row shows which strand is embedded, also if all others are their own reverse
+        # complements.
+        ids = torch.cat([ids, _asymmetric(ids[:1], bases)])
+        strands = [ids, classifier.vocab.reverse_complement(ids)] if both else [ids]
+        with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
+            predictions = classifier.target.predictions([classifier(strand) for strand in strands])
+            value = self._model.target.contrast(predictions.double())[..., self._number]
+            return value.detach()[:-1], read.gradient(value.sum(), bases)[:-1]
+
+    def _check(self, sequences: Sequence[str]) -> None:
+        for text in sequences:
+            self._model.limits.check("the design", len(text), len(text))
+
+
+def _asymmetric(ids: Tensor, bases: Tensor) -> Tensor:
+    """Ids of the same shape (1, L) that are neither their reverse, nor their complement, nor their
+    reverse complement, from two tokens on."""
+    row = torch.full_like(ids, int(bases[0]))
+    row[:, -1] = bases[1]
+    return row
+
+
+class _Read(NamedTuple):
+    """Rows of an embedding that are one of the strands."""
+
+    embedded: Tensor
+    rows: slice
+    weight: Tensor
+    reverse: bool
+    tokens: Tensor
+
+
+class _Embeddings(TorchFunctionMode):
+    """Records how a network embeds token ids, so that a value can be differentiated with respect to
+    the one-hot sequence.
+
+    An embedding is linear in the one-hot sequence: the gradient of token v at a position is the
+    product of the gradient of what was embedded there and the embedding of v. Networks also embed
+    the other strand, alone or in one batch with the first; its positions are mapped back.
+    """
+
+    def __init__(self, ids: Tensor, vocab: Vocab) -> None:
+        super().__init__()
+        complement = torch.tensor(vocab.complement, device=ids.device)
+        self.ids, self.identity, self.complement = (
+            ids,
+            torch.arange(vocab.size, device=ids.device),
+            complement,
+        )
+        self.read: list[_Read] = []
+
+    @override
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **(kwargs or {}))
+        number = len(self.ids)
+        if (
+            func is functional.embedding
+            and args[0].shape[1:] == self.ids.shape[1:]
+            and len(args[0]) % number == 0
+        ):
+            embedded = found.detach().requires_grad_()
+            for start in range(0, len(args[0]), number):
+                rows = slice(start, start + number)
+                self.read.append(
+                    _Read(embedded, rows, args[1].detach(), *self._strand(args[0][rows]))
+                )
+            return embedded
+        return found
+
+    def _strand(self, ids: Tensor) -> tuple[bool, Tensor]:
+        """Whether ids are in reverse order, and the map of tokens that they went through."""
+        for reverse in (False, True):
+            for tokens in (self.identity, self.complement):
+                if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
+                    return reverse, tokens
+        raise ValueError(
+            "this network reads the sequence in an order whose gradient is not known; set "
+            "method.gradient=false"
+        )
+
+    def gradient(self, value: Tensor, bases: Tensor) -> Tensor:
+        """The gradient (B, L, 4) of a value with respect to the one-hot bases."""
+        total = torch.zeros(*self.ids.shape, len(bases), device=self.ids.device)
+        slopes = torch.autograd.grad(value, [one.embedded for one in self.read], allow_unused=True)
+        for slope, one in zip(slopes, self.read):
+            if slope is not None:
+                change = slope[one.rows] @ one.weight[one.tokens[bases]].T.to(slope)
+                total += change.flip(1) if one.reverse else change
+        return total

@@ -1,0 +1,50 @@
+"""Likelihoods of given sequences: the NELBO with error bars, by enumeration for short sequences,
+and both strands.
+
+`estimates` holds results and their errors, `estimators` computes them: by Monte Carlo, by the chain
+rule, in a deterministic order, or from all masks. `strands` evaluates the other strand and predicts
+masked sites, `information` the information content of each base, `records` scores records as a
+stream. `curve` computes what sampling with K network calls costs, `held_out` prepares windows of
+data, `evaluation` puts the report of `dnadiff.evaluate` together."""
+
+from dnadiff.diffusion.likelihood.estimates import Likelihood
+from dnadiff.diffusion.likelihood.estimators import (
+    ORDERS,
+    WindowBatch,
+    all_masked,
+    chain_rule,
+    check_num_draws,
+    estimate,
+    estimate_to,
+    exact_curve,
+    exact_nelbo,
+    one_draw,
+    ordered,
+)
+from dnadiff.diffusion.likelihood.strands import (
+    Conjoined,
+    OtherStrand,
+    ReverseComplemented,
+    both_strands,
+    site_log_probs,
+)
+
+__all__ = [
+    "ORDERS",
+    "Conjoined",
+    "Likelihood",
+    "OtherStrand",
+    "ReverseComplemented",
+    "WindowBatch",
+    "all_masked",
+    "both_strands",
+    "chain_rule",
+    "check_num_draws",
+    "estimate",
+    "estimate_to",
+    "exact_curve",
+    "exact_nelbo",
+    "one_draw",
+    "ordered",
+    "site_log_probs",
+]

@@ -1,0 +1,679 @@
+"""h(n), the mean cross-entropy of a masked token when n random other tokens are visible, and the
+expected code length of sampling with K network calls.
+
+Unmasking groups of s_1, ..., s_K tokens costs sum_k s_k h(n_k) nats in expectation, with n_k = s_1
++ ... + s_{k-1}. Given the random order this is exact; if the order is not given, it is an upper
+bound on -log p of the sampler. One token per call gives the NELBO, one call for all tokens gives L
+h(0). The formula holds for `sampler=grouped` at temperature 1 without truncation or guidance, not
+for orders that depend on the tokens.
+
+`CurveSums` fits the curve to measurements, `code_length_table` is what `evaluate` reports and
+stores next to a checkpoint, and `StoredCurve` chooses numbers of groups from it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dnadiff.config import Json
+from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
+from dnadiff.fields import PositiveInt, check_value, is_number
+from dnadiff.genomics.bootstrap import MIN_BLOCKS, blocks
+from dnadiff.weights.tensors import fingerprint
+
+_CANDIDATES = 1024  # group boundaries that the dynamic program considers
+# fraction of the structure that samples may lose when the number of groups is chosen automatically
+MAX_LOST = 0.02
+
+
+def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
+    """Sizes of the groups that `dnadiff.diffusion.sampler.grouped.Grouped` unmasks: `(K,)`, their
+    sum is `length`.
+
+    Raises:
+        ValueError: if there are more groups than tokens, or none.
+    """
+    _check_groups(length, num_groups)
+    starts = -(-np.arange(num_groups + 1) * length // num_groups)  # rank r is in group r K // L
+    return np.diff(starts)
+
+
+def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
+    """`optimal_sizes_for` a single number of groups."""
+    return optimal_sizes_for(h, [num_groups])[num_groups]
+
+
+def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, np.ndarray]:
+    """Sizes of K groups that minimize the code length under `h (L,)`, for each K: `(K,)` in
+    unmasking order, their sum is L.
+
+    Dynamic programming over boundaries: best(k, m) = min_j best(k - 1, j) + (m - j) h(j). For more
+    than 1,024 tokens, boundaries are multiples of about L/1024.
+
+    Raises:
+        ValueError: if there are more groups than tokens, or none.
+    """
+    length, largest = len(h), max(group_counts)
+    for num_groups in group_counts:
+        _check_groups(length, num_groups)
+    boundary = np.unique(
+        np.round(np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)).astype(
+            np.int64
+        )
+    )
+    size = boundary[None, :] - boundary[:-1, None]  # (from, to)
+    step = np.where(size > 0, size * h[boundary[:-1], None], np.inf)
+    best, back = np.full(len(boundary), np.inf), []
+    best[0] = 0.0
+    for _ in range(largest):
+        total = best[:-1, None] + step
+        back.append(total.argmin(0))
+        best = total.min(0)
+    sizes = {}
+    for num_groups in group_counts:
+        at, ends = len(boundary) - 1, []
+        for k in range(num_groups - 1, -1, -1):
+            ends.append(boundary[at])
+            at = back[k][at]
+        sizes[num_groups] = np.diff([0, *reversed(ends)])
+    return sizes
+
+
+def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
+    """sum_k s_k h(n_k) in nats, for `h (L,)` at n = 0 .. L-1 and `sizes (K,)` in unmasking order.
+
+    Raises:
+        ValueError: if the sizes are not positive or do not add up to L.
+    """
+    sizes = np.asarray(sizes)
+    if (sizes < 1).any() or sizes.sum() != len(h):
+        raise ValueError(
+            f"sizes of {len(sizes)} groups add up to {sizes.sum()}; they must be positive and add "
+            f"up to the {len(h)} tokens"
+        )
+    visible = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    return float((sizes * h[visible]).sum())
+
+
+def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
+    """The cost of T ancestral steps in nats: the discrete-time NELBO (arXiv 2406.07524v2, section
+    3.3), as a code of random groups.
+
+    The step from t to s unmasks each token with probability alpha_s - alpha_t, when Binomial(L - 1,
+    alpha_t) others are visible.
+
+    Args:
+        h: (L,) as in `code_length`.
+        alpha: (T + 1,) at the times 0, 1/T, ..., 1; the first is taken as 1 and the last as 0,
+            because all tokens are unmasked in the end.
+
+    Raises:
+        ValueError: if alpha increases.
+    """
+    alpha, others = np.asarray(alpha, dtype=float).copy(), len(h) - 1
+    alpha[0], alpha[-1] = 1.0, 0.0
+    if len(alpha) < 2 or (np.diff(alpha) > 0).any():
+        raise ValueError("alpha must hold at least the times 0 and 1, and must not increase")
+    n = np.arange(len(h))
+    log_choose = np.array(
+        [math.lgamma(others + 1) - math.lgamma(k + 1) - math.lgamma(others - k + 1) for k in n]
+    )
+    nats = 0.0
+    for before, now in itertools.pairwise(alpha):  # s, t
+        log_visible, log_masked = math.log(max(now, 1e-300)), math.log1p(-min(now, 1 - 1e-15))
+        nats += (before - now) * (
+            np.exp(log_choose + n * log_visible + (others - n) * log_masked) * h
+        ).sum()
+    return len(h) * float(nats)
+
+
+def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> float:
+    """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if
+    there is no structure to lose.
+
+    `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see
+    those before them.
+    """
+    nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
+    return (
+        float((nats - nelbo) / (independent - nelbo))
+        if independent - nelbo > 1e-12 * independent
+        else math.nan
+    )
+
+
+def fewest_groups(
+    h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None
+) -> np.ndarray | None:
+    """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure:
+    `(K,)`; None without structure to lose.
+
+    `alone` is as in `lost_structure`.
+    """
+    if math.isnan(lost_structure(h, 0.0, alone)):
+        return None
+
+    def enough(sizes: np.ndarray) -> bool:
+        return lost_structure(h, code_length(h, sizes), alone) <= max_lost + 1e-12
+
+    equal = next(sizes for k in range(1, len(h) + 1) if enough(sizes := uniform_sizes(len(h), k)))
+    if not optimal:
+        return equal
+    best = optimal_sizes_for(h, range(1, len(equal) + 1))
+    return next((best[k] for k in sorted(best) if enough(best[k])), equal)
+
+
+def curve_from(content: Json, length: int) -> np.ndarray:
+    """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal
+    fractions of visible tokens.
+
+    At the length of the table this is the measured h. At other lengths it assumes that h depends on
+    n/L only.
+    """
+    visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
+    bits = np.interp(
+        np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float)
+    )
+    return np.minimum.accumulate(bits) * math.log(2)
+
+
+def optimal_sizes_help(content: Json, num_groups: int) -> bool:
+    """Whether optimal sizes cost less than equal ones on windows not used to choose them, at the
+    nearest K of a `code_length_table`."""
+    rows = [row for row in content.get("rows", ()) if row["groups"] > 1]
+    nearest = min(rows, key=lambda row: abs(math.log(row["groups"] / num_groups)), default=None)
+    return nearest is not None and nearest["optimal"]["bits"] < nearest["uniform"]["bits"]
+
+
+def _check_groups(length: int, num_groups: int) -> None:
+    if not 1 <= num_groups <= length:
+        raise ValueError(
+            f"num_groups {num_groups} must be from 1 to {length}, the number of tokens"
+        )
+
+
+NUM_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
+APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for other orders"
+
+
+def stored_points(length: int) -> np.ndarray:
+    """The n at which a `code_length_table` stores h: dense at both ends, where h may be steep, and
+    sparse in the middle."""
+    near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1
+    return np.unique([*near, *(length - 1 - near)])
+
+
+@dataclass(frozen=True)
+class CurveSums:
+    """Measurements of h, summed over the windows of each of U units of the bootstrap, to which
+    smooth curves are fitted.
+
+    Attributes:
+        cells: rows are units.
+        tokens: (U,) tokens of each unit.
+        start: (U,) nats of these tokens at h(0), exact.
+        nats: (U,) nats of these tokens at the NELBO: the mean over draws.
+        length: L, tokens of a sequence; of a block, where "sequences" are blocks that see those
+            before them.
+        alone: h(0) without any context, where sequences are blocks; None is h(0).
+    """
+
+    cells: Cells
+    tokens: Floats
+    start: Floats
+    nats: Floats
+    length: int
+    alone: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        masked: np.ndarray,
+        nats: np.ndarray,
+        start: np.ndarray,
+        tokens: np.ndarray,
+        unit: np.ndarray,
+        length: int,
+    ) -> CurveSums:
+        """From one measurement for each sequence and draw.
+
+        Args:
+            masked: (S, draws) masked tokens of each sequence.
+            nats: (S, draws) mean cross-entropy of the masked tokens.
+            start: (S,) h(0) of each sequence.
+            tokens: (S,) tokens of each sequence.
+            unit: (S,) unit of the bootstrap, 0..U-1.
+        """
+        row, a, zero = (
+            np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start)
+        )
+        cells = Cells.of(row, a, masked.ravel(), nats.ravel(), zero, length)
+        of_units, zeros, means = (
+            _per_unit(unit, each) for each in (tokens, tokens * start, tokens * nats.mean(1))
+        )
+        return cls(cells, of_units, zeros, means, length)
+
+    @classmethod
+    def from_estimates(cls, result: Likelihood, start: Likelihood | None, length: int) -> CurveSums:
+        """From estimates in count form of windows of `length` tokens, and `likelihood.all_masked`
+        of the same windows.
+
+        The curve of a block diffusion model is that of a block; `start` is not needed, because
+        `likelihood.estimate` measured it.
+
+        Raises:
+            ValueError: if there are no measurements: see `Likelihood.check_curve`.
+        """
+        result.check_curve()
+        unit, of_blocks = blocks(len(result.available), result.block_size), result.by_block
+        if of_blocks is None:
+            assert start is not None
+            used = result.available > 0
+            tokens, zero = result.available[used], start.per_sequence()[used]
+            return cls.of(
+                result.counts[used],
+                result.cross_entropy()[used],
+                zero / tokens,
+                tokens,
+                unit[used],
+                length,
+            )
+        cells = of_blocks.cells._replace(row=unit[of_blocks.cells.row])
+        alone = of_blocks.first_start / max(of_blocks.first_tokens, 1)
+        of_units, zeros, means = (
+            _per_unit(unit, each)
+            for each in (result.available, of_blocks.start, result.per_sequence())
+        )
+        return cls(Cells.joined([cells]), of_units, zeros, means, of_blocks.length, alone)
+
+    def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:
+        """h(0) .. h(L - 1), piecewise linear between means over bins of n; their sum is the NELBO
+        of the draws.
+
+        h(0) is measured without Monte Carlo error and is used as it is. Elsewhere a bin holds the
+        mean difference from each sequence's own h(0), which has less variance when few tokens are
+        visible. Bins are single counts at both ends, where h may be steep; they widen with the
+        distance from the ends and where draws are few. An increase of h with n is treated as noise
+        and removed, unless it exceeds three standard deviations: on data unlike its training data,
+        a network can do worse with more context.
+
+        Args:
+            weight: (U,) bootstrap weights of the units; None is 1.
+            coarse: use bins of twice the size, to estimate the bias of the bins.
+        """
+        return self._fits(
+            np.ones((1, len(self.tokens))) if weight is None else weight[None], coarse
+        )[0]
+
+    def _fits(self, weights: Floats, coarse: bool = False) -> Floats:
+        """`fit` for each row of `weights (R, U)`: (R, L)."""
+        cells, length, units = self.cells, self.length, len(self.tokens)
+        tokens = weights @ self.tokens
+        h0, nelbo = weights @ self.start / tokens, weights @ self.nats / tokens
+        inner = cells.n > 0
+        n, row = cells.n[inner], cells.row[inner]
+        if length == 1 or not len(n):
+            return np.repeat(h0[:, None], length, 1)
+        edges = _edges(np.bincount(n, cells.number[inner], length))
+        edges = np.append(edges[:-1:2], edges[-1]) if coarse else edges
+        bins = len(edges) - 1
+        place = row * bins + np.searchsorted(edges, n, "right") - 1
+
+        def binned(values: Floats, weights: Floats) -> Floats:
+            return weights @ np.bincount(place, values[inner], units * bins).reshape(
+                units, bins
+            )  # (R, bins)
+
+        total, squares = binned(cells.tokens, weights), binned(cells.squares, weights**2)
+        n_sum, rise, rise_squares = (
+            binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares)
+        )
+        each = zip(h0, nelbo, total, squares, n_sum, rise, rise_squares)
+        return np.stack([_through_bins(length, *sums) for sums in each])
+
+    def bootstrap_replicates(self, num_resamples: int = 100, seed: int = 0) -> Floats:
+        """Fits to resampled units, `(num_resamples, L)`: their spread is the error of the fit."""
+        units = len(self.tokens)
+        counts = np.random.default_rng(seed).multinomial(
+            units, np.full(units, 1 / units), size=num_resamples
+        )
+        return self._fits(counts[counts @ self.tokens > 0].astype(float))
+
+    def optimal_gains(self, group_counts: Sequence[int]) -> dict[int, float]:
+        """Cost of optimal minus equal sizes in nats, two-fold cross-validated: chosen on half of
+        the units, measured on the other half.
+
+        Measured on the curve that they were chosen on, optimal sizes would profit from its noise
+        and look too good.
+        """
+        halves = np.stack([np.arange(len(self.tokens)) % 2 == i for i in range(2)]).astype(float)
+        gains = dict.fromkeys(group_counts, 0.0)
+        if not (halves @ self.tokens).all():
+            return gains
+        first, second = self._fits(halves)
+        for chosen_on, measured_on in ((first, second), (second, first)):
+            for k, sizes in optimal_sizes_for(chosen_on, group_counts).items():
+                gains[k] += (
+                    code_length(measured_on, sizes)
+                    - code_length(measured_on, uniform_sizes(self.length, k))
+                ) / 2
+        return gains
+
+    def standard_error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
+        """Standard error of a number from its `values` in the `bootstrap_replicates`; None for
+        fewer than 5 units.
+
+        The bootstrap of n units underestimates by sqrt((n-1)/n), which is corrected. `bias` is the
+        bias of the number due to the bins.
+        """
+        n = int((self.tokens > 0).sum())
+        return (
+            None
+            if n < MIN_BLOCKS or np.isnan(values).any()
+            else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
+        )
+
+
+def _per_unit(unit: np.ndarray, values: np.ndarray) -> Floats:
+    """The sum of `values (S,)` over the sequences of each unit: (U,)."""
+    return np.bincount(unit, values).astype(np.float64)
+
+
+def _through_bins(
+    length: int,
+    h0: float,
+    nelbo: float,
+    total: Floats,
+    squares: Floats,
+    n: Floats,
+    rise: Floats,
+    rise_squares: Floats,
+) -> Floats:
+    """The curve (L,) through h(0) and the means of the bins, from sums over the measurements of
+    each bin, (bins,)."""
+    used = total > 0
+    if not used.any():
+        return np.full(length, h0)
+    total, squares = total[used], squares[used]
+    center, mean, second = n[used] / total, rise[used] / total, rise_squares[used] / total
+    variance = (second - mean**2).clip(min=1e-24) * squares / total**2
+    value = _without_noise_increases(h0 + mean, total, variance)
+    grid = np.arange(length)
+    h = np.interp(grid, [0, *center], [h0, *value])
+    if len(center) > 1:
+        slope = (value[-1] - value[-2]) / (center[-1] - center[-2])
+        h = np.where(grid > center[-1], np.maximum(value[-1] + slope * (grid - center[-1]), 0), h)
+    rest, now = length * nelbo - h0, h[1:].sum()
+    h[1:] = h[1:] * (rest / now) if now > 0 else rest / (length - 1)
+    return h
+
+
+def _edges(draws: np.ndarray) -> np.ndarray:
+    """Bins of n = 1 .. L-1, `(bins + 1,)` edges: one n at both ends, then a quarter of the distance
+    to the nearer end, up to L/64.
+
+    Bins are joined until each has 64 masked tokens in eight draws, with `draws (L,)` at each n, and
+    there are at most sqrt(draws)/2 of full size.
+    """
+    length = len(draws)
+    widest = max(1, round(length / np.clip(math.sqrt(draws.sum()) / 2, 2, 64)))
+    edges, now, tokens = [1], 0, 0
+    for n in range(1, length):
+        now, tokens = now + draws[n], tokens + draws[n] * (length - n)
+        if (
+            n + 1 - edges[-1] >= min(widest, max(1, min(edges[-1], length - n - 1) // 4))
+            and now >= 8
+            and tokens >= 64
+        ):
+            edges.append(n + 1)
+            now = tokens = 0
+    if edges[-1] < length:  # the remainder joins the last bin
+        edges = [*edges[:-1], length] if len(edges) > 1 else [1, length]
+    return np.array(edges)
+
+
+def _without_noise_increases(
+    values: np.ndarray, weights: np.ndarray, variances: np.ndarray
+) -> np.ndarray:
+    """The closest non-increasing sequence (isotonic regression), except where the values differ
+    from it significantly."""
+    from sklearn.isotonic import isotonic_regression
+
+    level, result = (
+        isotonic_regression(values, sample_weight=weights, increasing=False),
+        values.copy(),
+    )
+    pools = np.split(np.arange(len(values)), np.flatnonzero(np.diff(level)) + 1)
+    for pool in pools:
+        excess, freedom = (
+            float(((values[pool] - level[pool]) ** 2 / variances[pool]).sum()),
+            len(pool) - 1,
+        )
+        if excess <= freedom + 6 * math.sqrt(
+            2 * freedom
+        ):  # three standard deviations for a pair of bins
+            result[pool] = level[pool]
+    return result
+
+
+def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -> Json:
+    """The code length of K equal and of K optimal groups, for each K up to L, in bits per token
+    with standard errors."""
+    length, alone = sums.length, sums.alone
+    h, coarse, replicates = sums.fit(), sums.fit(coarse=True), sums.bootstrap_replicates()
+    group_counts = [k for k in num_groups if k <= length]
+    optimal, gains = optimal_sizes_for(h, group_counts), sums.optimal_gains(group_counts)
+    bit = length * math.log(2)
+
+    def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
+        """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of
+        twice the size err four times as much."""
+        totals = np.array([code_length(w, sizes) for w in replicates])
+        lost = np.array([lost_structure(w, t, alone) for w, t in zip(replicates, totals)])
+        fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)
+        fine_lost, coarse_lost = (
+            lost_structure(h, fine_nats, alone),
+            lost_structure(coarse, coarse_nats, alone),
+        )
+        nats, found = (
+            (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats, alone))
+        )
+        return {
+            "bits": nats / bit,
+            "se": sums.standard_error(totals / bit, (fine_nats - coarse_nats) / bit / 3),
+            "lost_structure": None if math.isnan(found) else found,
+            "lost_se": sums.standard_error(lost, (fine_lost - coarse_lost) / 3),
+        }
+
+    rows = []
+    for k in group_counts:
+        equal = uniform_sizes(length, k)
+        best = optimal[k] if gains[k] < 0 else equal
+        at_best = cost(best, code_length(h, equal) + min(gains[k], 0.0)) | {"sizes": best.tolist()}
+        rows.append({"groups": k, "uniform": cost(equal), "optimal": at_best})
+    at = stored_points(length)
+    return {
+        "length": length,
+        "applies_to": APPLIES_TO
+        if alone is None
+        else f"each block of sampler=block with {APPLIES_TO}",
+        "nelbo_bits": float(h.sum()) / bit,
+        "h0_bits": float(h[0]) / math.log(2),
+        "alone_bits": None if alone is None else alone / math.log(2),
+        "h": {
+            "visible": at.tolist(),
+            "bits": (h[at] / math.log(2)).tolist(),
+            "se": [sums.standard_error(replicates[:, n] / math.log(2)) for n in at.tolist()],
+        },
+        "rows": rows,
+    }
+
+
+FILE_NAME = "evaluate.json"
+OPTIMAL = "optimal"
+# What reading a file that something else wrote or damaged can raise.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+log = logging.getLogger("dnadiff")
+
+
+class StoredCurve:
+    """h(n) of a model, read from `evaluate.json` in the folder of its run at every use.
+
+    An evaluation of other weights, on other data than those of the training run, on its training
+    part, or of both strands conjoined is ignored, with a warning that says why.
+
+    Args:
+        path: the checkpoint.
+        network: the model with the weights of the checkpoint.
+    """
+
+    def __init__(self, path: Path, network: torch.nn.Module) -> None:
+        self.path, self.network = path, network
+        self._warned: set[str] = set()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """That of the weights, computed when it is first needed."""
+        return fingerprint(self.network)
+
+    @property
+    def file(self) -> Path:
+        """Where the evaluation of this run is."""
+        folder = (
+            self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
+        )
+        return folder / FILE_NAME
+
+    def groups(
+        self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None
+    ) -> Json:
+        """The arguments `num_groups` and `sizes` of `Grouped` for sequences of `length` tokens.
+
+        If the folder of the run has an `evaluate.json` of this checkpoint, the number of groups is
+        the smallest number of equal groups that loses at most 2 % of the structure
+        (`code_length_table`).
+
+        Args:
+            length: L.
+            num_groups: None chooses it.
+            sizes: `optimal` for the sizes of minimum cost under h(n), if they also help on other
+                windows; numbers of tokens; or None for equal groups.
+
+        Raises:
+            ValueError: if `optimal` is requested without an h(n).
+        """
+        num_groups = check_value("sampler.num_groups", num_groups, PositiveInt | None)
+        optimal = isinstance(sizes, str)
+        if isinstance(sizes, str):
+            if sizes != OPTIMAL:
+                raise ValueError(
+                    f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or "
+                    "null for equal groups"
+                )
+        elif sizes is not None or num_groups is not None:
+            return {"num_groups": num_groups, "sizes": sizes}
+        h = self.curve(length)
+        if optimal and h is None:
+            raise ValueError(
+                f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it"
+            )
+        alone = None if h is None else self._alone()
+        equal = None if h is None else fewest_groups(h, alone=alone)
+        if h is None or equal is None:  # nothing measured, or no structure to lose
+            return {"num_groups": num_groups, "sizes": None}
+        if not optimal:
+            return {"num_groups": len(equal), "sizes": None}
+        if not self._optimal_sizes_help(num_groups or len(equal)):
+            log.warning(
+                f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to "
+                "choose them; groups are equal"
+            )
+            return {"num_groups": num_groups or len(equal), "sizes": None}
+        best = (
+            fewest_groups(h, optimal=True, alone=alone)
+            if num_groups is None
+            else optimal_sizes(h, num_groups)
+        )
+        return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
+
+    def curve(self, length: int) -> np.ndarray | None:
+        """h(n) for sequences of `length` tokens, as stored by `evaluate`; None if there is none of
+        this model."""
+        try:
+            h = curve_from(self._stored(), length)
+        except _DAMAGED:
+            return None
+        return h if np.isfinite(h).all() and (h >= 0).all() else None
+
+    def _alone(self) -> float | None:
+        """The nats of a token without context of a block diffusion model; see
+        `lost_structure`."""
+        bits = self._stored().get("alone_bits")
+        return float(bits) * math.log(2) if is_number(bits) else None
+
+    def _optimal_sizes_help(self, num_groups: int) -> bool:
+        try:
+            return optimal_sizes_help(self._stored(), num_groups)
+        except _DAMAGED:
+            return False
+
+    def measured_length(self) -> int | None:
+        """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve`
+        assumes a function of n/L."""
+        return None if self.curve(1) is None else int(self._stored()["length"])
+
+    def _stored(self) -> Json:
+        """The code length in the run's `evaluate.json`; any error means that there is none of this
+        model."""
+        content = json.loads(self.file.read_text(encoding="utf-8"))
+        if not content["code_length"]:
+            raise ValueError(f"{self.file} has no h(n)")
+        if (reason := self._unusable(content)) is not None:
+            if reason not in self._warned:
+                log.warning(
+                    f"the h(n) in {self.file} is ignored: {reason}; {self._remedy()} measures it"
+                )
+                self._warned.add(reason)
+            raise ValueError(reason)
+        return content["code_length"]
+
+    def _unusable(self, content: Json) -> str | None:
+        model = content["model"]
+        if "fingerprint" not in model:
+            return "an older version wrote it without a fingerprint of the weights"
+        if model.get("conjoined"):
+            return "it is of both strands conjoined, which is another denoiser"
+        if not content["own_data"]:
+            return (
+                "it was measured on different data from those of the run "
+                f"({content['data']['name']})"
+            )
+        if content["part"] == "train":
+            return "it was measured on the training part"
+        return (
+            None
+            if model["fingerprint"] == self.fingerprint
+            else "it was measured with other weights"
+        )
+
+    def _remedy(self) -> str:
+        return (
+            f"python -m dnadiff.evaluate checkpoint={self.path} output={self.file} overwrite=true"
+        )

@@ -1,0 +1,698 @@
+"""Ways to compute the NELBO of given sequences, or their exact likelihood.
+
+Count form: with k uniform on 1..L and k positions masked at random, the expectation of (L/k) times
+their summed cross-entropy is an upper bound on -log p, the NELBO of one position at a time (arXiv
+2310.01334, section 2). Without time conditioning it equals MDLM's integral over t for every
+schedule; a network that is conditioned on time gets the time at which the fraction k/L is masked.
+The counts are stratified, two draws per stratum, so that the estimate of the Monte Carlo error is
+unbiased.
+
+Deterministic orders (DUEL, arXiv 2603.01367): the NELBO is a mean over random orders. If the next
+position to unmask is a function of the tokens that are visible, each sequence has one path, and
+-log p is the sum of its cross-entropies by the chain rule: exact, and a distribution over
+sequences. It is the distribution of a sampler that unmasks one position at a time in this order. It
+takes a network call for each token.
+
+For comparisons with published numbers there is the protocol of MDLM's tables (`one_draw`), and for
+sequences short enough the mean over all masks (`exact_nelbo`)."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.blocks import block_rows, sequence_rows
+from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser
+from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.likelihood.estimates import (
+    BLOCKS,
+    COUNT,
+    EXACT,
+    MDLM,
+    BlockMeasurements,
+    Likelihood,
+    check_lengths,
+)
+from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
+from dnadiff.diffusion.process import AbsorbingProcess, require
+
+
+class WindowBatch(NamedTuple):
+    """Sequences of one length.
+
+    Attributes:
+        ids: (B, L).
+        groups: which tokens to count, `{name: (B, L) bool}`; must contain `all`, which includes the
+            others.
+        valid: (B, L) bool, False on padding that must not be read; None means no padding.
+        cond: (B, C) labels that the network is conditioned on; None is no label.
+        rows: (B,) int64, key of the noise of each sequence; None is its index in the order given.
+    """
+
+    ids: Tensor
+    groups: Mapping[str, Tensor]
+    valid: Tensor | None = None
+    cond: Tensor | None = None
+    rows: Tensor | None = None
+
+
+Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
+ProgressCallback: TypeAlias = Callable[[int], None]
+
+
+class Draw(NamedTuple):
+    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); of block diffusion
+    also the estimates (B, blocks)."""
+
+    counts: Tensor
+    nats: dict[str, Tensor]
+    of_blocks: Tensor | None = None
+
+
+def check_num_draws(num_draws: int) -> int:
+    """The number of draws; raises ValueError unless it is even and at least 2."""
+    if num_draws < 2 or num_draws % 2:
+        raise ValueError(
+            f"num_draws {num_draws} must be even and at least 2: two draws per stratum give the "
+            "Monte Carlo error"
+        )
+    return num_draws
+
+
+def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws) -> Tensor:
+    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B,) or (B,
+    blocks).
+
+    Uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i. The blocks of a sequence
+    divide the stratum evenly, in a cyclic order that begins at random.
+    """
+    u = draws.uniform("count", *available.shape[1:])
+    if available.ndim == 2:
+        blocks = available.shape[1]
+        first = (draws.uniform("stratum")[:, None] * blocks).floor()
+        u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
+    exact = float64_device(available.device)
+    u = (u.to(exact) + draw // 2) / (num_draws // 2)
+    return torch.minimum(
+        (u * available.to(exact)).floor().long().to(available.device) + 1, available
+    )
+
+
+def is_exact(denoiser: BaseDenoiser) -> bool:
+    """Whether one network call gives the exact -log p: autoregressive, or block diffusion in blocks
+    of one token."""
+    return denoiser.autoregressive or denoiser.block_size == 1
+
+
+def estimate(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batches: Batches,
+    num_draws: int = 8,
+    seed: int = 0,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+    first_draw: int = 0,
+    curve: bool = False,
+    starts: list[Draw] | None = None,
+) -> Likelihood:
+    """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the
+    -log p (`chain_rule`).
+
+    For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the
+    tokens before the block.
+
+    Args:
+        denoiser: in evaluation mode.
+        batches: positions outside the group `all` are neither masked nor counted; those that
+            training can mask count as visible for the time that a network is conditioned on
+            (`AbsorbingProcess.time_at`).
+        num_draws: network calls per sequence, even and at least 2.
+        seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also
+            depends on `num_draws`.
+        block_size: windows per bootstrap block.
+        progress: called with the number of sequences of each finished batch.
+        first_draw: index of the first draw, if earlier draws exist.
+        curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which
+            takes one network call more. Other models need nothing more.
+        starts: that call of each batch. Calls for further draws of the same batches share the list,
+            so that only the first one makes it.
+
+    Raises:
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no
+            sequence; with `curve`, see `check_lengths`.
+    """
+    if is_exact(denoiser):
+        return chain_rule(denoiser, batches, block_size, progress)
+    check_num_draws(num_draws)
+    size, measured = denoiser.block_size, list[BlockMeasurements]()
+    starts = [] if starts is None else starts
+    if curve and size is not None and isinstance(batches, Sequence):
+        check_lengths((batch[0].shape[1] for batch in batches), size)
+
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        if curve and size is not None:  # batches of an iterator are not known before
+            check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
+        available, counts, results = _available(denoiser, batch), [], []
+        for j in range(num_draws):
+            noise = draws.at(first_draw + j)
+            counts.append(stratified_counts(available, j, num_draws, noise))
+            results.append(_at_count(denoiser, process, batch, available, counts[-1], noise))
+        if curve and size is not None:
+            if len(starts) == len(measured):
+                starts.append(_at_count(denoiser, process, batch, available, available, draws))
+            nats = [
+                each.of_blocks
+                for each in (starts[len(measured)], *results)
+                if each.of_blocks is not None
+            ]
+            k, a, x, x0 = (
+                each.cpu().numpy()
+                for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0])
+            )
+            measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
+        return results
+
+    result = collect(
+        denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress
+    )
+    return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
+
+
+def estimate_to(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batches: Batches,
+    target_se: float | None,
+    num_draws: int = 8,
+    max_draws: int = 1024,
+    seed: int = 0,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+    on_doubling: Callable[[int, float], None] | None = None,
+    min_draws: int = 0,
+    curve: bool = False,
+) -> Likelihood:
+    """`estimate` with the draws doubled until `se_mc` of all tokens is at most `target_se` (nats
+    per token), up to `max_draws` draws.
+
+    Nothing is computed twice: each doubling adds new draws, stratified among themselves, to the
+    existing ones.
+
+    Args:
+        batches: iterated once per doubling: a list, or another object that can be iterated
+            repeatedly.
+        target_se: None makes `num_draws` draws.
+        num_draws: initial number of draws.
+        on_doubling: called before each doubling with the number of new draws and the current error.
+        min_draws: double at least until this many draws: the draws of an earlier result, to
+            evaluate another network with the same noise.
+        curve: as in `estimate`.
+    """
+    if target_se is not None and not target_se > 0:
+        raise ValueError(
+            f"target_se {target_se} must be positive, in nats per token; null makes num_draws draws"
+        )
+    if target_se is not None and iter(batches) is batches:
+        raise ValueError("batches can be iterated only once; target_se needs a list of batches")
+    starts = list[Draw]()
+    result = estimate(
+        denoiser, process, batches, num_draws, seed, block_size, progress, 0, curve, starts
+    )
+
+    def wanted() -> bool:
+        return not is_exact(denoiser) and (
+            result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se)
+        )
+
+    while wanted() and 2 * result.num_draws <= max_draws:
+        done = result.num_draws
+        if on_doubling is not None:
+            on_doubling(done, result.se_mc())
+        result = result.with_draws(
+            estimate(
+                denoiser, process, batches, done, seed, block_size, progress, done, curve, starts
+            )
+        )
+    return result
+
+
+def chain_rule(
+    denoiser: BaseDenoiser,
+    batches: Batches,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+) -> Likelihood:
+    """The exact -log p of each sequence in one network call, without a bound and without Monte
+    Carlo, for a model with `is_exact`."""
+
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        counted = batch.groups["all"]
+        xt = torch.where(
+            counted, denoiser.vocab.mask_id, batch.ids
+        )  # read by blocks of one token only
+        nll = cross_entropy(denoiser, batch, xt, None, counted)
+        return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
+
+    return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
+
+
+def all_masked(denoiser: BaseDenoiser, process: AbsorbingProcess, batches: Batches) -> Likelihood:
+    """L h(0) of each sequence in nats: the cost when all its tokens are predicted in one call.
+    Deterministic."""
+
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        available = _available(denoiser, batch)
+        return [_at_count(denoiser, process, batch, available, available, draws)]
+
+    return collect(denoiser, batches, one_batch, 0, 1, EXACT, None)
+
+
+@torch.no_grad()
+def collect(
+    denoiser: BaseDenoiser,
+    batches: Batches,
+    one_batch: Callable[[WindowBatch, Draws], list[Draw]],
+    seed: int,
+    block_size: int,
+    protocol: str,
+    progress: ProgressCallback | None,
+) -> Likelihood:
+    """The likelihood of all batches from the draws that `one_batch` makes of each; other arguments
+    as in `estimate`.
+
+    Raises:
+        ValueError: for a model of another process than the absorbing one; see `require`.
+    """
+    require(
+        "a likelihood from masked tokens (bounds of samples: num_draws=0)",
+        denoiser,
+        AbsorbingProcess,
+    )
+    device = next(denoiser.parameters()).device
+    nats: dict[str, list[Tensor]] = {}
+    tokens: dict[str, list[Tensor]] = {}
+    counts, available, done = [], [], 0
+    for each in batches:
+        ids, groups, valid, cond, rows = WindowBatch(*each)
+        ids = ids.to(device).long()
+        groups = {name: mask.to(device) for name, mask in groups.items()}
+        rows = torch.arange(done, done + len(ids)) if rows is None else rows
+        draws = Draws(hash64(seed, "likelihood"), rows.to(device))
+        batch = WindowBatch(
+            ids,
+            groups,
+            None if valid is None else valid.to(device),
+            None if cond is None else cond.to(device),
+        )
+        results = one_batch(batch, draws)
+        counts.append(torch.stack([draw.counts for draw in results], 1).cpu())
+        available.append(groups["all"].sum(-1).cpu())
+        for name, mask in groups.items():
+            nats.setdefault(name, []).append(
+                torch.stack([draw.nats[name] for draw in results], 1).cpu()
+            )
+            tokens.setdefault(name, []).append(mask.sum(-1).cpu())
+        done += len(ids)
+        if progress is not None:
+            progress(len(ids))
+    if not counts:
+        raise ValueError("there is no sequence to evaluate")
+    if not sum(int(n.sum()) for n in tokens["all"]):
+        raise ValueError("there is no token to count: all are unknown (N) or padding")
+    return Likelihood(
+        {name: torch.cat(parts).numpy() for name, parts in nats.items()},
+        {name: torch.cat(parts).numpy() for name, parts in tokens.items()},
+        torch.cat(counts).numpy(),
+        torch.cat(available).numpy(),
+        block_size,
+        protocol,
+    )
+
+
+def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
+    """The number of tokens to mask, (B,); in each block, (B, blocks), for a block diffusion
+    model."""
+    counted = batch.groups["all"]
+    if denoiser.block_size is None:
+        return counted.sum(-1)
+    return block_rows(counted, denoiser.block_size, 0).sum(-1).view(len(counted), -1)
+
+
+def _at_count(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batch: WindowBatch,
+    available: Tensor,
+    count: Tensor,
+    draws: Draws,
+) -> Draw:
+    """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's
+    estimate `(B,)` float64."""
+    ids, counted = batch.ids, batch.groups["all"]
+    factor = available / count.clamp(min=1)
+    if denoiser.block_size is None:
+        xt = process.corrupt_count(ids, count, counted, draws)
+        t = process.time_at(
+            count, process.maskable(ids, batch.valid).sum(-1)
+        )  # of the window, as in sampling: see `time_at`
+        nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
+        return Draw(count, per_group(factor.to(nll)[:, None] * nll, batch.groups))
+    size, length = denoiser.block_size, ids.shape[1]
+    rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size, 0)
+    xt = sequence_rows(
+        process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])),
+        length,
+    )
+    nll = cross_entropy(denoiser, batch, xt, None, (xt == process.vocab.mask_id) & counted)
+    nll = nll * sequence_rows(factor.to(nll).view(-1, 1).expand(rows.shape), length)
+    return Draw(
+        count.sum(-1),
+        per_group(nll, batch.groups),
+        block_rows(nll, size, 0).sum(-1).view(count.shape),
+    )
+
+
+def cross_entropy(
+    denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor
+) -> Tensor:
+    """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
+    t = None if t is None else t.float().to(xt.device)
+    return _scattered(denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid), positions)
+
+
+def _scattered(values: Tensor, positions: Tensor) -> Tensor:
+    where = positions.to(float64_device(positions.device))
+    nll = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
+    nll[where] = values.to(nll)
+    return nll
+
+
+def per_group(nll: Tensor, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each group's part of the sum of `nll (B, L)`: (B,) float64."""
+    return {name: (nll * mask.to(nll)).sum(-1) for name, mask in groups.items()}
+
+
+T_MIN = 1e-3  # the smallest time that MDLM's protocol draws, as in its code
+
+
+def one_draw(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batches: Batches,
+    seed: int = 0,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+    mask_everything: bool = False,
+) -> Likelihood:
+    """The protocol of MDLM's tables (arXiv 2406.07524v2, and its code): one draw of Bernoulli masks
+    for each sequence.
+
+    Times are stratified over the batch on [1e-3, 1] and the weight is -alpha'/(1 - alpha): under
+    the log-linear schedule a uniform predictor gets 0.999 log V. The assignment of strata to
+    sequences depends on the seed and the batch, so that the mean over seeds is unbiased for each
+    sequence. A single draw has no estimate of its Monte Carlo error.
+
+    Args:
+        mask_everything: also corrupt positions that are not counted (padding), as MDLM does for
+            text.
+
+    Raises:
+        ValueError: as `check_one_draw`.
+    """
+    check_one_draw(denoiser, process.noise)
+
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        ids, counted = batch.ids, batch.groups["all"]
+        first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
+        exact = float64_device(ids.device)
+        stratum = (torch.arange(len(ids), device=exact) + first) % len(ids)
+        u = (draws.uniform("time").to(exact) + stratum) / len(ids)
+        t = T_MIN + (1 - T_MIN) * u
+        batch = (
+            batch._replace(valid=None) if mask_everything else batch
+        )  # MDLM's network reads padding too
+        xt = process.corrupt(
+            ids, t, torch.ones_like(counted) if mask_everything else counted, draws
+        )
+        positions = (xt == process.vocab.mask_id) & counted
+        nll = process.noise.weight(t).to(torch.float64)[:, None] * cross_entropy(
+            denoiser, batch, xt, t, positions
+        )
+        return [Draw(positions.sum(-1), per_group(nll, batch.groups))]
+
+    return collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
+
+
+def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
+    """Raise ValueError unless MDLM's protocol gives a bound.
+
+    It does for models that unmask in any order, with a schedule that masks little before t = 1e-3
+    and everything at t = 1.
+    """
+    if denoiser.left_to_right:
+        raise ValueError(
+            "protocol=mdlm is for models that unmask in any order, and this one goes from left to "
+            "right; set protocol=count"
+        )
+    refuse_cut(
+        noise,
+        noise.mask_probability(T_MIN),
+        noise.mask_probability(1.0),
+        f"t_min {T_MIN} of protocol=mdlm",
+        "set protocol=count",
+    )
+
+
+_STRIDE = 16  # positions of the strided order whose distance is at first the largest
+_EQUAL = (
+    1e-6  # scores closer than this count as equal: the first position wins, whatever the rounding
+)
+
+
+class Order(ABC):
+    """Which position is unmasked next, given the visible tokens."""
+
+    needs_predictions: bool = False
+
+    @abstractmethod
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        """The position with the smallest value is next: (B, L) float, from `masked (B, L)` bool
+        and, if it needs them, predictions.
+
+        Args:
+            largest: (B, L) log-probability of the most probable token at each masked position.
+        """
+
+
+class LeftToRight(Order):
+    """From the first position to the last."""
+
+    @override
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float32).expand(
+            masked.shape
+        )
+
+
+class Strided(Order):
+    """Every 16th position first, then those in the middle between two, and so on: 0, 16, 32, ...,
+    8, 24, ..., 4, 12, ..."""
+
+    @override
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        at = torch.arange(masked.shape[1], device=masked.device)
+        level = torch.full_like(at, 1 + _STRIDE.bit_length())
+        for step, stride in enumerate(_STRIDE >> i for i in range(_STRIDE.bit_length())):
+            level = torch.where((at % stride == 0) & (level > step), step, level)
+        rank = (
+            (level * masked.shape[1] + at).argsort().argsort()
+        )  # integers: float32 cannot tell neighbors of long windows apart
+        return rank.float().expand(masked.shape)
+
+
+class MostConfident(Order):
+    """The position whose most probable token is most probable; the first one of equals.
+
+    It is the likelihood of `sampler=confidence sampler.order=max`, one position per call, except
+    that the sampler chooses among equal positions at random.
+    """
+
+    needs_predictions = True
+
+    @override
+    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
+        assert largest is not None
+        return -(largest.to(float64_device(largest.device)).double() / _EQUAL).round()
+
+
+ORDERS: dict[str, Order] = {
+    "left_to_right": LeftToRight(),
+    "strided": Strided(),
+    "confidence": MostConfident(),
+}
+
+
+def ordered(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    batches: Batches,
+    order: Order,
+    block_size: int = 16,
+    progress: ProgressCallback | None = None,
+) -> Likelihood:
+    """-log p of each sequence when the counted tokens are unmasked one by one in `order`, exact;
+    other tokens are visible.
+
+    Args:
+        denoiser: a model that unmasks in any order.
+        batches, block_size, progress: as in `dnadiff.diffusion.likelihood.estimate`.
+
+    Raises:
+        ValueError: for a model that goes from left to right.
+    """
+    check_ordered(denoiser)
+    model = denoiser.require_any_order("order")
+
+    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+        ids, masked = batch.ids, batch.groups["all"].clone()
+        nll = torch.zeros(masked.shape, dtype=torch.float64, device=float64_device(masked.device))
+        total = process.maskable(ids, batch.valid).sum(-1)
+        while masked.any():
+            active = masked.any(-1).nonzero()[:, 0]
+            hidden = masked[active]
+            xt = torch.where(hidden, process.vocab.mask_id, ids[active])
+            t = process.time_at(hidden.sum(-1), total[active]).float()
+            cond, valid = (
+                None if given is None else given[active] for given in (batch.cond, batch.valid)
+            )
+            requested = (
+                hidden
+                if order.needs_predictions
+                else _first(order.priorities(hidden, None), hidden)
+            )
+            found = model.log_probs(xt, t, cond, requested, valid)
+            if order.needs_predictions:
+                largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
+                largest[hidden] = found.amax(-1)
+                requested = _first(order.priorities(hidden, largest), hidden)
+                found = found[requested[hidden]]
+            chosen = torch.zeros_like(masked)
+            chosen[active] = requested
+            nll[chosen.to(nll.device)] = -found.gather(-1, ids[chosen][:, None])[:, 0].to(nll)
+            masked &= ~chosen
+        counted = batch.groups["all"]
+        return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
+
+    return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
+
+
+def check_ordered(denoiser: BaseDenoiser) -> None:
+    """Raise ValueError for a model that goes from left to right."""
+    if denoiser.left_to_right:
+        raise ValueError(
+            "order is for models that unmask in any order, and this one goes from left to right; "
+            "leave it out"
+        )
+
+
+def _first(priorities: Tensor, masked: Tensor) -> Tensor:
+    """The masked position with the smallest value in each row, the first one of equals: (B, L) bool
+    with one True per row."""
+    at = priorities.masked_fill(~masked.to(priorities.device), torch.inf).argmin(-1, keepdim=True)
+    return torch.zeros_like(masked).scatter(1, at.to(masked.device), True)
+
+
+MAX_MASKS = 1 << 14
+
+
+@torch.no_grad()
+def exact_curve(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    x0: Tensor,
+    maskable: Tensor | None = None,
+    batch_size: int = 1024,
+) -> Tensor:
+    """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that
+    leave n tokens visible.
+
+    Evaluates the network on each of the 2^L - 1 masks of each sequence.
+
+    Args:
+        denoiser: not conditioned on labels.
+        x0: (B, L) tokens, L at most 14.
+        maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n, but
+            in the time that a network is conditioned on, as in sampling
+            (`AbsorbingProcess.time_at`). None is all.
+        batch_size: masked sequences per network call.
+
+    Returns:
+        (B, L) float64, nats, with L the number of maskable tokens; its sum over n is the NELBO.
+
+    Raises:
+        ValueError: if there are too many masks, or nothing to mask, or for a model that goes from
+            left to right.
+    """
+    denoiser = denoiser.require_any_order("enumeration of all masks")
+    require("enumeration of all masks", denoiser, AbsorbingProcess)
+    maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
+    if not len(maskable_at):
+        raise ValueError("there is no token to mask; exact enumeration needs at least one")
+    if 2 ** len(maskable_at) > MAX_MASKS:
+        raise ValueError(
+            f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most "
+            f"{MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
+        )
+    chosen = torch.tensor(
+        list(itertools.product([False, True], repeat=len(maskable_at)))[1:]
+    )  # (M, tokens), all but the empty mask
+    masks = torch.zeros(len(chosen), x0.shape[1], dtype=torch.bool)
+    masks[:, maskable_at] = chosen
+    masks = masks.to(x0.device)
+    count = masks.sum(-1)
+    h = torch.zeros(
+        len(x0), len(maskable_at), dtype=torch.float64, device=float64_device(x0.device)
+    )
+    for row, x in enumerate(x0.long()):
+        t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
+        per_mask = torch.cat(
+            [
+                _mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s)
+                for m, s in zip(masks.split(batch_size), t.split(batch_size))
+            ]
+        )
+        for n in range(len(maskable_at)):
+            h[row, n] = per_mask[count.to(per_mask.device) == len(maskable_at) - n].mean()
+    return h
+
+
+def exact_nelbo(
+    denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None
+) -> Tensor:
+    """The NELBO of each sequence in nats, `(B,)` float64, by enumeration of all masks; see
+    `exact_curve`.
+
+    For a denoiser without time conditioning this is the mean over all orders of -log p by the chain
+    rule.
+    """
+    return exact_curve(denoiser, process, x0, maskable).sum(-1)
+
+
+def _mean_cross_entropy(
+    denoiser: MaskedDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor
+) -> Tensor:
+    """(M,) cross-entropy per masked token of one sequence `x (L,)` under each of `masks (M, L)`."""
+    log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks)
+    found = -log_probs.gather(-1, x.expand_as(masks)[masks][:, None])[:, 0]
+    masks = masks.to(float64_device(masks.device))
+    nll = torch.zeros(masks.shape, dtype=torch.float64, device=masks.device)
+    nll[masks] = found.to(nll)
+    return nll.sum(-1) / masks.sum(-1)

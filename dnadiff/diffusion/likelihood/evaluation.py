@@ -1,0 +1,735 @@
+"""The evaluation of trained models on held-out windows: what `python -m dnadiff.evaluate`,
+`zero_shot` and `compare` compute and write, and the protocols that estimate likelihoods."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+from annotated_types import Interval
+from typing_extensions import override
+
+from dnadiff.config import Config, Json
+from dnadiff.data.intervals import num_tokens
+from dnadiff.data.run_data import chosen_data
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
+from dnadiff.diffusion.likelihood.estimates import Likelihood
+from dnadiff.diffusion.likelihood.estimators import (
+    ORDERS,
+    Batches,
+    all_masked,
+    chain_rule,
+    check_num_draws,
+    check_one_draw,
+    check_ordered,
+    estimate_to,
+    is_exact,
+    one_draw,
+    ordered,
+)
+from dnadiff.diffusion.likelihood.held_out import (
+    MAX_KMERS,
+    Scores,
+    Windows,
+    fit_markov,
+    markov_rows,
+    token_groups,
+    window_positions,
+)
+from dnadiff.diffusion.likelihood.strands import (
+    Conjoined,
+    OtherStrand,
+    ReverseComplemented,
+    both_strands,
+)
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.fields import Natural, Positive, PositiveInt, checked
+from dnadiff.genomics.bootstrap import effective_block_size, verdict
+from dnadiff.progress import Progress
+from dnadiff.store.disk import write_json
+from dnadiff.weights.tensors import fingerprint
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.windows import TiledWindows
+    from dnadiff.weights.loaded import Loaded
+
+BIT = math.log(2)
+log = logging.getLogger("dnadiff")
+
+
+@checked
+@dataclass(frozen=True)
+class Evaluation:
+    """How held-out windows are evaluated.
+
+    Args:
+        part: of the data.
+        length: tokens in a window; None is that of the data.
+        protocol: `count`, or `mdlm` (one draw, without `se_mc`).
+        order: the exact likelihood of unmasking in this order, in place of the bound.
+        num_draws: network calls per window, which double until `se_mc` is at most `target_se` (nats
+            per token) or there are `max_draws`.
+        block_size: windows per block of the bootstrap.
+        both_strands: also evaluate the reverse complements.
+        conjoin: average the probabilities of both strands at every call.
+        orders: of the Markov models that are compared.
+
+    Raises:
+        ValueError: for settings that exclude each other.
+    """
+
+    part: Literal["test", "valid", "train"] = "test"
+    length: PositiveInt | None = None
+    protocol: Literal["count", "mdlm"] = "count"
+    order: Literal["left_to_right", "strided", "confidence"] | None = None
+    num_draws: PositiveInt = 8
+    target_se: Positive | None = None
+    max_draws: Annotated[int, Interval(ge=2)] = 1024
+    batch_size: PositiveInt = 32
+    block_size: PositiveInt = 16
+    seed: Natural = 0
+    both_strands: bool = False
+    conjoin: bool = False
+    orders: Sequence[Annotated[int, Interval(ge=0, le=26)]] = ()
+
+    def __post_init__(self) -> None:
+        if self.order is not None and (self.protocol != "count" or self.target_se is not None):
+            raise ValueError(
+                f"order={self.order} is exact and draws nothing; leave protocol and target_se out"
+            )
+        if self.target_se is not None and not PROTOCOLS[self.protocol].has_se:
+            raise ValueError(
+                f"protocol={self.protocol} has no se_mc; leave target_se out, or set protocol=count"
+            )
+        if self.max_draws < self.num_draws:
+            raise ValueError(
+                f"max_draws {self.max_draws} is less than num_draws {self.num_draws}; set "
+                "max_draws to at least as many"
+            )
+
+    def estimator_for(self, model: Loaded) -> type[Estimator]:
+        """How the likelihood of a model is estimated.
+
+        Raises:
+            ValueError: if model and settings do not fit.
+        """
+        is_dna, left_to_right = is_of_dna(model), model.denoiser.left_to_right
+        estimator = estimator_for(model.denoiser, self.protocol, self.order)
+        estimator.check(model.denoiser, model.process.noise, self.num_draws)
+        for key in ("both_strands", "conjoin"):
+            if getattr(self, key) and not is_dna:
+                raise ValueError(
+                    f"{key}=true needs DNA; this model was trained on text, which has one strand: "
+                    "leave it out"
+                )
+        if self.conjoin and self.both_strands:
+            raise ValueError(
+                "with conjoin=true both strands have the same likelihood, so both_strands=true "
+                "compares nothing; leave one out"
+            )
+        if self.conjoin and left_to_right:
+            raise ValueError(
+                "conjoin=true needs a model that unmasks in any order; one that goes from left to "
+                "right predicts the bases of the other strand in the opposite order: set "
+                "both_strands=true"
+            )
+        return estimator
+
+
+class Estimator(ABC):
+    """A way to estimate the likelihood of windows.
+
+    Attributes:
+        process_type: the process whose bound or likelihood it is.
+        has_curve: whether the estimates yield h(n).
+        has_se: whether they have a Monte Carlo error.
+        can_mirror: whether reading the other strand with mirrored masks is the same estimate of it.
+        calls: network calls for each window, for the progress bar.
+    """
+
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
+    has_curve: ClassVar[bool] = False
+    has_se: ClassVar[bool] = True
+    can_mirror: ClassVar[bool] = True
+    calls = 1
+
+    def __init__(self, settings: Evaluation, process: AbsorbingProcess, windows: Windows) -> None:
+        self.settings, self.process, self.windows = settings, process, windows
+
+    @classmethod
+    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
+        """Raises ValueError if the estimate is not valid for this model, its schedule or this
+        number of draws."""
+        require(f"estimator {cls.__name__}", denoiser, cls.process_type)
+
+    def run(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches | None = None,
+        same_draws_as: Likelihood | None = None,
+        curve: bool = False,
+    ) -> Likelihood:
+        """The likelihood of the windows, or of `batches`.
+
+        Args:
+            same_draws_as: an earlier result whose number of draws replaces `target_se`.
+            curve: measure all that h(n) needs, if `has_curve`.
+        """
+        self.bar = Progress(len(self.windows), "evaluate")
+        result = self.estimate(
+            denoiser, self.windows if batches is None else batches, same_draws_as, curve
+        )
+        self.bar.close()
+        return result
+
+    def _progress(self, num_windows: int) -> None:
+        self.bar.update(num_windows, num_windows * self.windows.tiles.length * self.calls)
+
+    @abstractmethod
+    def estimate(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches,
+        same_draws_as: Likelihood | None,
+        curve: bool,
+    ) -> Likelihood:
+        """The likelihood of the batches; see `run`."""
+
+    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
+        """The likelihood of the reverse complements, with the noise of `result`."""
+        vocab = self.process.vocab
+        if denoiser.left_to_right or not self.can_mirror:  # other blocks or another order
+            return self.run(denoiser, ReverseComplemented(self.windows, vocab), result)
+        return self.run(OtherStrand(denoiser, vocab), same_draws_as=result)
+
+    @abstractmethod
+    def describe(self, result: Likelihood, blocks: str) -> str:
+        """The protocol in words; `blocks` describes those of block diffusion."""
+
+    def protocol(self, result: Likelihood, b: int | None, layout: str | None) -> str:
+        """How the likelihood was estimated, in words, and for text how documents became windows;
+        `b` is the block size of block diffusion."""
+        asked = self.settings.block_size
+        size = effective_block_size(len(result.available), asked)
+        bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
+        bootstrap += f" (not {asked}, to have 20)" * (size < asked)
+        both = "both strands' probabilities averaged at every call"
+        blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
+        parts = [self.describe(result, blocks), both if self.settings.conjoin else "", bootstrap]
+        return "; ".join(filter(None, [*parts, layout]))
+
+
+class CountForm(Estimator):
+    """The NELBO in count form, with stratified draws."""
+
+    has_curve = True
+
+    @classmethod
+    @override
+    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
+        super().check(denoiser, noise, num_draws)
+        check_num_draws(num_draws)
+
+    @override
+    def estimate(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches,
+        same_draws_as: Likelihood | None,
+        curve: bool,
+    ) -> Likelihood:
+        asked = self.settings
+        target_se = asked.target_se if same_draws_as is None else None
+        self.calls = asked.num_draws
+        result = estimate_to(
+            denoiser,
+            self.process,
+            batches,
+            target_se,
+            asked.num_draws,
+            asked.max_draws,
+            asked.seed,
+            asked.block_size,
+            self._progress,
+            self._on_doubling,
+            0 if same_draws_as is None else same_draws_as.num_draws,
+            curve,
+        )
+        if target_se is not None and result.se_mc() > target_se:
+            log.warning(
+                f"se_mc is {result.se_mc():.5f} after max_draws={asked.max_draws}, above target_se "
+                f"{target_se}; raise max_draws"
+            )
+        return result
+
+    def _on_doubling(self, draws: int, se: float) -> None:
+        self.calls = draws
+        self.bar.total = (self.bar.total or 0) + len(self.windows)
+        log.info(
+            f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.settings.target_se}: "
+            f"{draws} more"
+        )
+
+    @override
+    def describe(self, result: Likelihood, blocks: str) -> str:
+        return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window"
+
+
+class OneDraw(Estimator):
+    """The NELBO by the protocol of MDLM's tables."""
+
+    has_se = False
+
+    @classmethod
+    @override
+    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
+        super().check(denoiser, noise, num_draws)
+        check_one_draw(denoiser, noise)
+
+    @override
+    def estimate(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches,
+        same_draws_as: Likelihood | None,
+        curve: bool,
+    ) -> Likelihood:
+        seed, block_size = self.settings.seed, self.settings.block_size
+        is_text = self.process.vocab.complement is None
+        return one_draw(denoiser, self.process, batches, seed, block_size, self._progress, is_text)
+
+    @override
+    def describe(self, result: Likelihood, blocks: str) -> str:
+        return (
+            "NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified "
+            f"over batches of {self.settings.batch_size}"
+        )
+
+
+class ChainRule(Estimator):
+    """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one
+    token."""
+
+    @override
+    def estimate(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches,
+        same_draws_as: Likelihood | None,
+        curve: bool,
+    ) -> Likelihood:
+        return chain_rule(denoiser, batches, self.settings.block_size, self._progress)
+
+    @override
+    def describe(self, result: Likelihood, blocks: str) -> str:
+        return f"-log p by the chain rule{blocks}, exact"
+
+
+class Ordered(Estimator):
+    """The exact likelihood of a model that unmasks one token at a time in a deterministic order."""
+
+    can_mirror = False
+
+    @classmethod
+    @override
+    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
+        super().check(denoiser, noise, num_draws)
+        check_ordered(denoiser)
+
+    @override
+    def estimate(
+        self,
+        denoiser: BaseDenoiser,
+        batches: Batches,
+        same_draws_as: Likelihood | None,
+        curve: bool,
+    ) -> Likelihood:
+        self.calls, asked = self.windows.tiles.length, self.settings
+        assert asked.order is not None
+        order = ORDERS[asked.order]
+        return ordered(denoiser, self.process, batches, order, asked.block_size, self._progress)
+
+    @override
+    def describe(self, result: Likelihood, blocks: str) -> str:
+        return f"-log p of unmasking in the order {self.settings.order}, exact"
+
+
+PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
+
+
+def estimator_for(
+    denoiser: BaseDenoiser, protocol: str, order: str | None = None
+) -> type[Estimator]:
+    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it
+    (`is_exact`) or an order is given."""
+    if order is not None:
+        return Ordered
+    return ChainRule if is_exact(denoiser) else PROTOCOLS[protocol]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out windows.
+
+    Attributes:
+        own: whether the model was trained on these data.
+        groups: which tokens of each window are counted, (S, L) bool each.
+        novelty: what novel bases are novel against; None if it is not known.
+    """
+
+    data: SequenceDataModule
+    own: bool
+    tiles: TiledWindows
+    groups: dict[str, np.ndarray]
+    novelty: str | None
+
+    @classmethod
+    def of(
+        cls,
+        models: Sequence[Loaded],
+        settings: Evaluation,
+        given: Config | None,
+        trust: Sequence[str],
+    ) -> HeldOut:
+        """The windows of the data of the first model, or of data that are `given`.
+
+        Raises:
+            ValueError: if the data do not fit a model.
+        """
+        data, own = data_of(models[0], given, settings.length, trust)
+        for other in models[1:]:
+            check_length(settings.length or data.length, other.denoiser.max_length, "b")
+        tiles, part = data.test_windows(settings.part, settings.length), settings.part
+        model = models[0].with_tokenizer(data.tokenizer)
+        name = f"model: {model.path}, step {model.step:,}; " if len(models) == 1 else ""
+        log.info(f"{name}{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({part})")
+        if not is_of_dna(models[0]):
+            return cls(data, own, tiles, token_groups(data, tiles, None, part), None)
+        return cls(
+            data, own, tiles, *groups_of([model, *models[1:]], data, own, tiles, part, trust)
+        )
+
+    def likelihood(
+        self,
+        model: Loaded,
+        settings: Evaluation,
+        estimator: type[Estimator],
+        device: str,
+        curve: bool = False,
+    ) -> tuple[Estimator, BaseDenoiser, Likelihood]:
+        """The estimator, the denoiser that was evaluated and the likelihood of the windows."""
+        denoiser = model.denoiser.to(device)
+        takes_labels = denoiser.num_labels > 0
+        windows = Windows(self.tiles, self.groups, settings.batch_size, takes_labels)
+        made = estimator(settings, model.process, windows)
+        if settings.conjoin:
+            denoiser = Conjoined(denoiser, model.tokenizer.vocab)
+        return made, denoiser, made.run(denoiser, curve=curve)
+
+    def about(self) -> Json:
+        """What the JSON file records of the data."""
+        layout = self.data.layout(self.tiles.length)
+        about = {**self.data.describe(), "window": self.tiles.length}
+        return about if layout is None else {**about, "layout": layout}
+
+    def dependence(self, block_size: int) -> Json:
+        """The windows in a block of the bootstrap, a note if it treats adjacent windows as
+        independent, and what novelty refers to."""
+        return {
+            "block_size": effective_block_size(len(self.tiles), block_size),
+            "se_total_note": dependence_note(self.tiles, block_size),
+            "novelty": self.novelty,
+        }
+
+
+def evaluate(
+    model: Loaded,
+    settings: Evaluation,
+    output: Path,
+    windows: Path | None = None,
+    data: Config | None = None,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+) -> Json:
+    """Evaluate a model on held-out windows, write the JSON file, and return its contents and
+    `is_dna`.
+
+    Args:
+        windows: an `.npz` file for the scores of each window.
+        data: configuration of data that replace those of the training run.
+        trust: packages whose classes a configuration may name.
+
+    Raises:
+        ValueError: if model, data and settings do not fit, before the network runs.
+    """
+    estimator = settings.estimator_for(model)
+    held_out = HeldOut.of([model], settings, data, trust)
+    source, tiles, about = held_out.data, held_out.tiles, held_out.about()
+    is_dna, model = is_of_dna(model), model.with_tokenizer(source.tokenizer)
+    markov = fit_markov(source, settings.orders) if is_dna else {}  # errors before the network runs
+    made, evaluated, result = held_out.likelihood(model, settings, estimator, device, curve=True)
+    curve, costs = None, None
+    if made.has_curve:
+        points = result.curve()
+        curve = {
+            "visible": points.visible.tolist(),
+            "bits": (points.nats / BIT).tolist(),
+            "se": (points.se / BIT).tolist(),
+        }
+        is_measured = result.by_block is not None
+        start = None if is_measured else all_masked(evaluated, model.process, made.windows)
+        costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
+    reverse = made.other_strand(evaluated, result) if settings.both_strands else None
+    named = [name for name in result.tokens if result.tokens[name].sum()]
+    strands = (
+        {} if reverse is None else {name: both_strands(result, reverse, name) for name in named}
+    )
+    content = {
+        "model": describe_model(model, settings.conjoin),
+        "data": about,
+        "own_data": held_out.own,
+        "part": settings.part,
+        "num_draws": result.num_draws,
+        "target_se": settings.target_se,
+        "seed": settings.seed,
+        "protocol": made.protocol(result, model.denoiser.block_size, about.get("layout")),
+        **held_out.dependence(settings.block_size),
+        "groups": {name: result.summary(name) for name in named},
+        "both_strands": strands,
+        "markov": markov_rows(source, tiles, held_out.groups, result, markov, settings.part),
+        "curve": curve,
+        "code_length": costs,
+    }
+    if windows is not None:
+        nats = {name: result.per_sequence(name) for name in result.tokens}
+        positions, split = window_positions(tiles), about["split_hash"]
+        Scores(positions, nats, result.tokens, result.block_size, split).save(windows)
+    write_json(output, content)
+    return content | {"is_dna": is_dna}
+
+
+def compare(
+    models: Mapping[str, Loaded],
+    settings: Evaluation,
+    output: Path,
+    conjoined: Sequence[str] = (),
+    data: Config | None = None,
+    trust: Sequence[str] = (),
+    device: str = "cpu",
+) -> Json:
+    """Evaluate two models on the same windows with the same masks, and write the JSON file.
+
+    Args:
+        models: `a` and `b`.
+        conjoined: the names of models whose probabilities of both strands are averaged.
+        data: configuration of data that replace those of the training run of `a`.
+
+    Returns:
+        The contents of the JSON file, and `is_dna`.
+
+    Raises:
+        ValueError: if models, data and settings do not fit, before a network runs.
+    """
+    check_vocabularies(**models)
+    each = {name: replace(settings, conjoin=name in conjoined) for name in models}
+    estimators = {}
+    for name, model in models.items():
+        try:
+            estimators[name] = each[name].estimator_for(model)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    held_out = HeldOut.of(list(models.values()), settings, data, trust)
+    about, results, protocols = held_out.about(), {}, {}
+    for name, model in models.items():
+        log.info(f"{name}: {model.path}, step {model.step:,}")
+        made, _, result = held_out.likelihood(model, each[name], estimators[name], device)
+        results[name] = result
+        protocols[name] = made.protocol(result, model.denoiser.block_size, about.get("layout"))
+    difference = results["a"].minus(results["b"])
+    content = {
+        **{name: describe_model(model, each[name].conjoin) for name, model in models.items()},
+        "data": about,
+        "own_data": held_out.own,
+        "part": settings.part,
+        "num_draws": settings.num_draws,
+        "seed": settings.seed,
+        "protocol": protocols,
+        **held_out.dependence(settings.block_size),
+        "groups": {
+            name: {
+                **{model: result.summary(name) for model, result in results.items()},
+                "difference": describe_difference(difference, name),
+            }
+            for name, tokens in difference.tokens.items()
+            if tokens.sum()
+        },
+    }
+    write_json(output, content)
+    return content | {"is_dna": is_of_dna(models["a"])}
+
+
+def is_of_dna(model: Loaded) -> bool:
+    """Whether a model reads DNA."""
+    return model.tokenizer.vocab.complement is not None
+
+
+def describe_model(model: Loaded, conjoined: bool) -> Json:
+    """What the JSON file records of the model."""
+    return {
+        "checkpoint": str(model.path),
+        "backbone": type(model.denoiser.backbone).__name__,
+        "parameters": sum(p.numel() for p in model.denoiser.parameters()),
+        "step": model.step,
+        "conjoined": conjoined,
+        "fingerprint": fingerprint(model.denoiser),
+    }
+
+
+def check_length(length: int, longest: int | None, name: str = "this network") -> None:
+    """Raise ValueError for windows that are longer than a network accepts."""
+    if longest is not None and length > longest:
+        raise ValueError(
+            f"windows of {length} tokens are longer than the {longest} that {name} accepts; set "
+            f"length={longest} or less"
+        )
+
+
+def data_of(
+    model: Loaded, given: Config | None, length: int | None = None, trust: Sequence[str] = ()
+) -> tuple[SequenceDataModule, bool]:
+    """The data to evaluate on, prepared, and whether the model was trained on them; raises
+    ValueError if they do not fit the model.
+
+    Data that are named again count as those of the training if their sequence and split are the
+    same.
+    """
+    data = chosen_data(given, model.config, model.known_tokenizer, trust)
+    check_length(length or data.length, model.denoiser.max_length)
+    data.prepare()
+    known = model.was_trained_on(data)
+    if known is False and not given:
+        log.warning(
+            f"{data.name} changed since {model.path} was trained on it: what is held out now may "
+            "have been in its training part"
+        )
+    return data, known is True or (known is None and not given)
+
+
+def training_data(
+    model: Loaded, own: SequenceDataModule | None, trust: Sequence[str]
+) -> SequenceDataModule | None:
+    """The data that the model was trained on (`own`, if it is evaluated anyway), to distinguish
+    novel from repeated bases.
+
+    None, with a message, if it is not available.
+    """
+    data = own
+    if data is None:
+        try:
+            data = model.training_data(trust)
+        except (ValueError, FileNotFoundError) as error:
+            log.info(
+                "novel and repeated bases are left out because the training data are not "
+                f"available: {error}"
+            )
+            return None
+    tokens = num_tokens(data.intervals["train"])
+    if tokens > MAX_KMERS:
+        log.info(
+            f"novel and repeated bases are left out because the 24-mers of {tokens:,} training "
+            "bases do not fit into memory"
+        )
+        return None
+    return data
+
+
+def groups_of(
+    models: Sequence[Loaded],
+    data: SequenceDataModule,
+    own: bool,
+    tiles: TiledWindows,
+    part: str,
+    trust: Sequence[str] = (),
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """`token_groups` of DNA and what novelty refers to: a base is novel if it is so for all models,
+    and repeated otherwise."""
+    first, *rest = models
+    trained_on = [training_data(first, data if own else None, trust)]
+    for other in rest:
+        if first.config.get("data") != other.config.get("data"):
+            trained_on.append(training_data(other, None, trust))
+            if own:
+                log.warning(
+                    "b was trained with other settings of the data: windows held out for a may be "
+                    "in its training part (group repeated)"
+                )
+    known = [one for one in trained_on if one is not None]
+    if len(known) < len(trained_on):
+        return token_groups(data, tiles, None, part), None
+    groups, *others = [token_groups(data, tiles, one, part) for one in known]
+    for other_groups in others:
+        groups["novel"] = groups["novel"] & other_groups["novel"]
+        groups["repeated"] = groups["repeated"] | other_groups["repeated"]
+    names = dict.fromkeys(one.name for one in known)
+    return groups, f"against the training part of {' and of '.join(names)}"
+
+
+def check_vocabularies(a: Loaded, b: Loaded) -> None:
+    """ValueError unless the tokens of both models are the same, and their labels if both have
+    some."""
+    models = {"a": a, "b": b}
+    if a.tokenizer.config() != b.tokenizer.config():
+        kinds = [
+            f"{name} reads {m.tokenizer.name} ({m.tokenizer.vocab.size} tokens)"
+            for name, m in models.items()
+        ]
+        raise ValueError(
+            f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be "
+            "compared; name two models with one tokenizer"
+        )
+    if a.labels and b.labels and a.labels != b.labels:
+        labels = [f"{name} has the labels {', '.join(m.labels)}" for name, m in models.items()]
+        raise ValueError(
+            f"{', and '.join(labels)}: windows cannot have the labels of both; name two models "
+            "with the same labels"
+        )
+
+
+def describe_difference(difference: Likelihood, group: str) -> Json:
+    """a minus b in nats and bits per token, with its errors, the 95 % interval, and what it says
+    about a (lower is better)."""
+    found, se_mc = difference.interval(group), difference.se_mc(group)
+    return {
+        "nll": found.value,
+        "low": found.low,
+        "high": found.high,
+        "se_mc": None if math.isnan(se_mc) else se_mc,
+        "se_total": found.se,
+        "bits": found.value / BIT,
+        "bits_low": found.low / BIT,
+        "bits_high": found.high / BIT,
+        "verdict": verdict(found.low, found.high, above="worse", below="better"),
+    }
+
+
+def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:
+    """A note if `se_total` treats adjacent windows as independent; None if it does not."""
+    near = any(
+        a.record == b.record and b.start - a.start <= tiles.length for a, b in pairwise(tiles.tiles)
+    )
+    if effective_block_size(len(tiles), block_size) > 1 or not near:
+        return None
+    return (
+        "se_total may be too narrow: adjacent windows are treated as independent (blocks of 1); "
+        "evaluate more of them"
+    )

@@ -1,0 +1,288 @@
+"""Held-out windows: which of their tokens are counted, their likelihood under Markov models, and
+scores for paired comparisons."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dnadiff.config import Json
+from dnadiff.data.intervals import num_tokens
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion.likelihood.estimates import Likelihood
+from dnadiff.diffusion.likelihood.estimators import WindowBatch
+from dnadiff.genomics.bootstrap import ConfidenceInterval, blocks, ratio
+from dnadiff.genomics.kmers import KmerSet
+from dnadiff.genomics.markov.model import BackoffMarkov, countable
+from dnadiff.store.disk import atomic_write, read_npz
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.data.windows import TiledWindows
+
+NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
+# bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
+MAX_KMERS = 500_000_000
+log = logging.getLogger("dnadiff")
+
+
+def token_groups(
+    data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str
+) -> dict[str, np.ndarray]:
+    """Which tokens of each window to count, `{name: (S, L) bool}`.
+
+    `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out
+    the special tokens of the tokenizer (begin, end, separator), if it has any. `novel` and
+    `repeated` split DNA by its overlap with the training part of `trained_on`, the data that the
+    model was trained on; None leaves these two groups out.
+    """
+    weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
+    groups = {"all": weight}
+    if special := data.tokenizer.special_ids:
+        ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
+        groups["without specials"] = weight & ~np.isin(ids, special)
+    if trained_on is not None:
+        to_bases = bases_of(data)
+        training = KmerSet([to_bases(s) for s in trained_on.sequences("train")], NOVELTY)
+        repeated = windows_of(per_position(data, part, training.covered, fill=False), tiles)
+        groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
+    return groups
+
+
+def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
+    """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises
+    ValueError for other data."""
+    if not isinstance(data.tokenizer, DNATokenizer):
+        raise ValueError(
+            f"{data.name} is not DNA; Markov models and k-mers of bases are available for DNA only"
+        )
+    return data.tokenizer.bases
+
+
+def per_position(
+    data: SequenceDataModule,
+    part: str,
+    score: Callable[[np.ndarray], np.ndarray],
+    fill: float | bool,
+) -> dict[int, np.ndarray]:
+    """`score(bases)` of every interval of a part, at its position in an array for each record."""
+    values: dict[int, np.ndarray] = {}
+    to_bases = bases_of(data)
+    for interval in data.intervals[part]:
+        ids = data.records[interval.record]
+        scored = score(to_bases(ids[interval.start : interval.end]))
+        row = values.setdefault(interval.record, np.full(len(ids), fill, dtype=scored.dtype))
+        row[interval.start : interval.end] = scored
+    return values
+
+
+def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndarray:
+    """The values of each window: `(S, L)`; 0 on padding, which is not in the record."""
+    found = np.zeros((len(tiles), tiles.length), next(iter(values.values())).dtype)
+    for row, tile in zip(found, tiles.tiles):
+        here = values[tile.record][tile.start : tile.start + tiles.length]
+        row[: len(here)] = here
+    return found
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows and their groups of counted tokens as batches of tensors; can be iterated
+    repeatedly."""
+
+    tiles: TiledWindows
+    groups: Mapping[str, np.ndarray]
+    batch_size: int
+    takes_labels: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def __iter__(self) -> Iterator[WindowBatch]:
+        for first in range(0, len(self.tiles), self.batch_size):
+            items = [
+                self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))
+            ]
+            stacked = {
+                key: torch.stack([item[key] for item in items])
+                for key in ("ids", "valid", "cond")
+                if key in items[0]
+            }
+            groups = {
+                name: torch.from_numpy(mask[first : first + self.batch_size])
+                for name, mask in self.groups.items()
+            }
+            yield WindowBatch(
+                stacked["ids"],
+                groups,
+                stacked.get("valid"),
+                stacked.get("cond") if self.takes_labels else None,
+            )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The likelihood of each window under one model: what a paired comparison with another model
+    needs.
+
+    Attributes:
+        windows: (S, 3) record, start and length.
+        nats, tokens: nats and number of counted tokens of each window, (S,), for each group of
+            tokens.
+        block_size: windows per block of the bootstrap.
+        data: `split_hash` of the data, which identifies records and split.
+    """
+
+    windows: np.ndarray
+    nats: Mapping[str, np.ndarray]
+    tokens: Mapping[str, np.ndarray]
+    block_size: int
+    data: str
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an `.npz` file."""
+        arrays: Json = {
+            f"{kind}/{name}": of[name]
+            for kind, of in (("nats", self.nats), ("tokens", self.tokens))
+            for name in self.nats
+        }
+        with atomic_write(Path(path), overwrite=True) as file:
+            np.savez_compressed(
+                file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Scores:
+        """Read a file written by `save`; ValueError if it is damaged."""
+        content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
+        windows, block_size, data = (
+            content.pop(name) for name in ("windows", "block_size", "data")
+        )
+        names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
+        numbers = {
+            key: values
+            for key, values in content.items()
+            if values.shape == windows.shape[:1] and values.dtype.kind in "fi"
+        }
+        expected = {f"{kind}/{name}" for kind in ("nats", "tokens") for name in names}
+        if (
+            windows.ndim != 2
+            or windows.dtype.kind != "i"
+            or block_size.shape
+            or block_size.dtype.kind != "i"
+            or numbers.keys() != expected
+        ):
+            raise ValueError(
+                f"{path} is damaged: not the scores of windows; evaluate again with windows={path}"
+            )
+        nats, tokens = (
+            {name: numbers[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens")
+        )
+        return cls(windows, nats, tokens, int(block_size), str(data))
+
+    def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
+        """This model minus the other, nats per token, windows paired; raises ValueError if the
+        scores are of different windows."""
+        if self.data != other.data or not np.array_equal(self.windows, other.windows):
+            raise ValueError(
+                "these are scores of different windows: evaluate both models on the same data, "
+                "part and length"
+            )
+        return ratio(
+            self.nats[group] - other.nats[group],
+            self.tokens[group],
+            blocks(len(self.windows), self.block_size),
+        )
+
+    def mean(self, group: str = "all") -> ConfidenceInterval:
+        """Nats per token with the standard error over windows."""
+        return ratio(
+            self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size)
+        )
+
+
+def window_positions(tiles: TiledWindows) -> np.ndarray:
+    """Record, start and length of each window, `(S, 3)`."""
+    return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
+
+
+def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
+    """A Markov model of each order, fitted on the training part of `data` with strengths chosen on
+    its validation part.
+
+    Orders whose counts do not fit into memory are left out with a message.
+
+    Raises:
+        ValueError: if one of these parts has no known base.
+    """
+    if not orders:
+        return {}
+    to_bases, num_bases = bases_of(data), num_tokens(data.intervals["train"])
+    kept = [order for order in sorted(orders) if countable(order, num_bases)]
+    if len(kept) < len(orders):
+        left_out = ", ".join(str(order) for order in orders if order not in kept)
+        log.info(
+            f"Markov models of order {left_out} are left out because the counts of {num_bases:,} "
+            "training bases do not fit into memory; "
+            f"set orders={str(kept).replace(' ', '')}"
+        )
+    if not kept:
+        return {}
+    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(kept))
+    return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], kept)
+
+
+def markov_nats(
+    data: SequenceDataModule, tiles: TiledWindows, tuned: Mapping[int, BackoffMarkov], part: str
+) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
+    """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S,
+    L); 0 for unknown bases."""
+    for order, model in tuned.items():
+        log_probs = per_position(data, part, partial(model.log_probs, order=order), fill=0.0)
+        yield order, model, -np.nan_to_num(windows_of(log_probs, tiles))
+
+
+def markov_rows(
+    data: SequenceDataModule,
+    tiles: TiledWindows,
+    groups: Mapping[str, np.ndarray],
+    result: Likelihood,
+    tuned: Mapping[int, BackoffMarkov],
+    part: str,
+) -> list[Json]:
+    """`markov_nats` as rows for JSON, each with the paired difference between the network
+    (`result`) and the Markov model."""
+    rows, bit = [], math.log(2)
+    for order, model, nats in markov_nats(data, tiles, tuned, part):
+        strengths = model.strengths[: order + 1]
+        row: Json = {
+            "order": order,
+            "trained_on": str(data.name),
+            "strength": strengths[-1],
+            "strengths": strengths,
+            "groups": {},
+        }
+        for name, mask in groups.items():
+            if not mask.any():
+                continue
+            of_markov = (nats * mask).sum(1)
+            total = ratio(of_markov, mask.sum(1), blocks(len(mask), result.block_size))
+            difference = result.difference(of_markov, name)
+            row["groups"][name] = {
+                "bits": total.value / bit,
+                "perplexity": math.exp(total.value),
+                "difference_bits": difference.value / bit,
+                "low": difference.low / bit,
+                "high": difference.high / bit,
+            }
+        rows.append(row)
+    return rows

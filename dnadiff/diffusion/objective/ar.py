@@ -1,0 +1,51 @@
+"""Next-token prediction: the autoregressive control to compare diffusion with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import (
+    Backbone,
+    BaseDenoiser,
+    CausalBackbone,
+    CausalDenoiser,
+    OptTensor,
+)
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.base import Loss, Objective, check_fit, mean_over
+
+
+class AR(Objective):
+    """-log p of each token given those before it, including the first. It is exact, so loss and
+    `nll` are equal.
+
+    Tokens of weight 0 are read and not counted. There is no noise: only the vocabulary of the
+    process is used.
+    """
+
+    reads = CausalBackbone
+    takes_time = False
+
+    @override
+    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
+        check_fit(type(self), backbone)
+        if time_conditioning:
+            raise ValueError("time_conditioning=true, but objective AR has no time; leave it out")
+        return CausalDenoiser(backbone)
+
+    @override
+    def compute(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        counted = self.where(weight > 0)
+        token_weight = counted.at(weight)
+        nll = counted.only(denoiser.nll(x0, x0, None, cond, counted.requested, valid))
+        loss = mean_over(nll * token_weight, weight.sum())
+        return Loss(loss, loss.detach(), weight.sum())

@@ -1,0 +1,294 @@
+"""What objectives share: the result, the denoiser that they train, and the loss over masked
+positions of the diffusion bounds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import (
+    Backbone,
+    BaseDenoiser,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    Denoiser,
+    MaskedDenoiser,
+    OptTensor,
+)
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking
+from dnadiff.diffusion.parameterization import SUBS, Parameterization
+from dnadiff.diffusion.positions import Occasional, Positions
+from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+
+_MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
+Protocol: TypeAlias = Literal["count", "mdlm"]  # see `MaskedObjective`
+
+
+class Loss(NamedTuple):
+    """The result for one batch.
+
+    Attributes:
+        loss: what is differentiated, nats per token.
+        nll: the objective's estimate of the bound on -log p, nats per token, detached.
+        num_tokens: total weight of the tokens behind both; averages over batches are weighted by
+            it.
+        num_averaged: total weight of the tokens that `loss` is a mean over, if that is another
+            number.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    num_tokens: Tensor
+    num_averaged: Tensor | None = None
+
+
+class Objective(ABC):
+    """A training loss. It sees the network only through the denoiser that it wraps around it.
+
+    A subclass implements `compute`.
+
+    Args:
+        process: adds the noise; its vocabulary determines which tokens can be counted.
+
+    Attributes:
+        reads: how a network must read a sequence to fit, one of the subclasses of `Backbone`;
+            checked before data is loaded.
+        process_type: the process that its formulas are for.
+        time_conditioning: whether the network is conditioned on the noise level if the
+            configuration does not decide (null).
+        takes_time: whether it trains networks that are conditioned on the noise level.
+        trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
+            assume.
+    """
+
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
+
+    reads: ClassVar[type[Backbone]] = BidirectionalBackbone
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
+    time_conditioning: ClassVar[bool] = False
+    takes_time: ClassVar[bool] = True
+    trains_bound: ClassVar[bool] = True
+
+    def __init__(self, process: Process) -> None:
+        require(f"objective {type(self).__name__}", process, self.process_type)
+        self.process = cast(AbsorbingProcess, process)  # see `process_type`
+        self._checks = Occasional()
+
+    def __call__(
+        self,
+        denoiser: BaseDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Loss:
+        """The loss of one batch.
+
+        Args:
+            denoiser: the model.
+            x0: (B, L) token ids.
+            weight: (B, L) in [0, 1]; 0 is padding or unknown.
+            draws: random numbers.
+            cond: (B, C) labels.
+            valid: (B, L) bool, False on padding.
+
+        Raises:
+            ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would
+                be infinite. On a GPU, the first of every 16 calls checks this.
+        """
+        x0, weight = x0.long(), weight.float()
+        if self._checks.due(x0):
+            self._check(x0, weight)
+        return self.compute(cast(MaskedDenoiser, denoiser), x0, weight, draws, cond, valid)
+
+    def _check(self, x0: Tensor, weight: Tensor) -> None:
+        vocab = self.process.vocab
+        bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
+        if bad.any():
+            raise ValueError(
+                f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this "
+                f"vocabulary (never_emitted {vocab.never_emitted}); "
+                "give such positions weight 0"
+            )
+
+    @abstractmethod
+    def compute(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        """`__call__` with checked int64 `x0` and float32 `weight`."""
+
+    def where(self, chosen: Tensor) -> Positions:
+        """The positions `chosen (B, L)` bool, or all of them if the cost of every token can be
+        computed and that is faster."""
+        return Positions.fastest(chosen, self.process.vocab.size)
+
+    def evaluation(self) -> Objective:
+        """The form of this objective with the lowest variance, for validation; itself by
+        default."""
+        return self
+
+    def notes(self) -> list[str]:
+        """What the log of a training says about its settings."""
+        return []
+
+    def parameterization(self) -> Parameterization:
+        """What the network's logits mean under this objective."""
+        return SUBS(self.process.vocab)
+
+    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
+        """The denoiser that this objective trains and samplers call; the same after loading a
+        checkpoint.
+
+        With `time_conditioning` the network is conditioned on the noise level; None is the
+        objective's default, if the network has a time input. A backbone that does not fit is a
+        ValueError.
+        """
+        check_fit(type(self), backbone)
+        if time_conditioning is None:
+            time_conditioning = self.time_conditioning and backbone.takes_sigma
+        return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
+
+
+class MaskedObjective(Objective):
+    """A bound on -log p from masked positions alone: mask, evaluate the denoiser there, weight each
+    row.
+
+    Logits exist at masked positions only, which saves most of the memory with a large vocabulary.
+    Positions of weight 0 are never masked: an N in a genome stays visible as N. If all weights are
+    0, the loss and its gradient are exactly 0.
+
+    Args:
+        process: the absorbing process.
+        masking: how xt is drawn; it must fit the noise schedule.
+        protocol: `count`: only counted tokens are masked, and the network knows which positions are
+            padding. `mdlm`, for text: padding is masked like any token and the network does not
+            know of it, as in MDLM's code. Padding is never counted.
+    """
+
+    bound: bool = True  # whether it is what is differentiated
+
+    def __init__(
+        self,
+        process: AbsorbingProcess,
+        masking: Masking | None = None,
+        protocol: Protocol = "count",
+    ) -> None:
+        super().__init__(process)
+        self.protocol, self.masks_padding = protocol, protocol == "mdlm"
+        if self.masks_padding and process.vocab.complement is not None:
+            raise ValueError(
+                "objective.protocol=mdlm corrupts padding, which is for text; DNA has "
+                "protocol=count"
+            )
+        self.masking = masking or Bernoulli()
+        self.masking.check(process.noise)
+
+    @override
+    def notes(self) -> list[str]:
+        return self.masking.notes(self.bound)
+
+    @abstractmethod
+    def token_nll(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: Positions,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Tensor:
+        """Cost of each masked token before its row's weight: `(M,)` in row-major order of the
+        positions that `where` made."""
+
+    @override
+    def compute(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        masked, chosen = self.masked_positions(x0, weight, draws)
+        positions, valid = self.where(chosen), None if self.masks_padding else valid
+        factor, counted = positions.at(masked.weights()), positions.at(weight)
+        nll = positions.only(self.token_nll(denoiser, x0, masked, positions, cond, valid))
+        return self._reduced(nll, factor, counted, weight.sum())
+
+    def masked_positions(
+        self, x0: Tensor, weight: Tensor, draws: Draws
+    ) -> tuple[MaskedBatch, Tensor]:
+        """The corrupted batch, and which positions (B, L) are masked and counted."""
+        counted = weight > 0
+        masked = self.corrupt(
+            x0, torch.ones_like(counted) if self.masks_padding else counted, draws
+        )
+        return masked, (masked.xt == self.process.vocab.mask_id) & counted
+
+    def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
+        """The loss from the cost, the row's weight and the token's weight of each token (M,)."""
+        nll, num_masked = nll * counted, counted.sum()
+        return self.reduce(
+            mean_over(nll * factor.to(nll), num_tokens),
+            mean_over(nll, num_masked),
+            num_tokens,
+            num_masked,
+        )
+
+    def rows(self, x: Tensor, fill: float = 0) -> Tensor:
+        """`x (B, L)` with one row for each part that is masked on its own, a sequence by default;
+        `fill` completes short rows."""
+        return x
+
+    def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+        """`x0 (B, L)` masked where `maskable (B, L)` bool."""
+        return self.masking(self.process, x0, maskable, draws)
+
+    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
+        """What to differentiate: the bound, a mean over all tokens, by default; or the plain mean
+        over masked tokens."""
+        return Loss(bound, bound.detach(), num_tokens)
+
+
+def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
+    """The sum of `nll (M,)` per token; 0 for an empty batch."""
+    return nll.sum() / num_tokens.clamp(min=_MIN_TOKENS)
+
+
+def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:
+    """Raise a ValueError if the objective does not fit the backbone."""
+    kind = backbone if isinstance(backbone, type) else type(backbone)
+    if issubclass(kind, objective.reads):
+        return
+    why = ""
+    if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:
+        why = (
+            ". This one reads both strands, and blocks on the second one run from right to "
+            "left: "
+            "a block would see those that follow it"
+        )
+    elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):
+        why = (
+            f"; derive {kind.__name__} from {objective.reads.__name__} if it reads sequences in "
+            "that way"
+        )
+    raise ValueError(
+        f"objective {objective.__name__} does not fit backbone {kind.__name__}: it needs "
+        f"{objective.reads.described}{why}"
+    )

@@ -1,0 +1,145 @@
+"""Block diffusion (BD3-LM, arXiv 2503.09573): autoregressive over blocks, masked diffusion inside
+each block."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.blocks import block_rows, sequence_rows
+from dnadiff.diffusion.denoiser import (
+    Backbone,
+    BlockBackbone,
+    BlockDenoiser,
+    MaskedDenoiser,
+    OptTensor,
+)
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.base import Loss, Protocol, check_fit, mean_over
+from dnadiff.diffusion.objective.masking import ExactCount, MaskedBatch, Masking
+from dnadiff.diffusion.objective.mdlm import MDLM, Weighting
+from dnadiff.diffusion.positions import Positions
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.fields import NonNegative, PositiveInt, checked
+
+
+@checked
+class BlockMDLM(MDLM):
+    """The sum over blocks of the NELBO of each block given the clean blocks before it (arXiv
+    2503.09573v3, eq. 7).
+
+    Each block is masked on its own, by the masking that `MDLM` uses for a sequence; every block of
+    every sequence is trained in one pass. With one block (b = L) it is `MDLM`. With b = 1 every
+    block is a mask with weight 1, and the loss is -log p by the chain rule.
+
+    Args:
+        process: the absorbing process.
+        block_size: b, tokens of a block.
+        masking: how each block is masked; exact counts by default.
+        weighting: as in `MDLM`.
+        next_token_weight: of an auxiliary loss, -log p of each token but the first given those
+            before it, computed by the clean stream, which is there anyway. For networks whose clean
+            stream is causal. It is trained only and not part of `nll`.
+        protocol: see `MaskedObjective`.
+    """
+
+    reads = BlockBackbone
+    takes_time = False
+
+    def __init__(
+        self,
+        process: AbsorbingProcess,
+        block_size: PositiveInt,
+        masking: Masking | None = None,
+        weighting: Weighting = "cross_entropy",
+        next_token_weight: NonNegative = 0.0,
+        protocol: Protocol = "count",
+    ) -> None:
+        super().__init__(process, masking or ExactCount(), weighting, protocol)
+        self.block_size, self.next_token_weight = block_size, float(next_token_weight)
+
+    @override
+    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
+        check_fit(type(self), backbone)
+        if time_conditioning:
+            raise ValueError(
+                "time_conditioning=true, but objective BlockMDLM has another time in each block; "
+                "set time_conditioning=false"
+            )
+        if backbone.max_length is not None and self.block_size > backbone.max_length:
+            raise ValueError(
+                f"objective.block_size {self.block_size} is more than the {backbone.max_length} "
+                "tokens that this network takes; lower it"
+            )
+        denoiser = BlockDenoiser(backbone, self.block_size)
+        denoiser.backbone.check_blocks()
+        if self.next_token_weight and not denoiser.backbone.clean_is_causal:
+            raise ValueError(
+                f"objective.next_token_weight {self.next_token_weight:g} must be 0: the clean "
+                f"stream of {type(backbone).__name__} sees whole "
+                "blocks, and would copy the next token; set it to 0, or use backbone=caduceus"
+            )
+        return denoiser
+
+    @override
+    def rows(self, x: Tensor, fill: float = 0) -> Tensor:
+        return block_rows(x, min(self.block_size, x.shape[1]), fill)
+
+    @override
+    def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
+        length = x0.shape[1]
+        rows, allowed = self.rows(x0, self.process.vocab.pad_id), self.rows(maskable)
+        masked = self.masking(self.process, rows, allowed, draws.for_blocks(len(rows) // len(x0)))
+        weight = masked.weight[:, None].expand(rows.shape)
+        return MaskedBatch(
+            sequence_rows(masked.xt, length), masked.t, sequence_rows(weight, length)
+        )
+
+    @override
+    def token_nll(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: Positions,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Tensor:
+        return denoiser.nll(x0, masked.xt, None, cond, positions.requested, valid)
+
+    @override
+    def compute(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        if self.next_token_weight == 0:
+            return super().compute(denoiser, x0, weight, draws, cond, valid)
+        assert isinstance(denoiser, BlockDenoiser)
+        masked, chosen = self.masked_positions(x0, weight, draws)
+        following = weight > 0
+        following[:, 0] = False  # no token before it
+        positions, counted = Positions(chosen), weight[following]
+        nll, next_nll = denoiser.nll_with_next(
+            x0, masked.xt, cond, chosen, following, None if self.masks_padding else valid
+        )
+        bound = self._reduced(
+            nll, positions.at(masked.weights()), positions.at(weight), weight.sum()
+        )
+        return bound._replace(
+            loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum())
+        )
+
+    @override
+    def evaluation(self) -> BlockMDLM:
+        return BlockMDLM(
+            self.process,
+            self.block_size,
+            self.masking.evaluation(),
+            weighting="nelbo",
+            protocol=self.protocol,
+        )

@@ -1,0 +1,141 @@
+"""Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv
+2406.07524) compares with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.base import Loss, MaskedObjective, Protocol, mean_over
+from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Masking
+from dnadiff.diffusion.parameterization import Parameterization, Softmax
+from dnadiff.diffusion.positions import Positions
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.fields import checked
+
+
+@checked
+class D3PM(MaskedObjective):
+    """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log
+    p(x0 | x at t = 0).
+
+    The two properties of SUBS are switches (MDLM's ablation). Without zero masking the network may
+    give mass mu to the mask, and a masked position costs more than MDLM's cross-entropy by
+    [log(1 + mu alpha_t/(1 - alpha_t)) - stay log(1 + mu alpha_s/(1 - alpha_s))]/unmask, where
+    unmask = (alpha_s - alpha_t)/(1 - alpha_t) and stay = 1 - unmask. With both switches on the
+    objective is MDLM's with T steps. Without carry-over the network must copy the clean sequence:
+    the reconstruction term, one more network call at t = 0 with logits everywhere. It is outside
+    the sum over steps, so it counts once and not T times.
+
+    Args:
+        masking: `DiscreteTime`, which defines T.
+        zero_masking: ids that are never emitted have probability 0.
+        carry_over: a visible token is known, and the reconstruction term 0.
+        protocol: see `MaskedObjective`.
+    """
+
+    masking: DiscreteTime
+
+    def __init__(
+        self,
+        process: AbsorbingProcess,
+        masking: Masking | None = None,
+        zero_masking: bool = False,
+        carry_over: bool = False,
+        protocol: Protocol = "count",
+    ) -> None:
+        masking = masking or DiscreteTime()
+        if not isinstance(masking, DiscreteTime):
+            raise ValueError(
+                "d3pm is defined in discrete time and cannot use masking "
+                f"{type(masking).__name__}; set objective/masking=discrete_time"
+            )
+        super().__init__(process, masking, protocol)
+        self.zero_masking, self.carry_over = zero_masking, carry_over
+
+    @override
+    def parameterization(self) -> Parameterization:
+        return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
+
+    @override
+    def where(self, chosen: Tensor) -> Positions:
+        return Positions(chosen)
+
+    @override
+    def token_nll(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        masked: MaskedBatch,
+        positions: Positions,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Tensor:
+        # The KL divided by `unmask`.
+        cross_entropy, on_mask = denoiser.x0_nll(
+            x0, masked.xt, masked.t.float(), cond, positions.chosen, valid
+        )
+        if self.zero_masking:
+            return cross_entropy
+        on_mask = on_mask.exp()
+        alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
+        # The first step unmasks everything (stay = 0); with the odds of t in place of those of s
+        # the difference below is 0 there.
+        odds_t = alpha_t / (1 - alpha_t)
+        odds_s = torch.where(alpha_s < 1, alpha_s / (1 - alpha_s).clamp(min=1e-30), odds_t)
+        each = torch.stack(
+            [odds_s, odds_s - odds_t, (alpha_s - alpha_t) / (1 - alpha_t)], -1
+        )  # differences before rounding to float32
+        odds, gain, unmask = each.to(on_mask)[positions.index[0]].unbind(-1)
+        # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting
+        # almost equal logarithms.
+        return (
+            cross_entropy
+            + torch.log1p(on_mask * odds)
+            + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
+        )
+
+    @override
+    def compute(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        diffusion = super().compute(denoiser, x0, weight, draws, cond, valid)
+        if self.carry_over:
+            return diffusion
+        clean = self.reconstruction(
+            denoiser, x0, weight, cond, None if self.masks_padding else valid
+        )
+        return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
+
+    def reconstruction(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Tensor:
+        """-log p(x0 | x0) at t = 0, nats per token."""
+        counted = weight > 0
+        t, token_weight = torch.zeros(len(x0), device=x0.device), weight[counted]
+        nll = denoiser.x0_nll(x0, x0, t, cond, counted, valid)[0]
+        return mean_over(nll * token_weight, weight.sum())
+
+    @override
+    def evaluation(self) -> D3PM:
+        return D3PM(
+            self.process,
+            self.masking.evaluation(),
+            self.zero_masking,
+            self.carry_over,
+            self.protocol,
+        )

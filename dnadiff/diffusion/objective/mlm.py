@@ -1,0 +1,92 @@
+"""The masked language model of BERT (arXiv 1810.04805, section 3.1), a pretraining from which
+diffusion can start."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.objective.base import Loss, Objective, mean_over
+from dnadiff.diffusion.objective.masking import Share
+from dnadiff.diffusion.parameterization import Parameterization, Softmax
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.fields import Fraction, checked
+
+
+@checked
+class MLM(Objective):
+    """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 %
+    unchanged.
+
+    Replacements are uniform over the ids that the vocabulary emits, including the correct one.
+    `nll` is this mean, also in validation, and no bound on -log p; `python -m dnadiff.evaluate`
+    computes the bound of the network used as a diffusion model.
+
+    Args:
+        process: the absorbing process; a network with a time input is conditioned on the time at
+            which as many tokens are masked.
+        selected: fraction of the tokens that are predicted.
+        masked: fraction of these that are masked.
+        replaced: fraction of these that are replaced by a random token.
+    """
+
+    trains_bound: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        process: AbsorbingProcess,
+        selected: Share = 0.15,
+        masked: Fraction = 0.8,
+        replaced: Fraction = 0.1,
+    ) -> None:
+        super().__init__(process)
+        if masked + replaced > 1:
+            raise ValueError(
+                f"masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are "
+                "0.8 and 0.1"
+            )
+        self.selected, self.masked, self.replaced = selected, masked, replaced
+
+    @override
+    def parameterization(self) -> Parameterization:
+        return Softmax(
+            self.process.vocab, zero_masking=True, carry_over=False
+        )  # a visible token may be a wrong one
+
+    def corrupt(self, x0: Tensor, counted: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """xt and which positions are predicted, `(B, L)` both; only positions in `counted (B, L)`
+        bool change."""
+        select, kind, letter = (
+            draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter")
+        )
+        chosen = (select < self.selected).to(x0.device) & counted
+        emitted = torch.tensor(self.process.vocab.emitted, device=letter.device)
+        random = emitted[(letter * len(emitted)).long().clamp(max=len(emitted) - 1)].to(x0.device)
+        hidden, changed = (
+            (kind < self.masked).to(x0.device),
+            (kind < self.masked + self.replaced).to(x0.device),
+        )
+        xt = torch.where(chosen & changed, random, x0)
+        return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
+
+    @override
+    def compute(
+        self,
+        denoiser: MaskedDenoiser,
+        x0: Tensor,
+        weight: Tensor,
+        draws: Draws,
+        cond: OptTensor,
+        valid: OptTensor,
+    ) -> Loss:
+        xt, chosen = self.corrupt(x0, weight > 0, draws)
+        alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
+        t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)
+        nll, tokens = denoiser.x0_nll(x0, xt, t, cond, chosen, valid)[0], weight.sum()
+        loss = mean_over(nll * weight, tokens)
+        return Loss(loss, loss.detach(), tokens)

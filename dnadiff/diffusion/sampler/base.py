@@ -1,0 +1,617 @@
+"""What all samplers share: the interface, the settings, and the loop of samplers whose order does
+not depend on tokens.
+
+If the choice of positions does not depend on tokens, the whole order can be drawn before the first
+network call: a `PlannedSampler` returns the step at which each position is unmasked, and a sequence
+is evaluated only in steps that unmask something in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from itertools import repeat
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.config import Json
+from dnadiff.diffusion import categorical
+from dnadiff.diffusion.denoiser import (
+    Backbone,
+    BaseDenoiser,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    InBlock,
+    InContext,
+    State,
+)
+from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.fields import Positive, PositiveInt, checked
+
+# Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
+# positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
+# independently, so tokens do not depend on it.
+_CHUNK = 1 << 22
+_CUDA_CHUNK = 1 << 26  # larger, for few kernel launches: half a gigabyte for each array in float64
+
+# What a model that reads in this way is called, and which sampler fits it.
+_MODELS: dict[type[Backbone], tuple[str, str]] = {
+    BidirectionalBackbone: (
+        "a model that unmasks in any order",
+        "set sampler=grouped or another sampler",
+    ),
+    CausalBackbone: ("an autoregressive model", "set sampler=ar"),
+    BlockBackbone: ("a model that was trained in blocks", "set sampler=block"),
+}
+
+
+class Samples(NamedTuple):
+    """The result of a sampler.
+
+    Attributes:
+        tokens: (B, L) ids, without masks except frozen ones and those that `noise_removal=none`
+            leaves.
+        nfe: network calls made for the batch.
+        rows: sequences evaluated, summed over the calls; equal ones in a call count once, and each
+            counts twice with guidance.
+    """
+
+    tokens: Tensor
+    nfe: int
+    rows: int
+
+
+class CountedDenoiser:
+    """A denoiser for one batch, and how much it was used.
+
+    Only sequences with a requested position are evaluated. If all of these are equal, as at the
+    beginning, when everything is masked, one of them is evaluated and the others share its
+    predictions.
+
+    Attributes:
+        nfe: network calls so far.
+        rows: sequences evaluated in them.
+    """
+
+    def __init__(
+        self, denoiser: BaseDenoiser, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> None:
+        self.denoiser: Any = denoiser  # of the kind that the sampler is for
+        self.cond, self.valid = cond, valid
+        self.nfe = self.rows = 0
+
+    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times
+        `t (B,)`."""
+        return self._call("log_probs", x, t, positions, self.denoiser.time_conditioning)
+
+    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the
+        network is not conditioned on it."""
+        return self._call("log_score", x, t, positions, True)
+
+    def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
+        """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`:
+        the state afterwards."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, columns)
+        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
+
+    def step(
+        self, token: Tensor, state: State | None, rows: Tensor, column: int
+    ) -> tuple[Tensor, State]:
+        """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
+        return denoiser.step(token, state, None if self.cond is None else self.cond[rows])
+
+    def without_recording(self) -> None:
+        """From here on use the denoiser without side effects (see `Constrained`)."""
+        self.denoiser = self.denoiser.without_recording()
+
+    def for_columns(self, columns: slice) -> CountedDenoiser:
+        """A counter for some positions of the batch; add its counts with `add`."""
+        return CountedDenoiser(
+            self.denoiser.for_rows(None, columns),
+            self.cond,
+            None if self.valid is None else self.valid[:, columns],
+        )
+
+    def for_block(self, rows: Tensor, columns: slice, state: State | None) -> CountedDenoiser:
+        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see
+        `for_columns`."""
+        cond, valid = self._of_block(rows, columns)
+        return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
+
+    def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
+        """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
+        `read` again in each call; see `for_columns`.
+
+        The other tokens are read here, once, and their keys and values are used in each call
+        (`BaseDenoiser.around`).
+
+        Args:
+            x: (B, L) tokens of the batch.
+            rows: index of sequences.
+            read: includes `columns`.
+            columns: positions to predict.
+        """
+        x, (cond, valid) = x[rows], self._of_block(rows, slice(None))
+        equal, state = self._equal(x, cond, valid), None
+        if read.stop - read.start < x.shape[1]:
+            self.nfe += 1
+            self.rows += (1 if equal else len(x)) * self.denoiser.rows_per_sequence
+            first = slice(1 if equal else None)
+            state = self.denoiser.around(
+                x[first],
+                read,
+                *(None if given is None else given[first] for given in (cond, valid)),
+            )
+            state = state.select(x.new_zeros(len(x))) if equal else state
+        inside = slice(columns.start - read.start, columns.stop - read.start)
+        context = None if valid is None else valid[:, read]
+        inner = InContext(
+            self.denoiser.for_rows(rows, read), state, x[:, read], inside, context, equal
+        )
+        return CountedDenoiser(inner, cond, None if valid is None else valid[:, columns])
+
+    def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
+        """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
+        self.nfe += 1
+        self.rows += len(rows) * self.denoiser.rows_per_sequence
+        return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+
+    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled
+        yet."""
+        if self.denoiser.given is not None:
+            calls = self.denoiser.for_rows(rows, columns).score_given(
+                state, *self._of_block(rows, columns)
+            )
+            self.nfe += len(calls)
+            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+
+    def ends(self, masked: Tensor) -> Tensor:
+        """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0
+        if there are none: (B,)."""
+        asked = masked if self.denoiser.given is None else masked | self.denoiser.given
+        return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
+
+    def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
+        """Labels and padding of a block."""
+        return None if self.cond is None else self.cond[
+            rows
+        ], None if self.valid is None else self.valid[rows, columns]
+
+    def add(self, other: CountedDenoiser) -> None:
+        """Add the counts of another one."""
+        self.nfe, self.rows = self.nfe + other.nfe, self.rows + other.rows
+
+    def _equal(self, *inputs: Tensor | None) -> bool:
+        """Whether several sequences with these inputs have the same predictions."""
+        given = [x for x in inputs if x is not None]
+        return (
+            self.denoiser.same_for_all_rows
+            and len(given[0]) > 1
+            and all(bool((x == x[:1]).all()) for x in given)
+        )
+
+    def _call(
+        self,
+        method: Literal["log_probs", "log_score"],
+        x: Tensor,
+        t: Tensor,
+        positions: Tensor,
+        timed: bool,
+    ) -> Tensor:
+        active = positions.any(-1).nonzero()[:, 0]
+        x, t, positions = x[active], t[active], positions[active]
+        cond, valid = (
+            None if given is None else given[active] for given in (self.cond, self.valid)
+        )
+        call = getattr(self.denoiser.for_rows(active), method)
+        equal = self._equal(x, cond, valid, t if timed else None)
+        self.nfe += 1
+        self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
+        if not equal:
+            return call(x, t, cond, positions, valid)
+        union = positions.any(0, keepdim=True)  # (1, L)
+        found = call(
+            x[:1],
+            t[:1],
+            None if cond is None else cond[:1],
+            union,
+            None if valid is None else valid[:1],
+        )
+        return found[(union.cumsum(-1) - 1).expand(positions.shape)[positions]]
+
+
+class Configurable:
+    """A class that a configuration can build, and that knows its settings."""
+
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
+
+    def settings(self) -> dict[str, Json]:
+        """Every constructor argument with its value; nested samplers and remasking strategies are
+        dicts with their class name.
+
+        Each argument must be stored in an attribute of its name.
+        """
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        names = [
+            name
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+            if parameter.kind not in kinds
+        ]
+        if missing := [name for name in names if name not in vars(self)]:
+            raise ValueError(
+                f"{type(self).__name__} does not store its argument {missing[0]}; set "
+                f"self.{missing[0]} in the constructor"
+            )
+        return {name: _plain(vars(self)[name]) for name in names}
+
+
+def _plain(value: Json) -> Json:
+    return (
+        {"class": type(value).__name__, **value.settings()}
+        if isinstance(value, Configurable)
+        else value
+    )
+
+
+@checked
+@dataclass(eq=False, kw_only=True)
+class Sampler(Configurable, ABC):
+    """Fills the masked positions of a template.
+
+    A subclass implements `fill`, and `num_steps_for` if it has a number of steps. Subclasses with
+    settings of their own are dataclasses, or write a constructor that stores each argument in an
+    attribute of its name and calls `super().__init__`.
+
+    Args:
+        temperature: divides the log-probabilities; 1 is the model's distribution.
+        top_k: draw from the k most probable tokens; None is all.
+        nucleus: draw from the smallest set of tokens with this total probability; 1 is all.
+
+    Attributes:
+        exact: whether the distribution of the samples converges to the model's as steps grow (at
+            temperature 1, without truncation and guidance).
+        reads: which models it samples from, by how their network reads a sequence: a subclass of
+            `Backbone`.
+        process_type: of which process these models are.
+        moves_window: whether the network reads a part of the sequence at a time.
+        has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
+        has_weights: whether each token is drawn from the distribution that the network returned for
+            it, in any order given by the chain rule. Then the probability that a constraint removed
+            from these distributions is the sample's importance weight.
+    """
+
+    temperature: Positive = 1.0
+    top_k: PositiveInt | None = None
+    nucleus: Annotated[float, Interval(gt=0, le=1)] = 1.0
+
+    exact = False  # without an annotation, which would make it an argument
+    reads: ClassVar[type[Backbone]] = BidirectionalBackbone
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
+    moves_window: ClassVar[bool] = False
+    has_weights: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
+
+    def adjust(self, log_probs: Tensor) -> Tensor:
+        """Temperature and truncation: (M, V) -> (M, V)."""
+        return categorical.adjust(log_probs, self.temperature, self.top_k, self.nucleus)
+
+    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and
+        `uniform (M,)`."""
+        return draw_in_chunks(log_probs, uniform, self.adjust)
+
+    def supports_weights(self, length: int) -> bool:
+        """Whether samples of `length` tokens or fewer have importance weights: `has_weights`,
+        temperature 1 and no truncation."""
+        return (
+            self.has_weights and self.temperature == 1 and self.top_k is None and self.nucleus == 1
+        )
+
+    def draws_one_by_one(self, length: int) -> bool:
+        """Whether every network call draws at most one position of a sequence of `length`
+        tokens."""
+        return False
+
+    def check_length(self, length: int) -> None:
+        """Refuse a length that this sampler cannot serve, before a network is called; raises
+        ValueError."""
+
+    def check_model(self, denoiser: BaseDenoiser) -> None:
+        """Raise a ValueError for a model of another kind; it names the samplers that fit."""
+        if self.reads is not denoiser.reads:
+            (needed, _), (given, remedy) = _MODELS[self.reads], _MODELS[denoiser.reads]
+            raise ValueError(
+                f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}"
+            )
+        require(f"sampler {type(self).__name__}", denoiser, self.process_type)
+
+    def fitted(self, denoiser: BaseDenoiser) -> Sampler:
+        """The sampler with what it takes from the model, such as its longest window; raises
+        ValueError if its settings do not fit."""
+        return self
+
+    def window_for(self, length: int) -> int:
+        """The longest part of a sequence of `length` tokens that the network reads in one call."""
+        return length
+
+    def num_steps_for(self, length: int) -> int:
+        """Steps for a sequence of `length` masks: the upper limit of its network calls. By default
+        one for each position."""
+        return length
+
+    def positions(
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
+    ) -> Tensor:
+        """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
+        return (x == process.vocab.mask_id) & ~frozen
+
+    @torch.no_grad()
+    def sample(
+        self,
+        denoiser: BaseDenoiser,
+        process: AbsorbingProcess,
+        x_init: Tensor,
+        draws: Draws,
+        frozen: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Samples:
+        """Fill the masks of a batch.
+
+        Args:
+            denoiser: the model.
+            process: the absorbing process.
+            x_init: (B, L) the template; `process.prior` masks everything.
+            draws: random numbers; each row depends on the seed and its own index alone.
+            frozen: (B, L) bool, positions that must not change.
+            cond: (B, C) labels.
+            valid: (B, L) bool, False on padding.
+
+        Raises:
+            ValueError: if model or length do not fit this sampler.
+        """
+        self.check_model(denoiser)
+        fitted = self.fitted(denoiser)
+        fitted.check_length(x_init.shape[1])
+        masked = fitted.positions(
+            x_init,
+            process,
+            torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen,
+            valid,
+        )
+        calls = CountedDenoiser(denoiser, cond, valid)
+        return Samples(
+            fitted.fill(x_init.clone(), masked, calls, process, draws), calls.nfe, calls.rows
+        )
+
+    @abstractmethod
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        """Draw tokens for the positions to fill.
+
+        Args:
+            x: (B, L) a copy of the template, which may be changed in place.
+            masked: (B, L) bool, positions to fill (see `positions`).
+            calls: the denoiser; its `valid` marks padding.
+            process: defines the mask id, and the times that a network may be conditioned on.
+            draws: random numbers.
+
+        Returns:
+            Tokens (B, L).
+        """
+
+
+def rows_at_once(device: torch.device, num_tokens: int) -> int:
+    """The number of distributions over `num_tokens` tokens that are processed at once in
+    float64."""
+    return max(1, (_CUDA_CHUNK if device.type == "cuda" else _CHUNK) // num_tokens)
+
+
+def in_chunks(
+    function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None
+) -> Tensor:
+    """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in
+    chunks of rows."""
+    parts = log_probs.split(size := rows_at_once(log_probs.device, log_probs.shape[-1]))
+    return torch.cat(
+        [function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))]
+    )
+
+
+def draw_in_chunks(
+    log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see
+    `dnadiff.diffusion.categorical.draw`."""
+    local = log_probs.to(float64_device(log_probs.device))
+
+    def drawn(part: Tensor, u: Tensor | None) -> Tensor:
+        assert u is not None
+        return categorical.draw(part if adjust is None else adjust(part), u)
+
+    return in_chunks(drawn, local, uniform).to(log_probs.device)
+
+
+def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
+    `AbsorbingProcess.time_at`."""
+    return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
+
+
+def time_left(
+    left: Tensor | float,
+    x: Tensor,
+    masked: Tensor,
+    process: AbsorbingProcess,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still
+    masked, and so are frozen masks of `x`."""
+    count = masked.sum(-1)
+    return _time_with(
+        (x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid
+    )
+
+
+def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None) -> Tensor:
+    return process.time_at(count, process.maskable(x, valid).sum(-1)).float()
+
+
+class Plan(NamedTuple):
+    """When each position is unmasked.
+
+    Attributes:
+        step: (B, L) int64, the step at which a masked position is unmasked; -1 is never.
+        left: (B, num_steps) the fraction of a row's masked positions still masked before each step,
+            for the time that the network is conditioned on; None is the actual fraction.
+    """
+
+    step: Tensor
+    left: Tensor | None = None
+
+
+class PlannedSampler(Sampler):
+    """A sampler whose order is drawn before the first network call."""
+
+    @abstractmethod
+    def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
+        """When each position of `masked (B, L)` bool is unmasked."""
+
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        step, left = self.plan(masked, process, draws)
+        uniform = draws.uniform(
+            "token", x.shape[1]
+        )  # each position is drawn once, so it needs one number
+        template, num_steps = x.clone(), self.num_steps_for(x.shape[1])
+        for i in step[masked & (step >= 0)].unique().tolist():
+            now = masked & (step == i)
+            t = (
+                time_of(x, process, calls.valid)
+                if left is None
+                else time_left(left[:, i], template, masked, process, calls.valid)
+            )
+            log_probs = calls.log_probs(x, t, now)
+            # Row-major over the batch, like the positions of the active rows.
+            x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)
+        return x
+
+
+@checked
+@dataclass(eq=False)
+class GridSampler(Sampler):
+    """A sampler on a uniform grid of times from 1 to 0. Its last step unmasks whatever is left.
+
+    If the fraction m of a template is masked, the network is conditioned on the times at which the
+    fractions m (1 - alpha(t))/(1 - alpha(1)) are.
+
+    Args:
+        num_steps: T.
+        noise_removal: what the last step does: `sample` draws, `argmax` takes the most probable
+            token (as MDLM's code does after its grid), `none` leaves the masks.
+    """
+
+    num_steps: PositiveInt = 128
+    _: KW_ONLY
+    noise_removal: Literal["sample", "argmax", "none"] = "sample"
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        return self.num_steps
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        draws = self.noise_removal != "argmax"  # the most probable token is not a draw
+        return super().supports_weights(length) and draws
+
+    def times(self, device: torch.device | str = "cpu") -> Tensor:
+        """The grid, (T + 1,) float64 from 1 to 0."""
+        return torch.linspace(1, 0, self.num_steps + 1, dtype=torch.float64, device=device)
+
+    def leaves_masks(self, step: int) -> bool:
+        """Whether this step unmasks nothing: the last one with `noise_removal=none`."""
+        return self.noise_removal == "none" and step == self.num_steps - 1
+
+    def takes_argmax(self, step: int) -> bool:
+        """Whether this step takes the most probable tokens: the last one with
+        `noise_removal=argmax`."""
+        return self.noise_removal == "argmax" and step == self.num_steps - 1
+
+    @override
+    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+        if self.takes_argmax(step):
+            return log_probs.argmax(-1)
+        return super().unmask(step, num_steps, log_probs, uniform)
+
+
+class OuterSampler(Sampler):
+    """A sampler that fills the parts of a sequence one after another by another sampler.
+
+    Args:
+        sampler: unmasks in any order; its settings are those of a part.
+        example: one that does, for the message.
+    """
+
+    def __init__(self, sampler: Sampler, example: str) -> None:
+        fits = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
+        if not fits or (self.has_blocks and (sampler.moves_window or sampler.has_blocks)):
+            raise ValueError(
+                f"sampler.sampler {type(sampler).__name__} does not fill the masks of "
+                f"{'a block' if self.has_blocks else 'a window'} in any order; choose {example} or "
+                "another one"
+            )
+        super().__init__(
+            temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus
+        )
+        self.sampler = sampler
+
+    @abstractmethod
+    def size_for(self, length: int) -> int:
+        """Tokens of the largest part of a sequence of `length` tokens."""
+
+    @override
+    def check_length(self, length: int) -> None:
+        self.sampler.check_length(self.size_for(length))
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        return self.has_weights and self.sampler.supports_weights(self.size_for(length))
+
+
+def draws_of_part(draws: Draws, what: str, number: int, rows: Tensor | None = None) -> Draws:
+    """The random numbers of part `number` of a sequence, those of the sequence for the first part,
+    for some `rows` of the batch."""
+    seed = draws.seed if number == 0 else hash64(draws.seed, what, number)
+    kept = draws.rows if rows is None else draws.rows[rows.to(draws.rows.device)]
+    return replace(draws, seed=seed, rows=kept)

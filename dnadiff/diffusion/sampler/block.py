@@ -1,0 +1,101 @@
+"""Block sampling (BD3-LM, arXiv 2503.09573): blocks from left to right, each filled by another
+sampler; any length in constant memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import BaseDenoiser, BlockBackbone
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.base import CountedDenoiser, OuterSampler, Sampler, draws_of_part
+from dnadiff.fields import PositiveInt, checked
+
+
+@checked
+class Blockwise(OuterSampler):
+    """Another sampler in the blocks that the model was trained with, each given the finished blocks
+    to its left.
+
+    The network reads a finished block once and keeps its state (`BlockDenoiser.advance`), so that
+    time is linear in the length and memory does not depend on it. K calls of the other sampler per
+    block, and one that reads the finished block. Given tokens are kept; those in later blocks do
+    not influence a mask, because the model does not see them. For importance weights they are
+    scored before the masks of their block are filled (`BaseDenoiser.score_given`), which takes
+    further calls.
+
+    Args:
+        sampler: fills the masks of a block. Its settings, such as a number of groups, are those of
+            a block.
+        block_size: that of the model, which is also the default; another one is a ValueError.
+
+    Examples:
+        >>> from dnadiff.diffusion.sampler.grouped import Grouped
+        >>> Blockwise(Grouped(num_groups=4), block_size=16).num_steps_for(length=512)
+        160
+    """
+
+    reads = BlockBackbone
+    has_weights = True  # those of the other sampler
+    has_blocks = True
+
+    def __init__(self, sampler: Sampler, block_size: PositiveInt | None = None) -> None:
+        super().__init__(sampler, "grouped")
+        self.block_size, self.exact = block_size, sampler.exact
+
+    @override
+    def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
+        if self.block_size not in (None, denoiser.block_size):
+            raise ValueError(
+                f"sampler.block_size {self.block_size} is not that of the model, which was trained "
+                f"in blocks of {denoiser.block_size}; leave it out"
+            )
+        return Blockwise(self.sampler, denoiser.block_size)
+
+    @override
+    def size_for(self, length: int) -> int:
+        return length if self.block_size is None else min(self.block_size, length)
+
+    @override
+    def window_for(self, length: int) -> int:
+        return self.size_for(length)
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        size = self.size_for(length)
+        full, rest = divmod(length, size)
+        each = 1 + self.sampler.num_steps_for(size)
+        return full * each + (1 + self.sampler.num_steps_for(rest) if rest else 0)
+
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        size, state = self.size_for(x.shape[1]), None
+        ends = calls.ends(masked)
+        active = ends.nonzero()[
+            :, 0
+        ]  # sequences with a mask, or a token to score, in this block or a later one
+        for number, start in enumerate(range(0, x.shape[1], size)):
+            if not len(active):
+                break
+            part = slice(start, min(start + size, x.shape[1]))
+            calls.score_given(state, active, part)
+            if masked[active, part].any():
+                noise = draws_of_part(draws, "block", number, active)
+                inner = calls.for_block(active, part, state)
+                x[active, part] = self.sampler.fill(
+                    x[active, part], masked[active, part], inner, process, noise
+                )
+                calls.add(inner)
+            unfinished = ends[active] > part.stop
+            active, state = active[unfinished], None if state is None else state.select(unfinished)
+            if len(active):
+                state = calls.advance(x[active, part], state, active, part)
+        return x

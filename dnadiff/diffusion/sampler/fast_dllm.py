@@ -1,0 +1,139 @@
+"""Fast-dLLM (arXiv 2505.22618): block after block in a bidirectional transformer, with approximate
+key-value caches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import BaseDenoiser, Denoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.base import (
+    Configurable,
+    CountedDenoiser,
+    OuterSampler,
+    Sampler,
+    draws_of_part,
+)
+from dnadiff.fields import PositiveInt, checked
+
+
+class Cache(Configurable, ABC):
+    """Which tokens the network reads again in each call inside a block; the others are read once
+    per block."""
+
+    @abstractmethod
+    def read(self, block: slice, length: int) -> slice:
+        """The positions that are read in each call, for a block of a sequence of `length` tokens;
+        they include the block."""
+
+
+class NoCache(Cache):
+    """All tokens are read in each call: exact predictions."""
+
+    @override
+    def read(self, block: slice, length: int) -> slice:
+        return slice(0, length)
+
+
+class PrefixCache(Cache):
+    """Keys and values of the tokens before the block are those at the beginning of the block."""
+
+    @override
+    def read(self, block: slice, length: int) -> slice:
+        return slice(block.start, length)
+
+
+class DualCache(Cache):
+    """Keys and values of the tokens before and after the block are those at the beginning of the
+    block: only the block is read again."""
+
+    @override
+    def read(self, block: slice, length: int) -> slice:
+        return block
+
+
+@checked
+class FastDLLM(OuterSampler):
+    """Another sampler in blocks from left to right, for a bidirectional transformer that was
+    trained without blocks.
+
+    Every call sees the whole sequence, with masks after the block. At the beginning of a block the
+    network reads the sequence, and keeps the keys and values of the tokens that `cache` does not
+    read again. They are approximate, because in the first layer alone they do not depend on the
+    tokens of the block. For models of `objective=block_mdlm`, whose cache is exact, use
+    `sampler=block`.
+
+    Args:
+        sampler: fills the masks of a block; Fast-dLLM draws with `threshold`. Its settings are
+            those of a block.
+        block_size: tokens of a block; Fast-dLLM has 32.
+        cache: `PrefixCache`, `DualCache` or `NoCache`.
+
+    Examples:
+        >>> from dnadiff.diffusion.sampler.grouped import Grouped
+        >>> FastDLLM(Grouped(num_groups=4), block_size=32, cache=DualCache()).num_steps_for(length=512)  # one call more in each block
+        80
+    """
+
+    has_blocks = True
+
+    def __init__(
+        self, sampler: Sampler, block_size: PositiveInt = 32, cache: Cache | None = None
+    ) -> None:
+        super().__init__(sampler, "threshold")
+        self.block_size, self.cache = block_size, DualCache() if cache is None else cache
+
+    @override
+    def size_for(self, length: int) -> int:
+        return min(self.block_size, length)
+
+    def blocks(self, length: int) -> list[slice]:
+        """The blocks of a sequence of `length` tokens."""
+        return [
+            slice(start, min(start + self.block_size, length))
+            for start in range(0, length, self.block_size)
+        ]
+
+    @override
+    def check_model(self, denoiser: BaseDenoiser) -> None:
+        super().check_model(denoiser)
+        unwrapped = denoiser.unwrapped
+        if not hasattr(unwrapped, "around"):
+            raise ValueError(f"{type(unwrapped).__name__} has no key-value cache")
+        if isinstance(unwrapped, Denoiser):
+            _ = unwrapped.cached_backbone  # raises if the network has none
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        steps = 0
+        for block in self.blocks(length):
+            read = self.cache.read(block, length)
+            steps += self.sampler.num_steps_for(block.stop - block.start) + (
+                read != slice(0, length)
+            )
+        return steps
+
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        for number, block in enumerate(self.blocks(x.shape[1])):
+            active = masked[:, block].any(-1).nonzero()[:, 0]
+            if not len(active):
+                continue
+            noise = draws_of_part(draws, "block", number, active)
+            inner = calls.in_context(x, active, self.cache.read(block, x.shape[1]), block)
+            x[active, block] = self.sampler.fill(
+                x[active, block], masked[active, block], inner, process, noise
+            )
+            calls.add(inner)
+        return x

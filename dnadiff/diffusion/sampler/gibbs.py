@@ -1,0 +1,108 @@
+"""Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence,
+draw them again, and repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, time_of
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.fields import PositiveInt, checked
+
+
+@checked
+@dataclass(eq=False)
+class Gibbs(Sampler):
+    """Refine sequences in sweeps; each sweep masks every position and draws it again once, in
+    `num_groups` random groups.
+
+    In a template with masks, `Grouped` fills the masked positions, and these are refined. In a
+    sequence without masks, every token is refined that is not frozen and that a sample may contain.
+    Deviation from the paper: it picks a random position each time, which visits some positions
+    twice and others never.
+
+    Only one position at a time is exact: then each draw leaves the model's distribution unchanged,
+    and sweeps bring any sequence closer to it. Positions of one group are drawn independently of
+    each other. Such a sweep changes the distribution, also that of sequences that had it before,
+    and more sweeps do not repair this. Samples therefore have importance weights only if
+    `num_groups` is the length.
+
+    Args:
+        num_sweeps: sweeps over all positions.
+        num_groups: K network calls per sweep; the length for one position at a time. None is 64, or
+            the length if that is less.
+
+    Examples:
+        >>> Gibbs(num_sweeps=2, num_groups=32).num_steps_for(length=512)
+        96
+    """
+
+    num_sweeps: PositiveInt = 1
+    num_groups: PositiveInt | None = None
+
+    exact = True
+    has_weights = True
+
+    def __post_init__(self) -> None:
+        self._grouped = Grouped(
+            self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus
+        )
+
+    @override
+    def supports_weights(self, length: int) -> bool:
+        return super().supports_weights(length) and self._grouped.draws_one_by_one(length)
+
+    @override
+    def check_length(self, length: int) -> None:
+        self._grouped.check_length(length)
+
+    @override
+    def num_steps_for(self, length: int) -> int:
+        return (1 + self.num_sweeps) * self._grouped.num_steps_for(length)
+
+    @override
+    def positions(
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
+    ) -> Tensor:
+        masked = super().positions(x, process, frozen, valid)
+        tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
+        return torch.where(
+            masked.any(-1, keepdim=True), masked, tokens if valid is None else tokens & valid
+        )
+
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        mask_id, length = process.vocab.mask_id, x.shape[1]
+        num_groups = self._grouped.num_steps_for(length)
+        x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
+        # One position at a time, a sweep leaves the constrained distribution unchanged, and a
+        # sample keeps the weight of its first filling. Otherwise there are no weights
+        # (`supports_weights`).
+        calls.without_recording()
+        for sweep in range(1, self.num_sweeps + 1):
+            noise = draws.at(sweep)
+            step, uniform = (
+                self._grouped.plan(masked, process, noise).step,
+                noise.uniform("token", length),
+            )
+            for i in step[masked].unique().tolist():
+                now = masked & (step == i)
+                xt = x.masked_fill(now, mask_id)
+                log_probs = calls.log_probs(xt, time_of(xt, process, calls.valid), now)
+                x[now] = self.unmask(i, num_groups, log_probs, uniform[now.to(uniform.device)]).to(
+                    x
+                )
+        return x

@@ -1,0 +1,55 @@
+"""Reverse steps of any process (`dnadiff.diffusion.process.base.Process.reverse`) on a grid of
+times."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.process import AbsorbingProcess, Process
+from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draw_in_chunks
+
+
+class Reverse(GridSampler):
+    """`num_steps` reverse steps of the process that the model was trained to revert, from its prior
+    to t = 0.
+
+    Every token may change in every step. Tokens of the template are kept; the masked positions of
+    a template start from the prior. For the absorbing process it draws from the distribution of
+    `Ancestral`, which calls the network less often. The last step draws every token.
+
+    Examples:
+        >>> Reverse(num_steps=64).num_steps_for(length=512)
+        64
+    """
+
+    exact = True
+    process_type = Process
+
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        length = x.shape[1]
+        x = torch.where(masked, process.prior(len(x), length, x.device, draws), x)
+        times = self.times(x.device)
+        for i in range(self.num_steps):
+            now = masked & process.changes(x)
+            if self.leaves_masks(i) or not now.any():
+                break
+            log_probs = calls.log_probs(x, times[i].expand(len(x)).float(), now)
+            at = (time.expand(len(log_probs)) for time in times[i : i + 2])
+            step = process.reverse(self.adjust(log_probs), x[now], *at)
+            if i == self.num_steps - 1:  # a schedule may leave noise at t = 0
+                step = step.masked_fill(~process.vocab.is_emitted(x.device), -torch.inf)
+            uniform = draws.at(i).uniform("token", length)
+            drawn = draw_in_chunks(step, uniform[now.to(uniform.device)])
+            x = x.masked_scatter(now, drawn.to(x))
+        return x

@@ -1,0 +1,377 @@
+"""k-mer frequencies and GC content of samples, compared with real windows and with a real-vs-real
+baseline.
+
+Real windows differ from one another too. The baseline measures by how much: random sets of real
+windows, as large as the set of samples, are compared with the remaining real windows, and the
+samples with the same remainder. Random sets of n out of N real windows overlap: their values vary
+with 1/n - 1/N, and have the error of the N in common. The value of an independent set, such as
+samples of a model, differs from the mean of the N with 1/n + 1/N (`independent_range`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from dnadiff.genomics.bootstrap import student_t
+from dnadiff.genomics.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
+
+KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
+MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
+
+
+def widening(number: int, total: int) -> float:
+    """How much wider the range of independent sets is than that of random sets of `number` out of
+    `total` windows."""
+    return math.sqrt((total + number) / (total - number))
+
+
+def independent_range(values: np.ndarray, number: int, total: int) -> np.ndarray:
+    """The range of 95 % of independent sets, (2, ...), from `values (sets, ...)` of random sets of
+    `number` out of `total` windows."""
+    mean = values.mean(0)
+    return mean + widening(number, total) * (np.quantile(values, [0.025, 0.975], axis=0) - mean)
+
+
+def independent_sets(number: int, total: int, num_sets: int, seed: int) -> np.ndarray:
+    """Indices (num_sets, m) of windows, drawn with replacement: sets whose fractions vary as those
+    of an independent set of `number` do.
+
+    Sets of m with replacement vary with 1/m, which is 1/n + 1/N. Histograms take sets, not a range.
+    """
+    size = max(1, round(number * total / (number + total)))
+    return np.random.default_rng(seed).integers(total, size=(num_sets, size))
+
+
+Statistic = Callable[
+    [np.ndarray, np.ndarray], float
+]  # of two sets, arrays with one row for each sequence
+_NOT_A_BASE = 255
+_BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
+_BASE_OF_CHARACTER[list(b"NRYKMSWBDHVnrykmswbdhv")] = UNKNOWN
+_BASE_OF_CHARACTER[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
+_MIN_FOR_QUANTILES = 40  # the 2.5 % quantile of 20 values has 4 to 5 % below it
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of samples from real windows, with the distance of real windows from each other
+    as the baseline.
+
+    Attributes:
+        samples: mean distance of the samples.
+        baseline, low, high: mean distance of sets of as many real windows, and the range of 95 % of
+            these sets.
+        interval: 95 % interval of `samples` (`bootstrap_interval`); NaN where there is none.
+    """
+
+    samples: float
+    baseline: float
+    low: float
+    high: float
+    interval: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def above_baseline(self) -> bool:
+        """Whether the samples are farther away than 97.5 % of the sets of real windows."""
+        return self.samples > self.high
+
+    @property
+    def below_baseline(self) -> bool:
+        """Whether the samples are closer than 97.5 % of the sets of real windows: less varied than
+        real windows."""
+        return self.samples < self.low
+
+    def of_an_independent_set(self, number: int, total: int) -> Distance:
+        """The same with the range for a set that is independent of the real windows
+        (`independent_range`)."""
+        wider = widening(number, total)
+        low, high = (
+            self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high)
+        )
+        return replace(self, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """k-mer frequencies and GC content of samples and of real windows.
+
+    Attributes:
+        kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as
+            `AAC/GTT`.
+        sample_frequency, real_frequency: (W,) of each k-mer in one set of samples and in all real
+            windows; with a shared label, the frequency of one of the two.
+        kmer_low, kmer_high: (W,) range of 95 % of sets of real windows that are independent of
+            these, as samples are (`independent_range`).
+        sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
+        num_compared: sequences in each set.
+        kmer_distance: total variation distance between the frequencies, 0 to 1.
+        gc_distance: Wasserstein-1 distance between the distributions of GC fraction.
+        gc_sets: (num_splits, number) GC fractions of sets that vary as independent sets of
+            num_compared real windows do (`independent_sets`).
+    """
+
+    k: int
+    kmers: tuple[str, ...]
+    sample_frequency: np.ndarray
+    real_frequency: np.ndarray
+    kmer_low: np.ndarray
+    kmer_high: np.ndarray
+    sample_gc: np.ndarray
+    real_gc: np.ndarray
+    num_compared: int
+    length: int
+    kmer_distance: Distance
+    gc_distance: Distance
+    gc_sets: np.ndarray
+
+    @property
+    def outside_baseline(self) -> np.ndarray:
+        """(W,) bool: k-mers whose frequency in the samples is outside the range of real windows."""
+        return (self.sample_frequency < self.kmer_low) | (self.sample_frequency > self.kmer_high)
+
+
+def compare(
+    samples: Iterable[str | bytes | np.ndarray],
+    real: Iterable[str | bytes | np.ndarray],
+    k: int = 3,
+    both_strands: bool = True,
+    num_splits: int = 200,
+    seed: int = 0,
+) -> Composition:
+    """Compare k-mer frequencies and GC content of samples with those of real windows of the same
+    length.
+
+    Args:
+        samples: sequences as strings, or as uint8 arrays (0 A, 1 C, 2 G, 3 T, 4 unknown).
+        real: windows of the genome of the samples' length: at least four, preferably many more than
+            samples.
+        both_strands: count each k-mer on both strands; False for strand-oriented data.
+        num_splits: random splits of the real windows for the baseline.
+
+    Raises:
+        ValueError: if there are too few sequences, their lengths differ, one has no known base, or
+            a character is not a nucleotide code.
+    """
+    sample_bases, real_bases = (
+        [as_bases(sequence) for sequence in sequences] for sequences in (samples, real)
+    )
+    length = common_length(sample_bases, real_bases)
+    sample_counts, real_counts = (
+        kmer_counts(sample_bases, k, both_strands),
+        kmer_counts(real_bases, k, both_strands),
+    )
+    sample_gc, real_gc = gc_content(sample_bases, "samples"), gc_content(real_bases, "real")
+    number = min(len(sample_bases), len(real_bases) // 2)
+    rng = np.random.default_rng(seed)
+    real_sets = [np.split(rng.permutation(len(real_bases)), [number]) for _ in range(num_splits)]
+    sample_sets = [rng.permutation(len(sample_bases))[:number] for _ in range(num_splits)]
+    sets = np.array([_frequencies(real_counts[chosen]) for chosen, _ in real_sets])
+    shown, kmers = _labels(k, both_strands)
+    low, high = independent_range(sets, number, len(real_bases))[:, shown]
+    return Composition(
+        k=k,
+        kmers=kmers,
+        sample_frequency=_frequencies(sample_counts[sample_sets[0]])[shown],
+        real_frequency=_frequencies(real_counts)[shown],
+        kmer_low=low,
+        kmer_high=high,
+        sample_gc=sample_gc,
+        real_gc=real_gc,
+        num_compared=number,
+        length=length,
+        kmer_distance=distance(total_variation, sample_counts, real_counts, sample_sets, real_sets),
+        gc_distance=distance(wasserstein, sample_gc, real_gc, sample_sets, real_sets),
+        gc_sets=real_gc[independent_sets(number, len(real_bases), num_splits, seed)],
+    )
+
+
+def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
+    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
+    ValueError for another character.
+
+    An array is checked and returned as it is.
+    """
+    if isinstance(sequence, np.ndarray):
+        check_bases(sequence)
+        return sequence
+    raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
+    bases = np.frombuffer(
+        raw.translate(_BASE_OF_CHARACTER.tobytes()), np.uint8
+    )  # indexing takes nine times the memory
+    if (bases == _NOT_A_BASE).any():
+        position = int(np.argmax(bases == _NOT_A_BASE))
+        raise ValueError(
+            f"the sequence has {sequence[position : position + 1]!r} at position {position}, which "
+            "is not a nucleotide code"
+        )
+    return bases
+
+
+def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
+    """The length of all sequences; raises ValueError if there are too few, or their lengths
+    differ."""
+    if len(samples) < 2 or len(real) < 4:
+        raise ValueError(
+            f"{len(samples)} samples and {len(real)} real windows are too few to compare; give at "
+            "least 2 and 4"
+        )
+    lengths = {len(bases) for bases in samples}, {len(bases) for bases in real}
+    if len(lengths[0]) > 1 or lengths[0] != lengths[1]:
+        ours, theirs = (", ".join(map(str, sorted(each)[:4])) for each in lengths)
+        raise ValueError(
+            f"samples have length {ours} and real windows {theirs}; all sequences must have the "
+            "same length, so cut both to it"
+        )
+    return lengths[0].pop()
+
+
+def kmer_counts(
+    sequences: Sequence[np.ndarray], k: int, both_strands: bool, dtype: DTypeLike = np.int64
+) -> np.ndarray:
+    """Counts of each k-mer in each sequence: (S, 4**k)."""
+    counts = np.empty((len(sequences), 4**k), dtype)
+    for row, bases in zip(counts, sequences):
+        row[:] = spectrum([bases], k, both_strands)
+    return counts
+
+
+def _frequencies(counts: np.ndarray) -> np.ndarray:
+    total = counts.sum(
+        0, dtype=np.float64
+    )  # divergences are small differences of entropies: float32 would lose them
+    return total / max(total.sum(), 1)
+
+
+def gc_content(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
+    """GC fraction of each sequence, (S,); raises ValueError if one has no known base."""
+    known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
+    if (known == 0).any():
+        raise ValueError(f"sequence {int(np.argmin(known))} of {name} has no A, C, G or T")
+    return np.array([((bases == 1) | (bases == 2)).sum() for bases in sequences]) / known
+
+
+def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The codes to show and their labels; with both strands, one code of each pair of reverse
+    complements."""
+    every = np.arange(4**k, dtype=np.uint64)
+    other = reverse_complement_codes(every, k)
+    shown = np.flatnonzero(every <= other) if both_strands else np.arange(4**k)
+    pairs = [(int(code), int(other[code])) for code in shown]
+    return shown, tuple(
+        _kmer(a, k) if a == b or not both_strands else f"{_kmer(a, k)}/{_kmer(b, k)}"
+        for a, b in pairs
+    )
+
+
+def _kmer(code: int, k: int) -> str:
+    return "".join("ACGT"[code >> 2 * place & 3] for place in reversed(range(k)))
+
+
+def distance(
+    statistic: Statistic,
+    samples: np.ndarray,
+    real: np.ndarray,
+    sample_sets: Sequence[np.ndarray],
+    real_sets: Sequence[Sequence[np.ndarray]],
+) -> Distance:
+    """A statistic of samples `(S, ...)` and real windows `(R, ...)`, with its real-vs-real
+    baseline.
+
+    For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the
+    real windows that take their place and of those that both are compared with.
+    """
+    ours = [
+        statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)
+    ]
+    baseline = [statistic(real[chosen], real[rest]) for chosen, rest in real_sets]
+    return Distance(float(np.mean(ours)), float(np.mean(baseline)), *_range(np.array(baseline)))
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """The range of 95 % of such values: their quantiles, or with too few of them the prediction
+    interval of Student's t."""
+    n = len(values)
+    if n < _MIN_FOR_QUANTILES:
+        half = student_t(n - 1) * float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
+        return float(values.mean()) - half, float(values.mean()) + half
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def bootstrap_interval(
+    statistic: Statistic,
+    samples: np.ndarray,
+    real: np.ndarray,
+    center: float,
+    num_resamples: int = 100,
+    seed: int = 0,
+    halves: bool = False,
+) -> tuple[float, float]:
+    """95 % interval of a statistic of the samples, `center` +- t se, with the real windows fixed.
+
+    The standard error is the spread over bootstrap replicates of the samples. Only their spread is
+    used, not their mean: repeated items bias a replicate, k-mer divergences above all. With
+    `halves` the replicates are random halves without repeated items, whose spread is as large as
+    the standard error of the complete set: for statistics that train on one part of a set and
+    validate on another.
+    """
+    n, rng = len(samples), np.random.default_rng(seed)
+    replicates = [
+        rng.permutation(n)[: n // 2] if halves else rng.integers(n, size=n)
+        for _ in range(num_resamples)
+    ]
+    spread = float(np.std([statistic(samples[chosen], real) for chosen in replicates], ddof=1))
+    half = student_t(n - 1) * spread * math.sqrt(n / (n - 1))
+    return center - half, center + half
+
+
+def total_variation(a: np.ndarray, b: np.ndarray) -> float:
+    """Total variation distance between the k-mer frequencies of two sets, from counts (S, W) and
+    (R, W): 0 to 1."""
+    return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
+
+
+def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
+    """Jensen-Shannon divergence in bits between the k-mer frequencies of two sets, from counts (S,
+    W) and (R, W): 0 to 1 (Lin 1991).
+
+    `scipy.spatial.distance.jensenshannon` is the square root of it, and NaN where rounding makes
+    the divergence of close sets negative.
+    """
+    from scipy.special import rel_entr
+
+    p, q = _frequencies(a), _frequencies(b)
+    mean = (p + q) / 2
+    return max(float((rel_entr(p, mean) + rel_entr(q, mean)).sum()) / (2 * math.log(2)), 0.0)
+
+
+def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+    """Wasserstein-1 distance between two sets of values (S,) and (R,), each represented by 200
+    interpolated quantiles."""
+    from scipy.stats import wasserstein_distance
+
+    levels = (np.arange(200) + 0.5) / 200
+    return float(wasserstein_distance(np.quantile(a, levels), np.quantile(b, levels)))
+
+
+def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
+    other, by ascending x.
+
+    Equal points are represented by the first. Points with NaN have no place on the front.
+    """
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    front: list[int] = []
+    for i in known[np.lexsort((known, -y[known], -x[known]))].tolist():
+        if not front or y[i] > y[front[-1]]:
+            front.append(i)
+    return np.array(front[::-1], int)
+
+
+def evenly_spaced(number: int, maximum: int) -> np.ndarray:
+    """At most `maximum` of the indices of `number` items, evenly spaced."""
+    return np.unique(np.linspace(0, number - 1, min(maximum, number)).astype(int))

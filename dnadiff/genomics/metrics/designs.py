@@ -1,0 +1,193 @@
+"""Designs read back from their FASTA file: rewards and likelihoods, the Pareto front, diversity,
+composition compared with real sequences."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dnadiff.formats.sequences import Record, iter_sequences
+from dnadiff.genomics.kmers import UNKNOWN
+from dnadiff.genomics.metrics.composition import (
+    KMER_LENGTHS,
+    MAX_SEQUENCES,
+    Distance,
+    as_bases,
+    distance,
+    evenly_spaced,
+    gc_content,
+    jensen_shannon,
+    kmer_counts,
+    wasserstein,
+)
+
+_COLUMNS = ("reward", "log_prob", "log_weight", "longest_match")
+_NUM_SPLITS = 40  # random sets of real sequences
+
+
+@dataclass(frozen=True)
+class DesignTable:
+    """The designs of a file.
+
+    Attributes:
+        names: of the N records.
+        columns: (N,) of each number in the headers: reward, log_prob, log_weight, longest_match;
+            NaN where there is none.
+        lengths: (N,) bases that were designed, or of the whole record if the header does not say
+            which.
+        num_distinct: different sequences.
+        counts: (L, 5) of A, C, G, T and unknown bases at each position; None if the lengths differ.
+        sequences: at most 2,000 of them, evenly spaced, as uint8 arrays of bases.
+    """
+
+    names: list[str]
+    columns: Mapping[str, np.ndarray]
+    lengths: np.ndarray
+    num_distinct: int
+    counts: np.ndarray | None
+    sequences: list[np.ndarray]
+
+    @classmethod
+    def read(cls, path: Path, number: int) -> DesignTable:
+        """The first `number` records of a FASTA file of designs, with one in memory at a time
+        besides the 2,000."""
+        kept = set(evenly_spaced(number, MAX_SEQUENCES).tolist())
+        names, sequences, rows, lengths = [], [], [], []
+        digests: set[bytes] = set()
+        counts: np.ndarray | None = None
+        for i, record in zip(range(number), iter_sequences(path)):
+            about = header_facts(record.description)
+            bases = designed_bases(record, about)
+            names.append(record.name)
+            rows.append([float(about.get(name, "nan")) for name in _COLUMNS])
+            lengths.append(len(bases))
+            digests.add(hashlib.blake2b(bases.tobytes(), digest_size=16).digest())
+            if i == 0:
+                counts = np.zeros((len(bases), UNKNOWN + 1), np.int64)
+            counts = (
+                None if counts is None or len(bases) != len(counts) else _counted(counts, bases)
+            )
+            if i in kept:
+                sequences.append(bases)
+        columns = dict(zip(_COLUMNS, np.array(rows, float).T))
+        return cls(names, columns, np.array(lengths), len(digests), counts, sequences)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def hamming(self) -> float | None:
+        """The mean Hamming distance of two designs; None for a single one, or if the lengths
+        differ."""
+        return None if self.counts is None or len(self) < 2 else mean_hamming(self.counts)
+
+
+def header_facts(description: str) -> dict[str, str]:
+    """The `key=value` pairs of a header; a later one replaces an earlier one of the same name,
+    which may be inside a label."""
+    return {
+        key: value
+        for key, found, value in (word.partition("=") for word in description.split())
+        if found
+    }
+
+
+def designed_bases(record: Record, about: Mapping[str, str]) -> np.ndarray:
+    """The bases of a record that were designed, by its header `designed=first-last`, or else
+    all."""
+    bases = as_bases(record.sequence)
+    first, _, last = about.get("designed", "").partition("-")
+    return bases[int(first) - 1 : int(last)] if first.isdigit() and last.isdigit() else bases
+
+
+def _counted(counts: np.ndarray, bases: np.ndarray) -> np.ndarray:
+    counts[np.arange(len(bases)), bases] += 1
+    return counts
+
+
+def mean_hamming(counts: np.ndarray) -> float:
+    """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each
+    position (L, letters), N at least 2."""
+    n = int(counts[0].sum())
+    same = (counts * (counts - 1.0)).sum(1) / (n * (n - 1.0))
+    return float((1 - same).sum())
+
+
+def information(counts: np.ndarray) -> np.ndarray:
+    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
+    positions without a known base.
+
+    A letter is as high as its frequency times the information of its position, 2 - H - e, where e =
+    3 / (2 ln 2 N) corrects the entropy H of N letters for the small sample (Schneider and Stephens
+    1990, Nucleic Acids Research 18:6097).
+    """
+    known = counts[:, :4].astype(float)
+    number = np.maximum(known.sum(1, keepdims=True), 1)
+    share = known / number
+    entropy = -np.where(share > 0, share * np.log2(np.where(share > 0, share, 1)), 0).sum(
+        1, keepdims=True
+    )
+    return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
+
+
+@dataclass(frozen=True)
+class DesignComparison:
+    """k-mer frequencies and GC content of designs and of real sequences.
+
+    Attributes:
+        divergences: Jensen-Shannon divergence in bits for each k, with its real-vs-real baseline.
+        gc: Wasserstein-1 distance of the GC content in points.
+        design_gc, real_gc: GC content of each sequence in percent.
+        num_compared: real sequences in each set of the baseline, and designs that it is compared
+            with.
+    """
+
+    divergences: Mapping[int, Distance]
+    gc: Distance
+    design_gc: np.ndarray
+    real_gc: np.ndarray
+    num_compared: int
+
+
+def compare_designs(
+    designs: Sequence[np.ndarray], real: Sequence[np.ndarray], both_strands: bool, seed: int = 0
+) -> DesignComparison:
+    """Compare designs with real sequences, which need not have the same length.
+
+    Args:
+        designs: uint8 arrays of bases.
+        real: four or more; preferably more than twice as many.
+        both_strands: count each k-mer on both strands.
+
+    Raises:
+        ValueError: if there are fewer than four real sequences, or a sequence has no known base.
+    """
+    if len(real) < 4:
+        raise ValueError(f"{len(real)} real sequences are too few to compare; give at least 4")
+    number = min(len(designs), len(real) // 2)
+    rng = np.random.default_rng(seed)
+    real_sets = [np.split(rng.permutation(len(real)), [number]) for _ in range(_NUM_SPLITS)]
+    design_sets = [rng.permutation(len(designs))[:number] for _ in range(_NUM_SPLITS)]
+    shortest = min(map(len, [*designs, *real]))
+    divergences = {}
+    for k in KMER_LENGTHS:
+        if k <= shortest:
+            counts = [
+                kmer_counts(each, k, both_strands).astype(np.float32) for each in (designs, real)
+            ]
+            divergences[k] = distance(jensen_shannon, counts[0], counts[1], design_sets, real_sets)
+    ours, theirs = (
+        100 * gc_content(each, name) for each, name in ((designs, "the designs"), (real, "real"))
+    )
+    return DesignComparison(
+        divergences,
+        distance(wasserstein, ours, theirs, design_sets, real_sets),
+        ours,
+        theirs,
+        number,
+    )

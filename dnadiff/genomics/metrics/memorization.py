@@ -1,0 +1,335 @@
+"""How much of the samples was copied from the training part: exact matches on either strand."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dnadiff.config import Config, Json
+from dnadiff.data.intervals import num_tokens
+from dnadiff.data.run_data import chosen_data
+from dnadiff.diffusion.likelihood.held_out import MAX_KMERS, bases_of
+from dnadiff.formats.sequences import iter_sequences
+from dnadiff.genomics.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
+from dnadiff.genomics.metrics.composition import as_bases
+from dnadiff.store.disk import atomic_write, check_output
+from dnadiff.store.files import resolve
+from dnadiff.weights import checkpoint
+
+if TYPE_CHECKING:
+    from dnadiff.data.base import SequenceDataModule
+    from dnadiff.weights.loaded import Loaded
+
+log = logging.getLogger("dnadiff")
+LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
+_DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
+_MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
+_FEW = 16  # candidates that are compared one by one, in long steps
+COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
+_SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
+
+
+class _Tables(NamedTuple):
+    """Both strands of all sequences as `text (T,)`, their k-mers, and the places of seeds in it:
+    those of seed number i are `place[first[i] : first[i + 1]]`."""
+
+    text: np.ndarray
+    kmers: KmerSet
+    place: np.ndarray
+    first: np.ndarray
+
+
+class TrainingIndex:
+    """An index of the training part that finds exact matches on both strands.
+
+    Memory: about 40 bytes a base of the training part while it is built, and 34 MB for the table.
+        Searching takes 3 bytes a base of the window, and up to 300 MB.
+
+    It is built by the first search, which raises ValueError if there is no known base.
+
+    Args:
+        sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of
+            them.
+        k: length of the k-mers that `seen` counts.
+    """
+
+    def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
+        self.sequences, self.k = sequences, k
+
+    @cached_property
+    def _tables(self) -> _Tables:
+        sequences, self.sequences = checked(self.sequences), ()
+        if not any((bases < UNKNOWN).any() for bases in sequences):
+            raise ValueError(
+                "the training part has no known base (A, C, G or T), so it cannot be searched for "
+                "copies"
+            )
+        gap = np.array([UNKNOWN], np.uint8)
+        both = [
+            part for bases in sequences for part in (gap, bases, gap, reverse_complement(bases))
+        ]
+        # Unknown bases at both ends and in between: no match extends past a sequence.
+        text = np.concatenate([*both, gap])
+        values, known = codes(text, _SEED_LENGTH)
+        place = np.flatnonzero(known)
+        counts = np.bincount(values[place].view(np.int64), minlength=4**_SEED_LENGTH)
+        sorted_place = place[np.argsort(values[place], kind="stable")]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        return _Tables(text, KmerSet(sequences, self.k), sorted_place, first)
+
+    def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        """For each window, its k-mers that occur in the training part, and all its k-mers without
+        unknown bases: (S, 2)."""
+        return np.array(
+            [(self._tables.kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
+        )
+
+    def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+        """Length in bases of the longest exact match of each window with the training part:
+        (S,)."""
+        return np.array([self._longest(bases) for bases in windows])
+
+    def _longest(self, bases: np.ndarray) -> int:
+        padded = np.append(
+            bases, np.uint8(UNKNOWN)
+        )  # padded[-1] is before the window as well as after it
+        longest, tables = 0, self._tables
+        for first, block in blocks(bases, _SEED_LENGTH):
+            values, known = codes(block, _SEED_LENGTH)
+            start = np.flatnonzero(known)
+            if self.k >= _SEED_LENGTH:
+                hits = tables.kmers.hits(bases[first : first + len(values) + self.k - 1])
+                # then the longest match that starts in this block starts with a k-mer that was seen
+                if hits.any():
+                    start = np.flatnonzero(hits)
+                elif longest >= self.k:
+                    continue
+            seeds = values[start].view(np.int64)
+            ends = np.cumsum(tables.first[seeds + 1] - tables.first[seeds])
+            for few in np.split(
+                start,
+                np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES)),
+            ):
+                longest = max(longest, self._extended(padded, few + first, values[few]))
+        return longest or next(
+            (
+                k
+                for k in range(_SEED_LENGTH - 1, 0, -1)
+                if KmerSet([tables.text], k).contains_any(bases)
+            ),
+            0,
+        )
+
+    def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
+        """The longest match that begins at one of the starts with its k-mer; 0 if the training part
+        does not have these k-mers."""
+        tables = self._tables
+        first, after = (tables.first[values.view(np.int64) + offset] for offset in (0, 1))
+        number = after - first
+        if not number.sum():
+            return 0
+        offset = np.repeat(start, number)
+        rank = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        place = tables.place[np.repeat(first, number) + rank]
+        # A match that extends to the left is found from an earlier start.
+        extends_left = _same(padded[offset - 1], tables.text[place - 1])
+        offset, place, length = offset[~extends_left], place[~extends_left], _SEED_LENGTH
+        while len(offset) > _FEW:
+            extends = _same(padded[offset + length], tables.text[place + length])
+            if not extends.any():
+                return length
+            offset, place, length = offset[extends], place[extends], length + 1
+        return max(
+            (
+                _match(padded[i:], tables.text[j:], length)
+                for i, j in zip(offset.tolist(), place.tolist())
+            ),
+            default=0,
+        )
+
+
+def _count(bases: np.ndarray, k: int) -> int:
+    """Number of k-mers without unknown bases."""
+    return sum(int(codes(block, k)[1].sum()) for _, block in blocks(bases, k))
+
+
+def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
+    """Number of equal known bases at the beginning of two arrays, of which `length` are known to be
+    equal."""
+    step, size = 64, min(len(a), len(b))  # one of them ends there with an unknown base
+    while True:
+        part = slice(length, min(length + step, size))
+        same = _same(a[part], b[part])
+        if not same.all():
+            return length + int(np.argmin(same))
+        length, step = length + step, min(2 * step, 1 << 20)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) & (a < UNKNOWN)
+
+
+class Match(NamedTuple):
+    """What a record shares with the training part.
+
+    Attributes:
+        length: bases that were searched.
+        longest: bases in the longest exact match.
+        seen: fraction of its 24-mers that occur in the training part; NaN if it has none.
+    """
+
+    name: str
+    length: int
+    longest: int
+    seen: float
+
+
+def dna_data(
+    model: Loaded, trust: Sequence[str] = (), given: Config | None = None
+) -> SequenceDataModule:
+    """The data that a model was trained on, or those `given` on the command line, prepared; raises
+    ValueError for text."""
+    check_dna(model)
+    data = chosen_data(given, model.config, model.tokenizer, trust)
+    data.prepare()
+    return data
+
+
+def check_dna(model: Loaded) -> None:
+    """Raise ValueError for a model of text."""
+    if model.tokenizer.vocab.complement is None:
+        raise ValueError(
+            f"samples are compared as DNA, but {model.path} was trained on text; give a model "
+            "of DNA"
+        )
+
+
+def searched_data(
+    model: Loaded, data: SequenceDataModule | None, trust: Sequence[str] = ()
+) -> SequenceDataModule | None:
+    """The data in whose training part copies are searched for: always those that the model was
+    trained on, if its source records them.
+
+    None, with a log message, if they cannot be read here. If the source records none, as a
+    published folder, `data` take their place, with a log message.
+    """
+    known = None if data is None else model.was_trained_on(data)
+    if known:
+        return data
+    try:
+        return model.training_data(trust)
+    except (ValueError, OSError) as error:
+        if data is not None and known is None:
+            log.info(
+                f"{model.path} does not record what it was trained on: copies are searched for in "
+                f"the training part of {data.name}"
+            )
+            return data
+        log.info(
+            f"copies are not searched for, because the training data are not available: {error}"
+        )
+        return None
+
+
+def num_training_bases(data: SequenceDataModule) -> int:
+    """Bases of the training part."""
+    return num_tokens(data.intervals["train"])
+
+
+def fits_in_memory(data: SequenceDataModule) -> bool:
+    """Whether the training part is small enough to be indexed."""
+    return num_training_bases(data) <= LARGEST
+
+
+def training_data(
+    model: Loaded, trust: Sequence[str] = (), given: Config | None = None
+) -> SequenceDataModule:
+    """As `dna_data`; also raises ValueError if the index of the training part does not fit into
+    memory."""
+    data = dna_data(model, trust, given)
+    if model.was_trained_on(data) is False:
+        if not given:
+            raise ValueError(
+                f"copies: {data.name} changed since {model.path} was trained on it; restore its "
+                "files"
+            )
+        log.warning(
+            f"{model.path} was not trained on data={data.name}: matches are with these data, not "
+            "with the training data of the model"
+        )
+    if not fits_in_memory(data):
+        raise ValueError(
+            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases, and "
+            f"an index is made of at most {LARGEST:,} "
+            "(40 bytes of memory for each); give data= with fewer records"
+        )
+    return data
+
+
+def indexed(data: SequenceDataModule) -> TrainingIndex:
+    """The index of the training part of a data module."""
+    to_bases = bases_of(data)
+    return TrainingIndex(to_bases(ids) for ids in data.sequences("train"))
+
+
+def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
+    """The matches of each record of a FASTA file. If a record's header has `designed=first-last`,
+    only that part is searched."""
+    found = []
+    for record in iter_sequences(path):
+        bases = as_bases(record.sequence)
+        designed = _DESIGNED.search(
+            record.description
+        )  # written by anyone: a range outside the record is ignored
+        if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):
+            bases = bases[int(designed[1]) - 1 : int(designed[2])]
+        hits, kmers = training.seen([bases])[0]
+        longest = int(training.longest_match([bases])[0])
+        found.append(
+            Match(record.name, len(bases), longest, float(hits) / kmers if kmers else float("nan"))
+        )
+    return found
+
+
+def summary(found: Sequence[Match]) -> dict[str, Json]:
+    """Summary over all records: mean and maximum of the longest match, the record with the maximum,
+    and the mean fraction of 24-mers seen."""
+    longest = max(found, key=lambda match: match.longest)
+    seen = [match.seen for match in found if match.seen == match.seen]  # not NaN
+    return {
+        "records": len(found),
+        "longest": {
+            "mean": float(np.mean([match.longest for match in found])),
+            "max": longest.longest,
+            "record": longest.name,
+        },
+        "seen": float(np.mean(seen)) if seen else None,
+    }
+
+
+def write_matches(
+    path: str,
+    output: Path,
+    model: str,
+    given: Config | None = None,
+    *,
+    trust: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, Json]:
+    """Write the matches of each record of a FASTA file with the training part of a model, or of the
+    data `given`, as a table; returns their summary."""
+    check_output(output, overwrite)
+    resolve(path)  # refuses a missing file before the training part is read
+    found = of_file(path, indexed(training_data(checkpoint.load(model, trust), trust, given)))
+    with atomic_write(output, overwrite) as file:
+        file.write(("\t".join(COLUMNS) + "\n").encode())
+        file.writelines(
+            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
+        )
+    return summary(found)

@@ -1,0 +1,250 @@
+"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and
+repetition.
+
+A low generative perplexity alone is not evidence of quality, because repetitive text has one too
+(arXiv 2409.02908). The entropy is therefore computed from the same tokens as the perplexity: those
+of a text from its first to its last one that is not special.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dnadiff.data.genome import pieces
+from dnadiff.diffusion.denoiser import CausalDenoiser
+from dnadiff.genomics.bootstrap import ConfidenceInterval, ratio
+from dnadiff.store.address import expand_user
+
+if TYPE_CHECKING:
+    from dnadiff.config import Config, Json
+    from dnadiff.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class JudgeModel:
+    """A causal model of text.
+
+    Attributes:
+        length: maximum number of tokens that it reads at once.
+        path: where it was loaded from.
+        step: number of optimizer steps; None for GPT-2.
+        data: configuration of its training data; None for GPT-2.
+    """
+
+    denoiser: CausalDenoiser
+    tokenizer: Tokenizer
+    length: int
+    path: Path
+    step: int | None = None
+    data: Config | None = None
+
+    @classmethod
+    def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
+        """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError
+        for anything else."""
+        from dnadiff.weights import checkpoint, published
+
+        folder = expand_user(source)
+        if (folder / published.CONFIG).is_file():
+            from dnadiff.data.text.pretrained import Pretrained
+
+            tokenizer = Pretrained(str(folder)).load()
+            gpt2 = published.load_gpt2(folder, tokenizer.vocab).to(device)
+            length = gpt2.backbone.max_length
+            assert length is not None  # its position embeddings are learned
+            return cls(gpt2, tokenizer, length, folder)
+        loaded = checkpoint.load(source, trust)
+        if (
+            not isinstance(loaded.denoiser, CausalDenoiser)
+            or loaded.tokenizer.vocab.complement is not None
+        ):
+            raise ValueError(
+                f"judge {loaded.path} must be an autoregressive model of text: train one with "
+                "objective=ar data=..."
+            )
+        data = loaded.config.get("data")
+        return cls(
+            loaded.denoiser.to(device),
+            loaded.tokenizer,
+            loaded.training_length(),
+            loaded.path,
+            loaded.step,
+            data,
+        )
+
+
+def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """The documents in `ids (L,)`, decoded: special tokens separate them and are dropped."""
+    special = np.isin(ids, tokenizer.special_ids)
+    runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
+    return [tokenizer.decode(run) for run in runs if run[0] not in tokenizer.special_ids]
+
+
+def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The documents in a text, separated by the written-out tokens with which the tokenizer begins
+    or ends a text."""
+    separators = {
+        tokenizer.decode([i]) for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None
+    }
+    return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
+
+
+def content_span(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
+    """Start and end of `ids (L,)` without the special tokens at its beginning and end; equal if
+    there are no others."""
+    places = np.flatnonzero(~np.isin(ids, tokenizer.special_ids))
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+
+
+def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of
+    each text that has a content."""
+    found, each = np.full(texts.shape, np.nan), iter(nats)
+    for row, ids in zip(found, texts):
+        start, end = content_span(ids, tokenizer)
+        if end > start:
+            row[start:end] = next(each)
+    return found
+
+
+def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+    """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text
+    token if it has one.
+
+    There is no separator before the first and after the last document, as in the `content_span` of
+    a sample that is not encoded again. Encoding the joined text instead would read written-out
+    special tokens as ordinary characters: `<|endoftext|>` as seven tokens.
+    """
+    found = [ids for text in texts if len(ids := tokenizer.encode(text))]
+    end = [] if tokenizer.eos_id is None else [np.array([tokenizer.eos_id])]
+    parts = [
+        part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])
+    ]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """Statistics of some texts.
+
+    Attributes:
+        nats: (S,) -log p of each text under the causal model; None without a model.
+        tokens: (S,) number of tokens.
+        entropy: (S,) entropy of each text's token distribution, nats.
+        repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
+    """
+
+    nats: np.ndarray | None
+    tokens: np.ndarray
+    entropy: np.ndarray
+    repetition: np.ndarray
+
+    def summary(self) -> dict[str, Json]:
+        """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals."""
+        found: dict[str, Json] = {"texts": len(self.tokens), "tokens": int(self.tokens.sum())}
+        if self.nats is not None:
+            nll = ratio(self.nats, self.tokens)
+            found |= _named("perplexity", ConfidenceInterval(*(float(np.exp(x)) for x in nll))) | {
+                "nll": nll.value
+            }
+        ones = np.ones(len(self.tokens))
+        return (
+            found
+            | _named("entropy", ratio(self.entropy, ones))
+            | _named("repetition", ratio(self.repetition, ones))
+        )
+
+
+def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
+    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def entropy(tokens: np.ndarray) -> float:
+    """Entropy in nats of the token distribution of one text; at most the logarithm of the number of
+    tokens."""
+    fraction = np.unique(tokens, return_counts=True)[1] / len(tokens)
+    return float(-(fraction * np.log(fraction)).sum())
+
+
+def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
+    """Whether the n-gram at each position occurred before in the text: (L - n + 1,) bool."""
+    if len(tokens) < n:
+        return np.zeros(0, dtype=bool)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
+    result = np.ones(len(windows), dtype=bool)
+    result[np.unique(windows, axis=0, return_index=True)[1]] = False
+    return result
+
+
+def describe(
+    texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None
+) -> TextStatistics:
+    """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
+    there is a model."""
+    repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
+    total = None if nats is None else np.array([x.sum() for x in nats])
+    return TextStatistics(
+        total,
+        np.array([len(x) for x in texts]),
+        np.array([entropy(x) for x in texts]),
+        np.array(repetition),
+    )
+
+
+def by_position(
+    texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None
+) -> list[dict[str, Json]]:
+    """Statistics of each segment of texts of equal length; a segment extends from its start to the
+    next one.
+
+    Repetition is the fraction of n-grams ending in the segment that occurred before anywhere in the
+    text.
+
+    Args:
+        texts: (S, L) ids.
+        starts: first positions of the segments, ascending; the first is 0.
+        nats: (S, L) of each token; NaN where it does not count.
+    """
+    again, rows = np.stack([repeated(x, n) for x in texts]), []
+    for start, end in zip(starts, [*starts[1:], texts.shape[1]]):
+        part, ending = texts[:, start:end], again[:, max(0, start - n + 1) : max(0, end - n + 1)]
+        values = np.zeros(part.shape) if nats is None else nats[:, start:end]
+        counted = (~np.isnan(values)).sum(1)
+        total = None if nats is None or not counted.any() else np.nansum(values, 1)
+        repetition = ending.mean(1) if ending.shape[1] else np.zeros(len(texts))
+        found = TextStatistics(total, counted, np.array([entropy(x) for x in part]), repetition)
+        rows.append({"start": int(start), "end": int(end), **found.summary()})
+    return rows
+
+
+@torch.no_grad()
+def token_nats(
+    judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16
+) -> list[np.ndarray]:
+    """-log p of each token of each text `(L,)` under a causal model, in nats.
+
+    The token at position 0 counts too: it is predicted from the start token. Programs that predict
+    from position 1 on give another perplexity, above all of short texts. Texts longer than `window`
+    are cut into independent pieces of (almost) equal length, each with a start token.
+    """
+    cuts = pieces.cut([len(x) for x in texts], window)
+    found = [np.zeros(len(x)) for x in texts]
+    parts = [texts[p.record][p.start : p.end] for p in cuts]
+    device = next(judge.parameters()).device
+    for number, ids, valid in pieces.batches(parts, batch_size, judge.vocab.pad_id):
+        counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        nll = torch.zeros(ids.shape)
+        x, known = ids.to(device), None if valid is None else valid.to(device)
+        nll[counted] = judge.nll(x, x, positions=counted.to(device), valid=known).float().cpu()
+        for row, i in enumerate(number):
+            p = cuts[i]
+            found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()
+    return found

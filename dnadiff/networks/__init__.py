@@ -1,0 +1,1 @@
+"""Networks (`backbone`) and the kernels that they compute with."""

@@ -1,0 +1,324 @@
+"""The contract between a network and everything that trains it or samples from it.
+
+There are three ways to read a sequence, each an interface that a network may have:
+`BidirectionalBackbone`, `CausalBackbone` and `BlockBackbone`. Objectives, denoisers and samplers
+declare which one they need (`reads`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.networks.backbone.context import WHOLE, Context, Peers
+
+
+@dataclass
+class State:
+    """What a network keeps of the tokens to the left that it has read, one by one or block by
+    block.
+
+    Attributes:
+        tensors: the network's own, each with the batch first.
+        length: number of tokens read.
+    """
+
+    tensors: list[Tensor]
+    length: int = 0
+
+    def select(self, keep: Tensor) -> State:
+        """The state of some of the sequences; `keep` is an index or a mask over B."""
+        return State([x[keep] for x in self.tensors], self.length)
+
+
+@checked
+class Backbone(nn.Module, ABC):
+    """Maps token ids to one feature vector and one row of raw logits per position.
+
+    A subclass implements `embed`, `mix` and `head`.
+
+    Attributes:
+        vocab: the vocabulary it was built for.
+        d_model: width D of `features`; a network that reads both strands has twice the width of
+            one.
+        max_length: longest sequence it accepts, None for any.
+        context: whether it reads whole sequences, or one piece of each (`spread`).
+        reads_both_strands: whether features hold the channels of both strands, as `rc.join`
+            arranges them.
+        takes_sigma: whether it can be conditioned on the noise level.
+        num_labels: C, number of label columns it can be conditioned on; 0 for none.
+    """
+
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+    )
+    described: ClassVar[str] = "a network"  # with examples, for messages
+
+    max_length: int | None = None
+    reads_both_strands: bool = False
+    context: Context = WHOLE
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt,
+        takes_sigma: bool = False,
+        num_labels: Natural = 0,
+    ) -> None:
+        super().__init__()
+        self.vocab, self.d_model = vocab, d_model
+        self.takes_sigma, self.num_labels = takes_sigma, num_labels
+
+    @property
+    def trunk(self) -> nn.ModuleList | None:
+        """The layers in the order in which they run, shared by reference; None for a network that
+        is not a list of layers."""
+        return None
+
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths)
+        cannot be spread over processes."""
+        raise ValueError(
+            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only a "
+            "network of Mamba layers passes a state from "
+            "one piece of a sequence to the next; set backbone=caduceus, caduceus_ps or mamba, or "
+            "context_parallel=1"
+        )
+
+    def spread(self, peers: Peers) -> None:
+        """From now on read one piece of every sequence, as `SequencePiece` describes; its peers
+        read the others (see `check_pieces`).
+
+        `features` takes the tokens of this piece and returns theirs, and the gradients of the
+        parameters are the part of this piece.
+        """
+        raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """One vector (B, L, D) for each of the token ids (B, L), the input of `mix`."""
+        raise NotImplementedError(f"{type(self).__name__} reads token ids only")
+
+    def mix(
+        self,
+        h: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """The features (B, L, D) of vectors h (B, L, D), which may be other ones than those of
+        tokens; other arguments as in `features`."""
+        raise NotImplementedError(f"{type(self).__name__} reads token ids only")
+
+    def features(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """Normalized features of each position, the input of `head`.
+
+        Args:
+            ids: (B, L) token ids.
+            sigma: (B,) noise level; None is the network's value for "no time".
+            cond: (B, C) labels, 1 where a label applies; a row of zeros, like None, means no label.
+            valid: (B, L) bool, False on padding that must be ignored; None treats all positions as
+                tokens, as the published networks do.
+
+        Returns:
+            (B, L, D).
+
+        Raises:
+            ValueError: if L exceeds `max_length`, or the network cannot be conditioned on `sigma`
+                or `cond`.
+        """
+        self.check_inputs(ids, sigma, cond)
+        return self.mix(self.embed(ids), sigma, cond, valid)
+
+    @abstractmethod
+    def head(self, features: Tensor) -> Tensor:
+        """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
+
+    def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None
+        for any other head.
+
+        With it, losses over large vocabularies do not hold the logits
+        (`dnadiff.networks.kernels.log_sum.linear_log_sum`).
+        """
+        return None
+
+    def forward(
+        self,
+        ids: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """`head(features(...))`: (B, L, rows)."""
+        return self.head(self.features(ids, sigma, cond, valid))
+
+    def check_inputs(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
+        """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
+        name = type(self).__name__
+        if self.max_length is not None and ids.shape[1] > self.max_length:
+            raise ValueError(
+                f"length {ids.shape[1]} exceeds what this {name} was built for; "
+                f"use a length of at most {self.max_length}, or train with a larger data.length"
+            )
+        if sigma is not None and not self.takes_sigma:
+            raise ValueError(
+                f"this {name} has no time input; build the denoiser with time_conditioning=false"
+            )
+        if cond is not None and not self.num_labels:
+            raise ValueError(f"this {name} was built without labels; leave cond out")
+        if cond is not None and cond.shape != (len(ids), self.num_labels):
+            raise ValueError(
+                f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a "
+                "column for each label, 1 where it applies"
+            )
+
+
+class BidirectionalBackbone(Backbone):
+    """A network whose `features` of each position depend on all tokens: for masked diffusion and
+    masked language models."""
+
+    described = "a bidirectional network, such as caduceus or dit"
+
+
+class CausalBackbone(Backbone):
+    """A network whose `features` of position l depend on tokens 0..l only: for autoregressive
+    models."""
+
+    described = "a causal network, transformer or mamba"
+
+    def step(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Read one more token of each sequence: what `features` returns for the last position,
+        given the earlier tokens.
+
+        Args:
+            ids: (B,) token ids.
+            state: from the previous call, None at the first token; it is modified and must not be
+                used again.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Features (B, D) and the new state.
+
+        Raises:
+            ValueError: if the network reads whole sequences only, or has read `max_length` tokens.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot read token by token; mamba and transformer can"
+        )
+
+    def read(
+        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last
+        state."""
+        features = []
+        for token in ids.unbind(1):
+            found, state = self.step(token, state, cond)
+            features.append(found)
+        assert state is not None
+        return torch.stack(features, 1), state
+
+
+class BlockBackbone(Backbone):
+    """A network that reads a sequence in blocks: each block in both directions, after the blocks to
+    its left (arXiv 2503.09573).
+
+    It has the parameters of a bidirectional network. There are two streams: the noised one, whose
+    features predict x0, and the clean one, which carries what the blocks to the left say. The
+    noised block i depends on the clean blocks 0..i-1 and on itself.
+
+    Attributes:
+        clean_is_causal: whether the clean stream at position l depends on tokens 0..l only;
+            otherwise it sees all of its block.
+    """
+
+    described = "a network that reads blocks, caduceus or dit"
+    clean_is_causal: bool = False
+
+    def check_blocks(self) -> None:
+        """Raise ValueError or RuntimeError, naming the setting, if this network was built in a way
+        that excludes reading in blocks."""
+
+    @abstractmethod
+    def block_features(
+        self,
+        xt: Tensor,
+        x0: Tensor,
+        block_size: int,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+        clean: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the
+        blocks before each.
+
+        Args:
+            xt: (B, L) token ids of the noised stream.
+            x0: (B, L) token ids of the clean stream.
+            block_size: b, 1 to L; the last block may have fewer.
+            cond, valid: as in `features`.
+            clean: also return the features of the clean stream.
+
+        Returns:
+            (B, L, D), and (B, L, D) or None.
+        """
+
+    @abstractmethod
+    def step_block(
+        self,
+        xt: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B,
+        n, D). The state is not modified."""
+
+    @abstractmethod
+    def advance(
+        self,
+        x0: Tensor,
+        state: State | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> State:
+        """The state after one more block x0 (B, n) of the clean stream, from the state before it
+        (None at the first), not modified."""
+
+
+class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
+    """A bidirectional transformer that can compute some positions with stored keys and values of
+    the others (arXiv 2505.22618)."""
+
+    described = "a transformer with a key-value cache, such as dit"
+
+    @abstractmethod
+    def around(
+        self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
+    ) -> State:
+        """Read a sequence in both directions and keep the tokens outside some positions, as a state
+        for `step_block` at these positions.
+
+        `step_block` then returns what `features` returns there, as long as no token changes. If
+        tokens at these positions change, the result is approximate: the keys and values of the
+        others do not.
+
+        Args:
+            ids: (B, L) token ids.
+            columns: positions that are left out.
+            cond, valid: as in `features`.
+        """

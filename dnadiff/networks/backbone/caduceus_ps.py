@@ -1,0 +1,156 @@
+"""Caduceus-PS: reverse-complement equivariant because all parameters are shared between the strands
+(arXiv 2403.03234, section 4.2).
+
+The streams of both strands are (2B, L, D): the first B rows in the order of the sequence, the
+others in the order of its reverse complement. Any operation that treats all rows alike commutes
+with exchanging the strands. Features follow the published convention (arXiv 2403.03234, section
+4.2): the second strand is returned to the positions of the sequence with its channels reversed, so
+that reverse-complementing the sequence reverses the positions and channels of the features.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import PositiveInt, checked
+from dnadiff.networks.backbone.caduceus import BiMambaBackbone, CaduceusOptions
+from dnadiff.networks.backbone.layers import at_least_float32
+
+
+@checked
+class CaduceusPS(BiMambaBackbone):
+    """A Caduceus that reads both strands in one batch: logits(RC x) = flip(logits(x))[...,
+    complement].
+
+    Features (B, L, 2D) are those of both strands, see `join`. It has the parameters of
+    Caduceus-Ph and twice its cost.
+
+    Args:
+        vocab: the vocabulary, with a complement.
+        d_model: width D of one strand.
+        n_layers: number of blocks.
+        swap_strands: exchange the strands before every block, as some published networks do. The
+            same weights then compute another function. With an even number of layers both variants
+            can represent the same functions, because the exchange is equivalent to swapping the
+            directions and reversing the channels of every other layer.
+        **options: as in `BiMambaBackbone`.
+
+    Raises:
+        ValueError: if the vocabulary has no complement.
+    """
+
+    reads_both_strands = True
+    complement: Tensor
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        d_model: PositiveInt = 128,
+        n_layers: PositiveInt = 4,
+        *,
+        swap_strands: bool = False,
+        **options: Unpack[CaduceusOptions],
+    ) -> None:
+        super().__init__(vocab, d_model, n_layers, **options)
+        self.d_model *= 2
+        self.swap_strands = swap_strands
+        self.register_buffer(
+            "complement",
+            complement_table(vocab, self.embedding.num_embeddings),
+            persistent=False,
+        )
+
+    @override
+    def embed(self, ids: Tensor) -> Tensor:
+        first, second = super().embed(both_strands(ids, self.complement)).chunk(2)
+        return torch.cat([first, second.flip(1)], -1)
+
+    @override
+    def mix(
+        self,
+        h: Tensor,
+        sigma: Tensor | None = None,
+        cond: Tensor | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        first, second = h.chunk(2, -1)
+        sigma, cond = (
+            None if given is None else torch.cat([given, given]) for given in (sigma, cond)
+        )
+        valid = None if valid is None else torch.cat([valid, valid.flip(1)])
+        return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))
+
+    @override
+    def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if not self.swap_strands:
+            return stream, branch
+        return swap(stream if branch is None else stream + branch), None
+
+    @override
+    def head(self, features: Tensor) -> Tensor:
+        return at_least_float32(
+            nn.functional.linear(features, shared_head(self.embedding.weight, self.complement))
+        )
+
+    @override
+    def head_matrix(self) -> None:
+        return None  # the head's rows are computed from those of the embedding
+
+
+def complement_table(vocab: Vocab, rows: int) -> Tensor:
+    """The complement of every id, (rows,); rows beyond the vocabulary are their own complements.
+
+    Raises:
+        ValueError: if the vocabulary has no complement.
+    """
+    if vocab.complement is None:
+        raise ValueError(
+            "this vocabulary has no complement, so parameters cannot be shared between strands; "
+            "use backbone=caduceus"
+        )
+    return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
+
+
+def both_strands(ids: Tensor, complement: Tensor) -> Tensor:
+    """A sequence and its reverse complement: (B, L) -> (2B, L)."""
+    return torch.cat([ids, complement[ids].flip(1)])
+
+
+def swap(streams: Tensor) -> Tensor:
+    """Exchanges the streams of the strands, with positions and channels reversed: (2B, L, D) ->
+    (2B, L, D)."""
+    return streams.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1)
+
+
+def join(streams: Tensor) -> Tensor:
+    """Features of both strands at the sequence's positions: (2B, L, D) -> (B, L, 2D)."""
+    first, second = streams.chunk(2)
+    return torch.cat([first, second.flip(1, 2)], dim=-1)
+
+
+def strands(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the
+    order of the first."""
+    first, second = features.chunk(2, dim=-1)
+    return first, second.flip(-1)
+
+
+def invariant(features: Tensor) -> Tensor:
+    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D)
+    -> (..., D).
+
+    A linear layer that treats the strands alike cannot use any other part of the features.
+    """
+    first, second = strands(features)
+    return (first + second) / 2
+
+
+def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
+    """Head weights for joined features: the row of each id and the reversed row of its complement,
+    (rows, D) -> (rows, 2D)."""
+    return torch.cat([weight, weight[complement].flip(1)], dim=1)

@@ -1,0 +1,279 @@
+"""Where the tokens of a sequence are: all in this process, or one piece in each of several (context
+parallelism).
+
+A Mamba network passes two things from one piece to the next: the inputs that the short convolution
+reads across the border, and the states of the scan. Everything else in it acts on each position
+alone. Every process calls the same functions in the same order, in the forward and in the backward
+pass: no process waits for a message that another one does not send.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.networks.kernels.backend import ScanInputs
+from dnadiff.networks.kernels.facade import selective_scan
+
+if TYPE_CHECKING:
+    from dnadiff.networks.backbone.mixer import ForwardMixer
+
+
+class Peers(Protocol):
+    """The processes of one group, numbered in the order of their pieces.
+
+    Attributes:
+        rank: the number of this process, 0 to size - 1.
+        size: P, the number of processes.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`x` of every process, all of the same shape: (P, *x.shape). No gradient passes."""
+
+
+class ProcessGroupPeers:
+    """The processes of a group of `torch.distributed`; None is all processes of the run."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Peers.gather`; bytes are sent, because not every back end of `torch.distributed`
+        knows every type."""
+        x = x.detach().contiguous()
+        found = x.new_empty(self.size, *x.shape)
+        if x.numel():
+            received = found.view(self.size, -1).view(torch.uint8).unbind(0)
+            dist.all_gather(list(received), x.view(-1).view(torch.uint8), group=self.group)
+        return found
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself: a copy of a network, such as its average, has the same neighbors."""
+        return self
+
+
+def exchanged(
+    to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+) -> tuple[Tensor, Tensor]:
+    """What the left and the right neighbor sent here, of what each process sends: four tensors (Bt,
+    ...), zero beyond the ends.
+
+    With `both_strands` the second half of the rows is read from the last piece to the first: their
+    left neighbor is the next process. Gradients go back the way the values came.
+    """
+    return _Exchange.apply(to_left, to_right, peers, both_strands)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.peers, ctx.both_strands = peers, both_strands
+        return _exchange(to_left, to_right, peers, both_strands)
+
+    @staticmethod
+    def backward(ctx, from_left: Tensor, from_right: Tensor) -> tuple[Tensor | None, ...]:
+        return *_exchange(from_left, from_right, ctx.peers, ctx.both_strands), None, None
+
+
+def _exchange(
+    to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+) -> tuple[Tensor, Tensor]:
+    sent = peers.gather(torch.stack([to_left, to_right]))  # (P, 2, Bt, ...)
+    sent = torch.cat([torch.zeros_like(sent[:1]), sent, torch.zeros_like(sent[:1])])
+    row = torch.arange(len(to_left), device=to_left.device)
+    left = torch.where(
+        _turned_rows(len(row), both_strands, row.device), peers.rank + 1, peers.rank - 1
+    )
+    return sent[left + 1, 1, row], sent[2 * peers.rank - left + 1, 0, row]
+
+
+def carried_states(
+    end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
+) -> Tensor:
+    """The state that enters each piece, from the states that all pieces reach when they start from
+    zero.
+
+    With h the state that enters a piece, D = exp(A total) its decay and `end` the state it reaches
+    from zero, the next piece is entered by D h + end. Gradients follow the same recurrence from the
+    last piece to the first. Each process sends one (E, N) state for each row and direction in each
+    pass, whatever the length of the pieces.
+
+    Args:
+        end: (ways, Bt, E, N); the second way is in reverse.
+        total: (ways, Bt, E) sums of the steps.
+        A: (ways, E, N).
+        peers, both_strands: as in `exchanged`.
+
+    Returns:
+        (ways, Bt, E, N).
+    """
+    return _CarriedStates.apply(end, total, A, peers, both_strands)
+
+
+class _CarriedStates(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
+    ) -> Tensor:
+        ends, totals = peers.gather(torch.cat([end.flatten(), total.flatten()])).split(
+            [end.numel(), total.numel()], 1
+        )
+        ways, Bt = end.shape[:2]
+        turned = _turned_rows(Bt, both_strands, end.device) ^ (
+            torch.arange(ways, device=end.device)[:, None] == 1
+        )  # (ways, Bt)
+        totals = _in_order(totals.view(-1, *total.shape), turned)
+        entering = _carried(_decay(totals, A), _in_order(ends.view(-1, *end.shape), turned))
+        h = _in_order(entering, turned)[peers.rank]
+        ctx.save_for_backward(totals, A, h, total, turned)
+        ctx.peers = peers
+        return h
+
+    @staticmethod
+    def backward(ctx, dh: Tensor) -> tuple[Tensor | None, ...]:
+        totals, A, h, total, turned = ctx.saved_tensors
+        gradients = _in_order(ctx.peers.gather(dh), turned)
+        dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(
+            0
+        )  # of the state that leaves each piece
+        dend = _in_order(dends, turned)[ctx.peers.rank]
+        to_exponent = dend * h * torch.exp(A[:, None] * total[..., None])
+        return (
+            dend,
+            (to_exponent * A[:, None]).sum(-1),
+            (to_exponent * total[..., None]).sum(1),
+            None,
+            None,
+        )
+
+
+def _turned_rows(count: int, both_strands: bool, device: torch.device) -> Tensor:
+    """The rows (count,) bool that are read from the last piece to the first: those of the second
+    strand."""
+    return torch.arange(count, device=device) >= (count // 2 if both_strands else count)
+
+
+def _in_order(x: Tensor, turned: Tensor) -> Tensor:
+    """(P, ways, Bt, ...) by number of process <-> in the order in which the pieces of each row are
+    read."""
+    return torch.where(turned.view(1, *turned.shape, *[1] * (x.dim() - 3)), x.flip(0), x)
+
+
+def _decay(totals: Tensor, A: Tensor) -> Tensor:
+    return torch.exp(totals[..., None] * A[:, None])
+
+
+def _carried(decay: Tensor, gain: Tensor) -> Tensor:
+    """s_{p+1} = decay_p s_p + gain_p from 0, over axis 0: all s_p, in the shape of `gain`."""
+    states = [torch.zeros_like(gain[0])]
+    for each, added in zip(decay[:-1], gain[:-1], strict=True):
+        states.append(each * states[-1] + added)
+    return torch.stack(states)
+
+
+class Context(ABC):
+    """How a layer mixes positions, and how tokens shift by one position."""
+
+    @abstractmethod
+    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
+        """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
+        `valid` (B, n)."""
+
+    @abstractmethod
+    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
+        """x (B, n) moved one position to the right; the first position of the sequence gets
+        `first`."""
+
+
+class WholeSequence(Context):
+    """All positions are here."""
+
+    @override
+    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
+        return mixer(hidden, valid, scan)
+
+    @override
+    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
+        return torch.cat([torch.full_like(x[:, :1], first), x[:, :-1]], 1)
+
+
+class SequencePiece(Context):
+    """This process holds piece `peers.rank` of every sequence, and its peers the other pieces, of
+    the same length.
+
+    A scan runs twice: from zero, for the state at the end of the piece, and, after the states were
+    exchanged, from the state that the pieces before it reach.
+
+    Args:
+        peers: the processes that share the sequences.
+        both_strands: the second half of the rows are the same pieces of the other strand, which is
+            read from the last piece to the first.
+    """
+
+    def __init__(self, peers: Peers, both_strands: bool = False) -> None:
+        self.peers, self.both_strands = peers, both_strands
+        self._run = torch.compiler.disable(_run_piece)  # here, because it imports the compiler
+
+    @override
+    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
+        return self._run(mixer, hidden, self, valid, scan)
+
+    @override
+    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
+        left, is_first = self.peers.gather(x[:, -1:])[self.peers.rank - 1], self.peers.rank == 0
+        return torch.cat([torch.full_like(x[:, :1], first) if is_first else left, x[:, :-1]], 1)
+
+    def edges(self, x: Tensor, x_rev: Tensor, num_taps: int) -> tuple[Tensor | None, Tensor | None]:
+        """The inputs (B, K - 1, E) of a convolution of K taps before x (B, n, E), and those after
+        x_rev of one in reverse."""
+        near = num_taps - 1
+        if not near:
+            return None, None
+        return exchanged(x_rev[:, :near], x[:, x.shape[1] - near :], self.peers, self.both_strands)
+
+    def scans(self, ways: Sequence[ScanInputs], scan: str) -> list[Tensor]:
+        """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the
+        second way in reverse."""
+        ends, totals = [], []
+        for number, inputs in enumerate(ways):
+            ends.append(
+                selective_scan(*inputs, reverse=number == 1, return_last_state=True, scan=scan)[1]
+            )
+            totals.append(_total_step(inputs, ends[-1].dtype))
+        A = torch.stack([inputs.A for inputs in ways]).to(ends[0].dtype)
+        starts = carried_states(
+            torch.stack(ends), torch.stack(totals), A, self.peers, self.both_strands
+        )
+        return [
+            selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=scan)
+            for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
+        ]
+
+
+def _run_piece(
+    mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: Tensor | None, scan: str
+) -> Tensor:
+    return mixer.piece(hidden, piece, valid, scan)
+
+
+def _total_step(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
+    """The sum of the steps of each channel, (Bt, E)."""
+    delta = inputs.delta.to(dtype)
+    return F.softplus(
+        delta if inputs.delta_bias is None else delta + inputs.delta_bias.to(dtype)
+    ).sum(1)
+
+
+WHOLE = WholeSequence()

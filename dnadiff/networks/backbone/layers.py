@@ -1,0 +1,241 @@
+"""Layers that several networks share.
+
+Networks are conditioned on the noise level and on labels by adaptive layer norm. adaLN (arXiv
+2212.09748, section 3.2) shifts, scales and gates each layer by linear functions of one vector per
+sequence.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from dnadiff.networks.kernels.facade import add_norm, linear, linear_halves, rms_norm
+
+# cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
+# and PyTorch 2.11 selects it on an H200. Remove this when the oldest PyTorch allowed has the fix.
+_MASKED_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are
+    right.
+
+    Sets PyTorch's choice of kernels for the process while it runs; do not call it from several
+    threads on a GPU.
+
+    Args:
+        q: (B, heads, queries, head width).
+        k: (B, heads, keys, head width).
+        v: as k.
+        mask: bool, broadcast to (B, heads, queries, keys), True where a query sees a key.
+    """
+    if mask is None:
+        return scaled_dot_product_attention(q, k, v)
+    with sdpa_kernel(_MASKED_ATTENTION):
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, computed in float32 and returned in x's type (arXiv
+    1910.07467)."""
+
+    def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
+        super().__init__()
+        self.eps, self.scan = eps, scan
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
+
+    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + added (..., D), and its norm in the type of the weights (or autocast's, see
+        `dnadiff.networks.kernels.add_norm`)."""
+        return add_norm(x, added, self.weight, self.eps, scan=self.scan)
+
+
+class Projection(nn.Linear):
+    """A linear map without bias, computed by the same back end as the mixer around it."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor, scan: str = "auto") -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, scan=scan)
+
+    def halves(self, x: Tensor, scan: str = "auto") -> tuple[Tensor, Tensor]:
+        """(..., in) -> two of (..., out / 2)."""
+        return linear_halves(x, self.weight, scan=scan)
+
+
+class KernelLinear(nn.Linear):
+    """A linear map with an optional gate, computed by the fastest library on this processor
+    (`dnadiff.networks.kernels.linear`)."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """(..., in) -> (..., out); `gate (out,)` multiplies the result.
+
+        The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to
+        save for the gradient.
+        """
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if gate is not None:
+            gate = gate.to(weight.dtype)
+            weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
+        if torch.is_autocast_enabled(x.device.type):
+            return nn.functional.linear(x, weight, bias)
+        x = x.to(weight.dtype)  # norms return float32 for weights of any type
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return nn.functional.linear(x, weight, bias)
+        y = linear(x, weight)
+        return y if bias is None else y + bias
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization with a weight, and a bias as in Mamba but not in DiT, in float32 under
+    any autocast."""
+
+    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(
+        self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+    ) -> Tensor:
+        """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together,
+        multiply by 1 + scale and add shift."""
+        x = x if x.dtype == torch.float64 else x.float()
+        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        if scale is not None and shift is not None:
+            scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
+            weight, bias = weight * scale, shift if bias is None else bias * scale + shift
+        return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
+
+    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + added (..., D), and its norm in the type of the weights."""
+        x = x if added is None else x + added
+        return x, self(x).to(self.weight.dtype)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """float32 if x is narrower: logits and residual streams lose too much in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
+    """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and
+    DiT (arXiv 2212.09748)."""
+    half = width // 2
+    frequency = torch.exp(
+        -math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half
+    )
+    angle = sigma[:, None].float() * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding over half-split pairs (arXiv 2104.09864)."""
+
+    def __init__(self, head_width: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        self.head_width, self.base = head_width, base
+
+    def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
+        """Angle per position of each pair, (head_width / 2,), float32."""
+        return self.base ** -(
+            torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device)
+            / self.head_width
+        )
+
+    def angles(self, length: int, device: torch.device, first: int = 0) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions `first`, `first + 1`, ..., each (length, head_width),
+        float32."""
+        angle = torch.arange(first, first + length, dtype=torch.float32, device=device)[
+            :, None
+        ] * self.frequencies(device)
+        return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
+
+    def forward(self, x: Tensor, first: int = 0) -> Tensor:
+        """Rotate (..., L, head_width) by position, the first of which is `first`."""
+        return rotated(x, self.angles(x.shape[-2], x.device, first))
+
+
+def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """(..., L, head_width) rotated by the angles of its positions, see `Rotary.angles`."""
+    cos, sin = (a.to(x.dtype) for a in angles)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """x (1 + scale) + shift, with shift and scale (B, 1, D)."""
+    return x * (1 + scale) + shift
+
+
+class SigmaMap(nn.Module):
+    """An embedding of the noise level: (B,) -> (B, cond_dim)."""
+
+    def __init__(self, cond_dim: int, frequencies: int = 256) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+        self.mlp = nn.Sequential(
+            nn.Linear(frequencies, cond_dim), nn.SiLU(), nn.Linear(cond_dim, cond_dim)
+        )
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        """(B,) -> (B, cond_dim)."""
+        return self.mlp(sinusoid(sigma, self.frequencies).to(next(self.mlp.parameters()).dtype))
+
+
+class Condition(nn.Module):
+    """One vector per sequence from its noise level and its labels, or None if neither is given.
+
+    The constructor restores the global random state, so that the rest of a network draws the same
+    initial weights with and without it.
+
+    Args:
+        cond_dim: width of the vector.
+        num_labels: C, columns of `cond`; 0 for no labels.
+        time_conditioning: take the noise level as an input.
+    """
+
+    def __init__(self, cond_dim: int, num_labels: int, time_conditioning: bool | None) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=()):
+            self.sigma_map = SigmaMap(cond_dim) if time_conditioning else None
+            self.label_map = nn.Linear(num_labels, cond_dim, bias=False) if num_labels else None
+
+    def forward(self, sigma: Tensor | None, cond: Tensor | None) -> Tensor | None:
+        """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` is equivalent to
+        None."""
+        total = None if sigma is None or self.sigma_map is None else self.sigma_map(sigma)
+        if cond is not None and self.label_map is not None:
+            labels = self.label_map(cond.to(self.label_map.weight.dtype))
+            total = labels if total is None else total + labels
+        return None if total is None else silu(total)
+
+
+class Modulation(nn.Module):
+    """shift, scale and gate of one layer: linear in the condition and initialized to zero.
+
+    There is no bias, so an unlabeled sequence is processed exactly as by a network without labels,
+    also after training.
+    """
+
+    def __init__(self, cond_dim: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3 * d_model, cond_dim))
+
+    def forward(self, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, cond_dim) -> three of (B, 1, D)."""
+        shift, scale, gate = nn.functional.linear(condition, self.weight)[:, None].chunk(3, dim=-1)
+        return shift, scale, gate

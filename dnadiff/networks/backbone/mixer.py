@@ -1,0 +1,409 @@
+"""Mamba-1's selective state space mixer (arXiv 2312.00752), unidirectional and bidirectional.
+
+The scan, convolution and gate are in `dnadiff.networks.kernels`; here are the projections around
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from dnadiff.networks.backbone.context import SequencePiece
+from dnadiff.networks.backbone.layers import Projection, at_least_float32
+from dnadiff.networks.kernels.backend import MixerWay, ScanInputs
+from dnadiff.networks.kernels.facade import (
+    continued_mixer,
+    conv_blocks,
+    fuses_mixer,
+    fuses_two_streams,
+    gated_scan,
+    gated_sum,
+    inputs_before_blocks,
+    last_inputs,
+    linear,
+    mixer,
+    narrow_linear,
+    scan_blocks,
+    scan_with_states,
+    selective_scan,
+    selective_scans,
+    short_conv,
+    short_convs,
+    two_stream_mixer,
+)
+
+# softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
+_NO_STEP = -1e4
+_COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "ew_multiply": torch.mul,
+}
+
+
+class Direction(nn.Module):
+    """The parameters of one direction: convolution, step size, B, C, A and skip.
+
+    Args:
+        d_inner: E, width inside the mixer.
+        d_state, d_conv, dt_rank: as in `UniMamba`.
+        reverse: run from the last position to the first.
+    """
+
+    no_weight_decay: ClassVar[tuple[str, ...]] = (
+        "A_log",
+        "D",
+        "dt_bias",
+    )  # read by `dnadiff.training.optim`
+
+    def __init__(
+        self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool
+    ) -> None:
+        super().__init__()
+        self.d_state, self.dt_rank, self.reverse = d_state, dt_rank, reverse
+        bound = 1 / math.sqrt(d_conv)
+        self.conv_weight = nn.Parameter(torch.empty(d_inner, d_conv).uniform_(-bound, bound))
+        self.conv_bias = nn.Parameter(torch.empty(d_inner).uniform_(-bound, bound))
+        self.x_proj = Projection(d_inner, dt_rank + 2 * d_state)
+        self.dt_weight = nn.Parameter(
+            torch.empty(d_inner, dt_rank).uniform_(-(dt_rank**-0.5), dt_rank**-0.5)
+        )
+        self.dt_bias = nn.Parameter(torch.empty(d_inner))
+        self.A_log = nn.Parameter(torch.empty(d_inner, d_state))
+        self.D = nn.Parameter(torch.ones(d_inner))
+        # without memory there is nothing to fill, and PyTorch imports its compiler for arithmetic
+        if not self.D.is_meta:
+            self._fill()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        # Steps start log-uniform in [1e-3, 1e-1] (arXiv 2312.00752, section 3.6): the bias is the
+        # inverse softplus of one.
+        step = torch.exp(
+            torch.rand(self.dt_bias.shape) * (math.log(0.1) - math.log(0.001)) + math.log(0.001)
+        ).clamp(min=1e-4)
+        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
+        self.A_log.copy_(torch.arange(1, self.d_state + 1, dtype=torch.float32).log())
+
+    def weights(self) -> MixerWay:
+        """The parameters for `dnadiff.networks.kernels.mixer`."""
+        taps = self.conv_weight, self.conv_bias
+        return MixerWay(*taps, self.x_proj.weight, self.dt_weight, self.dt_bias, self.A_log, self.D)
+
+    def conv(self, x: Tensor, scan: str, initial: Tensor | None = None) -> Tensor:
+        """(B, L, E) -> (B, L, E); `initial` (B, K - 1, E) are the inputs before it, in reverse
+        after it, zero if None."""
+        return short_conv(
+            x, self.conv_weight, self.conv_bias, reverse=self.reverse, initial=initial, scan=scan
+        )
+
+    def scan_inputs(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
+        """The inputs of the scan, from the output of the convolution (B, L, E)."""
+        if valid is not None:
+            x = x * valid[..., None].to(x.dtype)
+        rank, state = self.dt_rank, self.d_state
+        low, B, C = self.x_proj(x, scan).split([rank, state, state], dim=-1)
+        delta = narrow_linear(low, self.dt_weight, scan=scan)
+        if valid is not None:
+            delta = delta.masked_fill(~valid[..., None], _NO_STEP)
+        return ScanInputs(
+            x, delta, -torch.exp(at_least_float32(self.A_log)), B, C, self.D, self.dt_bias
+        )
+
+    def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the
+        states (B, E, N), all zero.
+
+        The states are at least float32: in bfloat16 a decay just below 1 rounds to 1, and sums over
+        many positions stop changing.
+        """
+        width, taps = self.conv_weight.shape
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)
+        return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(
+            batch_size, width, self.d_state, dtype=wide
+        )
+
+    def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and
+        the new state."""
+        window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
+        x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
+        low, B, C = nn.functional.linear(x, self.x_proj.weight).split(
+            [self.dt_rank, self.d_state, self.d_state], dim=-1
+        )
+        step = nn.functional.softplus(
+            nn.functional.linear(low, self.dt_weight).to(h.dtype) + self.dt_bias.to(h.dtype)
+        )
+        decay = torch.exp(step[..., None] * -torch.exp(self.A_log.to(h.dtype)))
+        h = decay * h + (step * x.to(h.dtype))[..., None] * B[:, None, :].to(h.dtype)  # (B, E, N)
+        y = (h * C[:, None, :].to(h.dtype)).sum(-1) + (self.D * x).to(h.dtype)
+        return y.to(x.dtype), window[:, 1:], h
+
+
+class ForwardMixer(nn.Module, ABC):
+    """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after
+    others."""
+
+    in_proj: Projection
+    out_proj: Projection
+    fwd: Direction
+
+    @abstractmethod
+    def piece(
+        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
+    ) -> Tensor:
+        """`forward` of one piece (B, n, D) of sequences whose other pieces are in other
+        processes."""
+
+    def carry(
+        self, piece: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from
+        those before it (None at the first)."""
+        ways = [self.fwd.weights()]
+        if (
+            not torch.is_grad_enabled()
+            and valid is None
+            and fuses_mixer(piece, self.in_proj.weight, ways, scan=scan)
+        ):
+            return continued_mixer(
+                piece, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan
+            )
+        x, z = _split(self.in_proj, piece, valid, scan)
+        convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
+        inputs = self.fwd.scan_inputs(convolved, valid, scan)
+        y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
+        past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
+
+
+class UniMamba(ForwardMixer):
+    """The mixer of the published Mamba: one scan from the first position to the last, between two
+    projections.
+
+    Args:
+        d_model: D.
+        d_state: N, states per channel.
+        d_conv: K, taps of the convolution.
+        expand: inner width E over D.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+    ) -> None:
+        super().__init__()
+        d_inner = expand * d_model
+        self.in_proj = Projection(d_model, 2 * d_inner)
+        self.fwd = Direction(
+            d_inner, d_state, d_conv, dt_rank or math.ceil(d_model / 16), reverse=False
+        )
+        self.out_proj = Projection(d_inner, d_model)
+
+    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        ways = [self.fwd.weights()]
+        if fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
+            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
+        return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
+
+    @override
+    def piece(
+        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
+    ) -> Tensor:
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        before, _ = others.edges(x, x, self.fwd.conv_weight.shape[1])
+        (y,) = others.scans(
+            [self.fwd.scan_inputs(self.fwd.conv(x, scan, before), valid, scan)], scan
+        )
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan)
+
+    def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One position: hidden (B, D) -> (B, D), and the new state of `Direction.step`."""
+        x, z = nn.functional.linear(hidden, self.in_proj.weight).chunk(2, dim=-1)
+        y, past, h = self.fwd.step(x, past, h)
+        return nn.functional.linear(y * nn.functional.silu(z), self.out_proj.weight), past, h
+
+
+class BiMamba(ForwardMixer):
+    """Two scans, one in each direction, as in Caduceus (arXiv 2403.03234, section 4.1).
+
+    The published network projects the sequence and its reversal separately and combines two
+    outputs. Projections act on each position alone, so they need no reversed input. With tied
+    projections and the strategy `add` one call of each projection gives the same result, and the
+    two directions share one gate. Every other choice has two output projections.
+
+    Args:
+        d_model, d_state, d_conv, expand, dt_rank: as in `UniMamba`.
+        bidirectional_strategy: how the two outputs are combined, `add` or `ew_multiply`.
+        bidirectional_weight_tie: the two directions share their input and their output projection.
+    """
+
+    def __init__(
+        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add", bidirectional_weight_tie: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        d_inner, tied = expand * d_model, bidirectional_weight_tie
+        dt_rank = dt_rank or math.ceil(d_model / 16)
+        self.in_proj = Projection(d_model, 2 * d_inner)
+        self.fwd = Direction(d_inner, d_state, d_conv, dt_rank, reverse=False)
+        self.rev = Direction(d_inner, d_state, d_conv, dt_rank, reverse=True)
+        self.out_proj = Projection(d_inner, d_model)
+        self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
+        self.out_proj_rev = None if tied else Projection(d_inner, d_model)
+        self.strategy = bidirectional_strategy
+        self.one_projection = tied and _COMBINE[bidirectional_strategy] is torch.add
+
+    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+        """(B, L, D) -> (B, L, D)."""
+        ways = [self.fwd.weights(), self.rev.weights()]
+        if self.one_projection and fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
+            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
+        x, z = _split(self.in_proj, hidden, valid, scan)
+        if self.in_proj_rev is None:
+            z_rev, taps = z, [(way.conv_weight, way.conv_bias) for way in (self.fwd, self.rev)]
+            x, x_rev = short_convs(x, *taps, scan=scan)
+        else:
+            x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
+            x, x_rev = self.fwd.conv(x, scan), self.rev.conv(x_rev, scan)
+        y, y_rev = selective_scans(
+            self.fwd.scan_inputs(x, valid, scan),
+            self.rev.scan_inputs(x_rev, valid, scan),
+            scan=scan,
+        )
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    @override
+    def piece(
+        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
+    ) -> Tensor:
+        (x, z), (x_rev, z_rev) = self._inputs(hidden, valid, scan)
+        before, after = others.edges(x, x_rev, self.fwd.conv_weight.shape[1])
+        convolved = (
+            (self.fwd, self.fwd.conv(x, scan, before)),
+            (self.rev, self.rev.conv(x_rev, scan, after)),
+        )
+        y, y_rev = others.scans([way.scan_inputs(u, valid, scan) for way, u in convolved], scan)
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    def _combined(self, y: Tensor, y_rev: Tensor, z: Tensor, z_rev: Tensor, scan: str) -> Tensor:
+        """The outputs of both scans and their gates, each (B, L, E) -> (B, L, D)."""
+        if self.one_projection:
+            return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
+        out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
+        gated, gated_rev = (
+            gated_sum(y, None, z, scan=scan),
+            gated_sum(y_rev, None, z_rev, scan=scan),
+        )
+        return _COMBINE[self.strategy](self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
+
+    def two_streams(
+        self,
+        noised: Tensor,
+        clean: Tensor,
+        block_size: int,
+        valid: Tensor | None,
+        scan: str,
+        clean_output: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """A noised and a clean stream (B, L, D) in blocks: both directions in each block of the
+        first, the forward one in the second.
+
+        The forward direction of each noised block starts from the state and the last inputs of the
+        clean stream before the block. Without `clean_output` the clean stream ends here, and only
+        its states are computed.
+        """
+        weights = [self.fwd.weights(), self.rev.weights()]
+        if self.one_projection and fuses_two_streams(
+            noised, clean, self.in_proj.weight, weights, valid, scan=scan
+        ):
+            projections = self.in_proj.weight, self.out_proj.weight
+            return two_stream_mixer(
+                noised,
+                clean,
+                *projections,
+                weights,
+                block_size,
+                valid,
+                clean_output=clean_output,
+                scan=scan,
+            )
+        way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
+        if clean_output:
+            x_clean, z_clean = _split(self.in_proj, clean, valid, scan)
+        else:
+            x_clean, z_clean = (
+                _only(linear(clean, self.in_proj.weight[: len(way.D)], scan=scan), valid),
+                None,
+            )
+        y_clean, starts, _ = scan_with_states(
+            way.scan_inputs(way.conv(x_clean, scan), valid, scan), block_size, scan=scan
+        )
+        (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
+        before = inputs_before_blocks(x_clean, taps[0].shape[1], block_size)
+        x = conv_blocks(x, *taps, block_size, before, scan=scan)
+        y = scan_blocks(way.scan_inputs(x, valid, scan), block_size, starts, scan=scan)
+        x_rev = conv_blocks(
+            x_rev, self.rev.conv_weight, self.rev.conv_bias, block_size, reverse=True, scan=scan
+        )
+        y_rev = scan_blocks(
+            self.rev.scan_inputs(x_rev, valid, scan), block_size, reverse=True, scan=scan
+        )
+        mixed = self._combined(y, y_rev, z, z_rev, scan)
+        return mixed, None if z_clean is None else self.out_proj(
+            gated_sum(y_clean, None, z_clean, scan=scan), scan
+        )
+
+    def block(
+        self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
+    ) -> Tensor:
+        """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams`
+        computes it."""
+        ways = [self.fwd.weights(), self.rev.weights()]
+        is_plain = not torch.is_grad_enabled() and valid is None and self.one_projection
+        if is_plain and fuses_mixer(noised, self.in_proj.weight, ways, scan=scan):
+            return continued_mixer(
+                noised, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan
+            )[0]
+        (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
+        x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
+        y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)
+        y_rev = selective_scan(
+            *self.rev.scan_inputs(self.rev.conv(x_rev, scan), valid, scan), reverse=True, scan=scan
+        )
+        return self._combined(y, y_rev, z, z_rev, scan)
+
+    def _inputs(
+        self, hidden: Tensor, valid: Tensor | None, scan: str
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The input of the convolution and the gate of each direction."""
+        forward = _split(self.in_proj, hidden, valid, scan)
+        return forward, forward if self.in_proj_rev is None else _split(
+            self.in_proj_rev, hidden, valid, scan
+        )
+
+
+def _split(
+    in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str
+) -> tuple[Tensor, Tensor]:
+    """The scan's input, zero outside `valid`, and the gate: (B, L, D) -> two of (B, L, E)."""
+    x, z = in_proj.halves(hidden, scan)
+    return _only(x, valid), z
+
+
+def _only(x: Tensor, valid: Tensor | None) -> Tensor:
+    return x if valid is None else x * valid[..., None].to(x.dtype)

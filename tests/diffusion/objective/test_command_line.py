@@ -1,0 +1,195 @@
+"""Objectives through the command line: what is trained, what a checkpoint rebuilds, and what is
+refused before data is read."""
+
+import pytest
+import yaml
+
+from dnadiff.diffusion.denoiser import CausalDenoiser
+from dnadiff.diffusion.parameterization import SUBS, Score, Softmax
+from dnadiff.options.command import compose
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import resolved
+
+WRAPPED = {
+    "d3pm": ("dit", Softmax, ["objective.masking.num_steps=10"]),
+    "sedd": ("caduceus", Score, []),
+    "mlm": ("caduceus", Softmax, []),
+    "mdlm": ("dit", SUBS, ["objective/masking=discrete_time", "noise=cosine"]),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_checkpoint_rebuilds_the_denoiser_and_samplers_run(name, cli, train_args, tmp_path):
+    backbone, distribution, more = WRAPPED[name]
+    status, _, err = cli("train", *train_args(backbone, 2, f"objective={name}", *more))
+    assert status == 0, err
+    loaded = checkpoint.load(tmp_path / "run")
+    assert type(loaded.denoiser.parameterization) is distribution
+    # SEDD conditions on time if the network has a time input; the others do not.
+    conditioned = name == "sedd"
+    assert (
+        loaded.denoiser.time_conditioning
+        == conditioned
+        == yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["time_conditioning"]
+    )
+    status, _, err = cli(
+        "sample",
+        "checkpoint=run",
+        "num_samples=2",
+        "length=40",
+        "sampler.num_groups=8",
+        "output=s.fa",
+    )
+    assert status == 0, err
+
+
+@pytest.mark.parametrize("backbone", [pytest.param("transformer", marks=pytest.mark.slow), "mamba"])
+def test_the_autoregressive_control_trains_and_refuses_unmasking(
+    backbone, cli, train_args, tmp_path
+):
+    status, _, err = cli("train", *train_args(backbone, 60, "objective=ar", "optimizer.lr=2e-2"))
+    assert status == 0, err
+    loaded = checkpoint.load(tmp_path / "run")
+    assert isinstance(loaded.denoiser, CausalDenoiser) and loaded.step == 60
+    metrics = yaml.safe_load((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["valid_nll_live"] < 1.0  # a period of seven; guessing costs 1.386
+    status, _, err = cli(
+        "sample", "checkpoint=run", "num_samples=1", "length=40", "sampler.num_groups=4"
+    )
+    assert (
+        status == 1
+        and "this is an autoregressive model; set sampler=ar" in err
+        and "Traceback" not in err
+    )
+    status, _, err = cli(
+        "sample", "checkpoint=run", "num_samples=2", "length=60", "sampler=ar", "output=a.fa"
+    )
+    assert status == 0, err
+    assert (tmp_path / "a.fa").read_text().count("TTGAACG") + (tmp_path / "a.fa").read_text().count(
+        "CGTTCAA"
+    ) > 4  # it learnt the period
+
+
+def test_what_the_beta_distribution_of_mask_rates_changes_is_logged_once(cli, train_args):
+    for objective, times in (("sedd", 1), ("mdlm", 0)):
+        status, _, err = cli(
+            "train",
+            *train_args(
+                "caduceus", 1, f"objective={objective}", "objective/masking=beta", "overwrite=true"
+            ),
+        )
+        assert (
+            status == 0
+            and err.count("changes only the variance of a loss that is the bound itself") == times
+        ), err
+    for objective, message in (
+        ("mlm", "objective=mlm has no masking to choose; leave objective/masking out"),
+        ("d3pm", "discrete_time"),
+    ):
+        status, _, err = cli(
+            "train",
+            *train_args(
+                "caduceus", 1, f"objective={objective}", "objective/masking=beta", "overwrite=true"
+            ),
+        )
+        assert (
+            status == 1
+            and message in err
+            and "Traceback" not in err
+            and len(err.strip().splitlines()) == 1
+        )
+
+
+def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 3, "objective=mlm", "hydra.run.dir=first"))[0] == 0
+    plain = [
+        a
+        for a in train_args(
+            "caduceus", 1, "hydra.run.dir=second", "init_from=first", "optimizer.lr=0.0"
+        )
+        if "backbone" not in a
+    ]
+    for objective in (
+        "mdlm",
+        "sedd",
+    ):  # score entropy then goes without the time, for which this network has no input
+        status, _, err = cli("train", *plain, f"objective={objective}", "overwrite=true")
+        assert status == 0, err
+        first, second = (checkpoint.load(tmp_path / name).denoiser for name in ("first", "second"))
+        assert all(
+            (a == b).all()
+            for a, b in zip(first.state_dict().values(), second.state_dict().values())
+        )
+    status, _, err = cli("train", *plain, "objective=ar", "hydra.run.dir=third")
+    assert status == 1 and "objective AR does not fit backbone Caduceus" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["objective=ar"],
+            "objective AR does not fit backbone Caduceus: it needs a causal network, transformer "
+            "or mamba",
+        ),
+        (
+            ["objective=mdlm", "backbone=mamba"],
+            "objective MDLM does not fit backbone Mamba: it needs a bidirectional network",
+        ),
+        (
+            ["objective=d3pm", "objective.masking.num_steps=0"],
+            "objective.masking.num_steps 0 must be an integer of at least 1",
+        ),
+        (["objective=d3pm", "objective/masking=bernoulli"], "set objective/masking=discrete_time"),
+        (["objective=ar", "backbone=transformer", "time_conditioning=true"], "AR has no time"),
+        (["noise=shifted_log_odds"], "set objective/masking=importance or count"),
+        (
+            ["noise=linear", "noise.sigma_max=0"],
+            "noise.sigma_max 0 must be a number above 0",
+        ),
+        (["objective.weighting=elbo"], "choose one of nelbo, cross_entropy"),
+        (
+            ["time_conditioning=true", "backbone.time_conditioning=false"],
+            "this Caduceus has no time input; set time_conditioning=false",
+        ),
+    ],
+)
+def test_misfits_are_refused_in_one_line_before_data_is_read(arguments, message, cli, tmp_path):
+    status, _, err = cli(
+        "train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *arguments
+    )
+    assert status == 1 and message in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_of_before_go_on_loading(trained, tmp_path):
+    # Configurations without the newer keys: no objective.masking, no null, no time input of the
+    # backbone.
+    import torch
+
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    config = content["hyper_parameters"]["config"]
+    config["objective"] = {
+        "_target_": "dnadiff.diffusion.objective.mdlm.MDLM",
+        "_partial_": True,
+        "weighting": "nelbo",
+    }
+    config["time_conditioning"] = False
+    config["backbone"].pop("time_conditioning", None)
+    torch.save(content, tmp_path / "old.ckpt")
+    assert type(checkpoint.load(tmp_path / "old.ckpt").denoiser.parameterization) is SUBS
+
+
+def test_null_means_the_objectives_own_habit_for_the_network_too():
+    for objective, conditioned in (("mdlm", False), ("sedd", True)):
+        config = resolved(compose("train", [f"objective={objective}"]))
+        assert (
+            config["time_conditioning"] is conditioned
+            and config["backbone"]["time_conditioning"] is conditioned
+        )
+    assert (
+        resolved(compose("train", ["objective=sedd", "time_conditioning=false"]))["backbone"][
+            "time_conditioning"
+        ]
+        is False
+    )

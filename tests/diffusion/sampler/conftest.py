@@ -1,0 +1,162 @@
+"""Exact models small enough to enumerate, behind the contracts that samplers call."""
+
+import itertools
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dnadiff.config import build
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.networks.backbone.base import (
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    State,
+)
+from dnadiff.options.command import compose
+
+
+class Table(MaskedDenoiser):
+    """The exact posteriors of a joint distribution over all (V - 1)^L sequences, as a table over
+    all V^L states; the mask is the last id.
+
+    It counts what it is requested, and refuses to be requested for nothing or at positions that are
+    not masked.
+    """
+
+    def __init__(self, joint, vocab):
+        super().__init__(vocab)
+        letters = vocab.size - 1
+        self.length = round(
+            torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item()
+        )
+        self.calls = self.rows = 0
+        self.powers = vocab.size ** torch.arange(self.length - 1, -1, -1)
+        sequences = torch.tensor(list(itertools.product(range(letters), repeat=self.length)))
+        states = torch.tensor(list(itertools.product(range(vocab.size), repeat=self.length)))
+        weight = ((states[:, None] == sequences) | (states[:, None] == vocab.mask_id)).all(
+            -1
+        ) * joint.double()  # (states, sequences)
+        onehot = torch.nn.functional.one_hot(sequences, vocab.size).double()
+        self.table = (
+            torch.einsum("bs,slv->blv", weight, onehot) / weight.sum(-1)[:, None, None]
+        ).log()
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all(), "a sequence was evaluated of which nothing is asked"
+        assert (xt[positions] == self.vocab.mask_id).all()
+        assert t.shape == (len(xt),) and t.dtype == torch.float32 and ((t >= 0) & (t <= 1)).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        return self.table[xt @ self.powers][positions]
+
+    def around(self, xt, columns, cond=None, valid=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        return State([xt.clone()], columns.start)
+
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        seen, part = (
+            (xt, slice(None))
+            if state is None
+            else (state.tensors[0].clone(), slice(state.length, state.length + xt.shape[1]))
+        )
+        seen[:, part] = xt
+        return self.table[seen @ self.powers][:, part][positions]
+
+
+class CausalTable(Table):
+    """The same distribution from left to right."""
+
+    reads = CausalBackbone
+
+    def step(self, token, state=None, cond=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(token)
+        before = (
+            State([token.new_zeros(len(token), 0)])
+            if state is None
+            else State([torch.cat([state.tensors[0], token[:, None]], 1)])
+        )
+        prefix = before.tensors[0]
+        seen = torch.full((len(token), self.length), self.vocab.mask_id)
+        seen[:, : prefix.shape[1]] = prefix
+        return self.table[seen @ self.powers][:, prefix.shape[1]], before
+
+
+class BlockTable(Table):
+    """The same distribution in blocks of two tokens."""
+
+    reads, block_size = BlockBackbone, 2
+
+    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        before = xt[:, :0] if state is None else state.tensors[0]
+        seen = torch.full((len(xt), self.length), self.vocab.mask_id)
+        part = slice(before.shape[1], before.shape[1] + xt.shape[1])
+        seen[:, : part.start], seen[:, part] = before, xt
+        return self.table[seen @ self.powers][:, part][positions]
+
+    def advance(self, x0, state=None, cond=None, valid=None):
+        self.calls, self.rows = self.calls + 1, self.rows + len(x0)
+        return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
+
+
+TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbone: BlockTable}
+
+
+def make(name, **settings):
+    """The sampler of a yaml with some settings changed; those that it has not are of the sampler
+    inside."""
+    known = settings_of(name)
+    if "sampler" in known:
+        inner = {
+            key: settings.pop(key)
+            for key in settings.keys() & known["sampler"].keys() - known.keys()
+        }
+        known = known | {"sampler": known["sampler"] | inner}
+    return build(known | settings)
+
+
+@cache
+def settings_of(name):
+    return compose("sample", ["checkpoint=x", *f"sampler={name}".split()])["sampler"]
+
+
+def draw(sampler, model, batch, seed=0, rows=None, x_init=None, **kwargs):
+    """`batch` samples from all masks, or what becomes of a template."""
+    process = AbsorbingProcess(model.vocab, LogLinear(1e-3))
+    x_init = process.prior(batch, model.length) if x_init is None else x_init
+    draws = Draws.for_batch(seed, len(x_init)) if rows is None else Draws(seed, rows)
+    return sampler.sample(model, process, x_init, draws, **kwargs)
+
+
+def frequencies(tokens, letters):
+    """Share of each sequence, (letters^L,)."""
+    powers = letters ** torch.arange(tokens.shape[1] - 1, -1, -1)
+    return torch.bincount(tokens @ powers, minlength=letters ** tokens.shape[1]).double() / len(
+        tokens
+    )
+
+
+@pytest.fixture
+def world(toy):
+    """Exact models and how to sample them; `table(sampler)` is the toy distribution for samplers of
+    its kind."""
+
+    def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
+        return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
+
+    return SimpleNamespace(
+        table=table,
+        make=make,
+        draw=draw,
+        frequencies=frequencies,
+        joint=toy.joint,
+        sequences=toy.sequences,
+    )

@@ -1,0 +1,142 @@
+"""Numbers about designs, against small sets whose values are known."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dnadiff.formats.fasta import write_fasta
+from dnadiff.formats.sequences import Record
+from dnadiff.genomics.metrics import designs
+from dnadiff.genomics.metrics.composition import as_bases, pareto_front
+from dnadiff.genomics.metrics.designs import DesignTable, compare_designs, information, mean_hamming
+
+
+def test_the_pareto_front_of_known_points():
+    points = [
+        (0, 5),
+        (1, 4),
+        (1, 3),
+        (2, 4),
+        (3, 1),
+        (3, 1),
+        (2.5, 1),
+        (0, 4),
+        (np.nan, 9),
+        (4, -2),
+    ]
+    x, y = np.array(points, float).T
+    assert pareto_front(x, y).tolist() == [0, 3, 4, 9]  # (0, 5), (2, 4), the first (3, 1), (4, -2)
+    assert pareto_front(np.array([np.nan]), np.array([1.0])).tolist() == []
+
+
+def test_every_other_point_is_dominated_by_the_front():
+    x, y = np.random.default_rng(0).integers(0, 12, (2, 200)).astype(float)
+    front = pareto_front(x, y)
+    better = [((x >= x[i]) & (y >= y[i]) & ((x > x[i]) | (y > y[i]))).any() for i in range(200)]
+    assert (
+        not np.array(better)[front].any()
+        and (np.diff(x[front]) > 0).all()
+        and (np.diff(y[front]) < 0).all()
+    )
+    assert {(x[i], y[i]) for i in range(200) if not better[i]} == set(zip(x[front], y[front]))
+
+
+def test_the_mean_hamming_distance_is_that_of_all_pairs():
+    texts = ["ACGTA", "ACGTT", "CCGTA", "ACGTA"]
+    counts = np.zeros((5, 5), int)
+    for text in texts:
+        counts[np.arange(5), as_bases(text)] += 1
+    pairs = [sum(a != b for a, b in zip(*pair)) for pair in itertools.combinations(texts, 2)]
+    assert mean_hamming(counts) == pytest.approx(np.mean(pairs))
+
+
+def test_letters_of_a_logo_are_as_high_as_their_information():
+    counts = np.array(
+        [[1000, 0, 0, 0, 0], [500, 500, 0, 0, 0], [250, 250, 250, 250, 0], [0, 0, 0, 0, 1000]]
+    )
+    heights, correction = information(counts), 3 / (2 * np.log(2) * 1000)
+    assert heights[0] == pytest.approx([2 - correction, 0, 0, 0]) and heights[1] == pytest.approx(
+        [0.5 - correction / 2] * 2 + [0, 0]
+    )
+    assert heights[2:].sum() == 0
+
+
+def test_a_table_reads_the_designed_part_and_the_last_value_of_a_header(tmp_path):
+    records = [
+        Record(
+            "a",
+            'synthetic label="x reward=9 y" designed=3-6 reward=0.5 log_prob=-4.000 '
+            "longest_match=3",
+            b"AAGTGCAA",
+        ),
+        Record("b", "synthetic designed=1-4 reward=-1e-3", b"gtgcAAAA"),
+    ]
+    write_fasta(tmp_path / "a.fa", records)
+    table = DesignTable.read(tmp_path / "a.fa", 2)
+    assert (
+        table.columns["reward"].tolist() == [0.5, -0.001]
+        and table.names == ["a", "b"]
+        and table.num_distinct == 1
+    )
+    assert (
+        table.columns["log_prob"][0] == -4
+        and np.isnan(table.columns["log_prob"][1])
+        and table.columns["longest_match"][0] == 3
+    )
+    assert (
+        table.lengths.tolist() == [4, 4]
+        and table.hamming == 0
+        and table.counts[0].tolist() == [0, 0, 2, 0, 0]
+    )
+
+
+def test_designs_of_different_lengths_have_no_positions(tmp_path):
+    write_fasta(
+        tmp_path / "a.fa",
+        [
+            Record("a", "reward=1", b"ACG"),
+            Record("b", "reward=1", b"ACGT"),
+            Record("c", "reward=1", b"ACG"),
+        ],
+    )
+    table = DesignTable.read(tmp_path / "a.fa", 3)
+    assert table.counts is None and table.hamming is None and len(table) == 3
+
+
+def test_ten_thousand_designs_are_counted_and_two_thousand_are_kept(tmp_path):
+    letters = np.frombuffer(b"ACGT", np.uint8)[
+        np.random.default_rng(1).integers(0, 4, (10_000, 30))
+    ]
+    write_fasta(
+        tmp_path / "a.fa",
+        (Record(f"s{i}", f"reward={i}", row.tobytes()) for i, row in enumerate(letters)),
+    )
+    table = DesignTable.read(tmp_path / "a.fa", 10_000)
+    assert (
+        len(table) == 10_000
+        and len(table.sequences) == designs.MAX_SEQUENCES == 2000
+        and table.columns["reward"].sum() == 49_995_000
+    )
+    assert table.counts.sum(1).tolist() == [10_000] * 30 and table.hamming == pytest.approx(
+        22.5, abs=0.1
+    )
+    assert (
+        table.sequences[-1] == as_bases(letters[-1].tobytes())
+    ).all()  # evenly spaced: also the last
+
+
+def test_designs_of_other_k_mers_are_far_from_real_sequences():
+    rng = np.random.default_rng(2)
+    real = list(rng.integers(0, 4, (40, 30)).astype(np.uint8))
+    same, other = list(rng.integers(0, 4, (12, 30)).astype(np.uint8)), [np.zeros(30, np.uint8)] * 12
+    close, far = compare_designs(same, real, False), compare_designs(other, real, False)
+    assert list(far.divergences) == [1, 2, 3, 4, 5, 6] and far.num_compared == 12
+    assert (
+        all(one.above_baseline for one in far.divergences.values())
+        and not close.divergences[2].above_baseline
+    )
+    assert far.design_gc.tolist() == [0] * 12 and far.gc.samples > 40
+    assert list(compare_designs([as_bases("ACG")], real, True).divergences) == [1, 2, 3]
+    with pytest.raises(ValueError, match="3 real sequences are too few"):
+        compare_designs(same, real[:3], False)

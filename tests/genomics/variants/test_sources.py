@@ -1,0 +1,181 @@
+import gzip
+
+import numpy as np
+import pandas
+import pytest
+
+from dnadiff.formats.regions import Region
+from dnadiff.genomics.variants.sources import (
+    BcfSource,
+    Rows,
+    Saturation,
+    SomeRows,
+    TableSource,
+    VcfSource,
+    open_source,
+)
+from dnadiff.genomics.variants.variant import Sequences
+from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
+
+HEADER = [
+    "##fileformat=VCFv4.2",
+    "##contig=<ID=chr1,length=10>",
+    "##contig=<ID=chr2>",
+    "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
+]
+ROWS = [
+    "chr1\t2\trs1\tC\tT,<DEL>\t.\tPASS\tAF=0.1",
+    "chr1\t2\t.\tC\tG\t.\t.\t.",
+    "chr2\t1\t.\tA\tC\t.\t.\t.",
+]
+
+
+def vcf(path, header=HEADER, rows=ROWS):
+    path.write_text("\n".join([*header, *rows]) + "\n")
+    return path
+
+
+def table(path, rows="chr1\t3\tG\tA\n"):
+    path.write_text(f"chrom\tpos\tref\talt\n{rows}")
+    return path
+
+
+def test_a_vcf_file_is_read_in_its_order(tmp_path):
+    for path in (vcf(tmp_path / "x.vcf"), tmp_path / "x.vcf.gz", tmp_path / "y.vcf.gz"):
+        if path.suffix == ".gz":
+            text = (tmp_path / "x.vcf").read_bytes()
+            path.write_bytes(
+                gzip.compress(text) if path.name[0] == "x" else bgzip_blocks(text) + BGZIP_END
+            )
+        source = open_source(path)
+        assert isinstance(source, VcfSource)
+        for _ in range(2):  # as often as needed
+            found = [(r.chrom, r.pos, r.id, r.ref, r.alts) for r in source]
+            assert found[0] == ("chr1", 2, "rs1", "C", ("T", "<DEL>")) and len(found) == 3
+        assert [r.where.endswith(f"line {n}") for n, r in enumerate(source, 5)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        (HEADER[:1] + HEADER[3:], ROWS, "has no ##contig lines.*bcftools reheader"),
+        (HEADER, ["chr9\t5\t.\tA\tC\t.\t.\t."], "line 5: the header has no ##contig line of chr9"),
+        (HEADER, ["chr1\t5\t.\tA"], "line 5 has 4 columns, the header has 8"),
+        (
+            HEADER,
+            ["chr1\t-1\t.\tA\tC\t.\t.\t."],
+            "line 5: the position '-1' is not an integer of at least 1",
+        ),
+        (HEADER[:3], [], "ends without the line #CHROM"),
+        (HEADER[:3], ROWS, "ends without the line #CHROM"),
+        (HEADER[1:], ROWS, "does not begin with ##fileformat=VCF"),
+    ],
+)
+def test_wrong_files_are_refused(header, rows, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        list(open_source(vcf(tmp_path / "x.vcf", header, rows)))
+
+
+def test_a_truncated_bgzip_file_is_refused(tmp_path):
+    text = vcf(tmp_path / "x.vcf").read_bytes()
+    for content in (bgzip_blocks(text), (bgzip_blocks(text) + BGZIP_END)[:-40]):
+        (tmp_path / "x.vcf.gz").write_bytes(content)
+        with pytest.raises(ValueError, match="damaged or cut short"):
+            list(open_source(tmp_path / "x.vcf.gz"))
+
+
+def test_contigs_of_another_length_are_found_under_either_name(tmp_path):
+    source = open_source(vcf(tmp_path / "x.vcf"))
+    assert (
+        source.other_lengths({"1": 10, "2": 3}) == source.other_lengths({"3": 9}) == {}
+    )  # chr2 has no length
+    assert (
+        source.other_lengths({"1": 11, "2": 3})
+        == SomeRows(source, 2, 3).other_lengths({"1": 11})
+        == {"chr1": (10, 11)}
+    )
+    assert TableSource(table(tmp_path / "x.tsv")).other_lengths({"1": 11}) == {}
+
+
+def test_a_table_needs_four_columns(tmp_path):
+    path = tmp_path / "x.tsv"
+    path.write_text("name\tCHROM\tpos\tALT\tref\tid\nx\tchr1\t3\tA,C\tG\trs2\n")
+    (row,) = open_source(path)
+    assert row[1:6] == ("chr1", 3, "rs2", "G", ("A", "C"))
+    path.write_text("chrom\tpos\tref\nchr1\t3\tG\n")
+    with pytest.raises(ValueError, match="has no column alt; give a VCF"):
+        TableSource(path)
+    with pytest.raises(ValueError, match="line 2: the position 'x'"):
+        list(TableSource(table(path, "chr1\tx\tG\tA\n")))
+
+
+def test_bcf_needs_pysam(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pysam", None)
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):
+        BcfSource(tmp_path / "x.bcf")
+
+
+def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
+    pytest.importorskip("pysam")
+    header = [*HEADER[:-1], '##INFO=<ID=AF,Number=A,Type=Float,Description="x">', HEADER[-1]]
+    rows = [ROWS[0].replace("AF=0.1", "AF=0.5,0.25"), *ROWS[1:]]
+    from pysam import bcftools
+
+    bcftools.view(
+        "-Ob",
+        "-o",
+        str(tmp_path / "x.bcf"),
+        str(vcf(tmp_path / "x.vcf", header, rows)),
+        catch_stdout=False,
+    )
+    source = open_source(tmp_path / "x.bcf")
+    assert isinstance(source, BcfSource) and [r.text for r in source] == rows
+    content = (tmp_path / "x.bcf").read_bytes()
+    (tmp_path / "x.bcf").write_bytes(content[:-28])
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        list(open_source(tmp_path / "x.bcf"))
+
+
+def test_saturation_has_every_snv_and_every_deletion():
+    genome = Sequences({"a": "ACNG"})
+    found = [
+        (r.pos, r.ref, r.alts) for r in Saturation([Region("a", 0, 4)], genome, deletions=True)
+    ]
+    assert found == [
+        (1, "AC", ("C",)),
+        (1, "A", ("C", "G", "T")),
+        (1, "AC", ("A",)),
+        (2, "C", ("A", "G", "T")),
+        (3, "NG", ("N",)),
+        (4, "G", ("A", "C", "T")),
+    ]  # sorted, as VCF must be
+    assert sum(len(r.alts) for r in Saturation([Region("a", 1, 4)], genome)) == 6
+
+
+def test_rows_in_memory():
+    found = list(Rows([("chr1", 3, "A", "C,G"), {"chrom": "2", "pos": 1, "ref": "A", "alt": "T"}]))
+    assert [(r.chrom, r.pos, r.alts) for r in found] == [("chr1", 3, ("C", "G")), ("2", 1, ("T",))]
+    with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+        Rows([("chr1", 3, "A")])
+    with pytest.raises(ValueError, match="variant 0: the position 'x'"):
+        Rows([("chr1", "x", "A", "C")])
+
+
+@pytest.mark.parametrize(
+    "missing", [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT], ids=repr
+)
+@pytest.mark.parametrize("column", ["chrom", "pos", "ref", "alt"])
+def test_a_missing_value_in_memory_is_no_allele(column, missing):
+    variant = {"chrom": "chr1", "pos": 3, "ref": "A", "alt": "C"} | {column: missing}
+    for rows in (
+        [variant],
+        [tuple(variant.values())],
+        pandas.DataFrame([variant], dtype=object).to_dict("records"),
+    ):
+        with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+            Rows(rows)
+
+
+def test_rows_of_a_data_frame_may_have_the_column_names_of_a_vcf_file():
+    row = Rows([{"#CHROM": "chr1", "POS": 3, "ID": "rs1", "REF": "A", "ALT": "C,G"}]).rows[0]
+    assert row[1:6] == ("chr1", 3, "rs1", "A", ("C", "G"))
