@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dnadiff.model import Model, load
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
-VERSION = VERSION
+__version__ = VERSION
 __all__ = ["load"]
 
 

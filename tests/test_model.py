@@ -124,9 +124,8 @@ def test_nll_of_an_autoregressive_model_with_any_vocabulary(size):
     text = letters[3:40]
     total, tokens = by_the_chain_rule(model, model.tokenizer.encode(text))
     assert model.nll([text])[0] == pytest.approx(total / tokens, rel=1e-5)
-    x = torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="predicts from left to right"):
-        model.denoiser.log_probs(x)
+    with pytest.raises(ValueError, match="goes from left to right"):
+        model.denoiser.require_any_order("unmasking")
 
 
 def test_embeddings_tell_sequences_apart(model):

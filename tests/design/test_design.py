@@ -322,7 +322,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(python, cli, trained, tmp_pa
         1,
     )
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-    assert "is complete already" in cli("sample", *args, "output=" + name, "resume=true")[2]
+    assert "is complete already" in cli("sample", *args, "output=" + name, "resume=true")[1]
 
 
 def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, monkeypatch):
@@ -373,10 +373,10 @@ def test_a_file_is_resumed_with_the_same_settings_only(cli, trained, tmp_path, m
     temporary_path(tmp_path / "a.fa", "journal").write_text(
         "{}"
     )  # a process that ended between the last two steps
-    status, _, err = sample("resume=true")
+    status, out, _ = sample("resume=true")
     assert (
         status == 0
-        and "is complete already" in err
+        and "is complete already" in out
         and not temporary_path(tmp_path / "a.fa", "journal").exists()
     )
 
@@ -414,7 +414,7 @@ def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(
         status == 0 and (tmp_path / "a.fa").read_bytes() == (tmp_path / "complete.fa").read_bytes()
     ), err
     for name in ("a.fa", "complete.fa"):
-        assert "is complete already" in cli("sample", *args, f"output={name}", "resume=true")[2]
+        assert "is complete already" in cli("sample", *args, f"output={name}", "resume=true")[1]
     # A file that is replaced is a new one.
     assert cli("sample", *args, "output=a.fa", "resume=true", "overwrite=true", "seed=5")[0] == 0
     settings = json.loads((tmp_path / "a.fa.json").read_text())["settings"]["sampler"]

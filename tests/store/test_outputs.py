@@ -225,8 +225,12 @@ def test_samples_are_resumed_only_until_they_are_complete(memory, cli, trained, 
     assert cli("sample", *args)[0] == 0
     before = dict(memory.kept)
     assert set(before) == {"s3://b/a.fa", "s3://b/a.fa.json"}
-    status, _, err = cli("sample", *args, "resume=true")
-    assert status == 0 and "s3://b/a.fa is complete already; it is not uploaded again" in err
+    status, out, err = cli("sample", *args, "resume=true")
+    assert (
+        status == 0
+        and "a.fa is complete already" in out
+        and "s3://b/a.fa is complete already; it is not uploaded again" in err
+    )
     status, _, err = cli("sample", *args, "resume=true", "seed=7")
     assert (
         status == 1
