@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, TypeAlias
+from typing import IO, BinaryIO, TextIO, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -204,22 +204,23 @@ class _Bzip2(bz2.BZ2File):
             raise _DamagedError(str(error)) from error
 
 
+class _KeptOpen(io.BufferedReader):
+    """A file that its reader cannot close."""
+
+    @override
+    def close(self) -> None:
+        pass
+
+
 def _zstd(path: str | Path, raw: BinaryIO) -> IO[bytes]:
-    """The content of a zstd file in a temporary file, because the package cannot rewind."""
-    try:
-        import zstandard
-    except ImportError:
-        raise ValueError(
-            f"{path} is compressed by zstd, which is read by the package zstandard: pip install "
-            "zstandard, or decompress the file"
-        ) from None
+    """The content of a zstd file in a temporary file, because the stream cannot rewind."""
+    import pyarrow  # 0.1 s
+
     content = tempfile.TemporaryFile()  # noqa: SIM115  # whoever reads it closes it
     try:
-        with zstandard.ZstdDecompressor().stream_reader(
-            raw, read_across_frames=True, closefd=False
-        ) as packed:
-            shutil.copyfileobj(packed, content)
-    except zstandard.ZstdError as error:
+        packed = pyarrow.input_stream(_KeptOpen(cast(io.RawIOBase, raw)), compression="zstd")
+        shutil.copyfileobj(packed, content)
+    except OSError as error:
         raise _DamagedError(str(error)) from error
     content.seek(0)
     return content
