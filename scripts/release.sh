@@ -9,8 +9,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD python=${PYTHON:-python3} released=${1:-}
 
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' dnadiff/__init__.py)
-grep -q "^version = \"$version\"" pyproject.toml || { echo "error: pyproject.toml and dnadiff/__init__.py have different versions" >&2; exit 1; }
+version=$(sed -n 's/^VERSION = "\(.*\)"$/\1/p' dnadiff/renamed.py)
+grep -q "^version = \"$version\"" pyproject.toml || { echo "error: pyproject.toml and dnadiff/renamed.py have different versions" >&2; exit 1; }
 if [ -n "$released" ]; then
   [ "${released#v}" = "$version" ] || { echo "error: $released is not the version of the package, $version" >&2; exit 1; }
   grep -Eq "^## ${version//./\\.}( |$)" CHANGELOG.md || { echo "error: CHANGELOG.md has no section '## $version'" >&2; exit 1; }
@@ -50,7 +50,7 @@ import dnadiff
 
 package = Path(dnadiff.__file__).parent
 assert package.is_relative_to(Path(sys.argv[1])), f"imported {package}"
-for name in ("configs/train.yaml", "genomic_benchmarks/published.csv", "RESPONSIBLE_USE.md", "py.typed"):
+for name in ("configs/backbone/transformer.yaml", "genomic_benchmarks/published.csv", "RESPONSIBLE_USE.md", "py.typed"):
     assert (package / name).is_file(), f"{name} is missing"
 PYTHON
     run() { "$environment/bin/$@" > /dev/null 2> "$work/log" || { cat "$work/log" >&2; exit 1; }; }

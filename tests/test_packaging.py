@@ -318,7 +318,7 @@ def checkout(tmp_path):
         "pyproject.toml",
         "constraints.txt",
         "CHANGELOG.md",
-        "dnadiff/__init__.py",
+        "dnadiff/renamed.py",
     ):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
