@@ -74,7 +74,7 @@ class Bench:
         )
 
     def _build(self, runs: bool) -> int:
-        from dnadiff.networks.kernels import native as build
+        from dnadiff.networks.kernels import build
 
         self._kernels.mkdir(parents=True, exist_ok=True)
         with suppress(build.CannotCompile):  # the kernels in Python are used instead

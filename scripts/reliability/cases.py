@@ -373,7 +373,7 @@ def missing() -> list[str]:
     """Commands of the package that have no case."""
     from dnadiff.options.command import command_names
 
-    return sorted(command_names().keys() - {c.command for c in CASES})
+    return sorted(set(command_names()) - {c.command for c in CASES})
 
 
 def build_world(folder: Path, runs: bool = True) -> None:

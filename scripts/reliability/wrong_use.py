@@ -604,7 +604,7 @@ class Harness:
                 limit(seconds),
             ):
                 try:
-                    named(cell.command).start(overrides, self.out / "run")
+                    named(cell.command).start(overrides, self.out / "outputs/day/time")
                 except TooSlow:
                     line = f"not refused in {seconds:g} s"
                 except Exception as error:

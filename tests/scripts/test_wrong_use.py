@@ -5,14 +5,15 @@ import fnmatch
 import random
 import sys
 import time
-from types import SimpleNamespace
+from typing import Any
 
 import cases
 import pytest
 import wrong_use
 from omegaconf import OmegaConf
 
-from dnadiff.options.command import command_names
+from dnadiff.options.base import Options
+from dnadiff.options.command import Command, command, command_names
 
 REFUSED_EARLY = (
     "list",
@@ -45,20 +46,26 @@ def test_a_share_of_the_wrong_uses_of_each_command_is_refused(command, tmp_path,
     assert not wrong, wrong
 
 
-def stop(config):
+class ToyOptions(Options):
+    """A toy."""
+
+    size: Any = 4
+
+
+def stop(options):
     """Refuses a value in the right way."""
-    if config["size"] != 4:
-        raise ValueError(f"size {config['size']!r} must be 4")
+    if options.size != 4:
+        raise ValueError(f"size {options.size!r} must be 4")
 
 
-def write_first(config):
+def write_first(options):
     with open("half.txt", "w") as file:
         file.write("half")
-    stop(config)
+    stop(options)
 
 
 def say(*lines):
-    def refuse(config):
+    def refuse(options):
         raise ValueError("\n".join(lines))
 
     return refuse
@@ -66,18 +73,18 @@ def say(*lines):
 
 TOYS = {
     "refused": stop,
-    "accepted, but not listed as valid": lambda config: None,
-    "an error of Python reaches the user": lambda config: config["size"] + 1,
+    "accepted, but not listed as valid": lambda options: None,
+    "an error of Python reaches the user": lambda options: options.size + 1,
     "the key is not named": say("a value is wrong"),
     "refused after half.txt was written": write_first,
-    "not refused in 0.1 s": lambda config: time.sleep(5),
+    "not refused in 0.1 s": lambda options: time.sleep(5),
 }
 
 
 @pytest.mark.parametrize("verdict", TOYS)
 def test_the_harness_finds_each_kind_of_fault(verdict, tmp_path, monkeypatch):
-    toy = SimpleNamespace(run=lambda config, run_dir, overrides: TOYS[verdict](config), KEYS={})
-    monkeypatch.setitem(sys.modules, "dnadiff.toy", toy)
+    monkeypatch.setattr(Command, "known", {})
+    command(ToyOptions)(TOYS[verdict])
     monkeypatch.setattr(wrong_use, "SECONDS", 0.1 if "0.1 s" in verdict else 60)
     harness = wrong_use.Harness(tmp_path, tmp_path)
     case = cases.Case("toy", ())
