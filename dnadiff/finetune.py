@@ -225,11 +225,6 @@ class FinetuneOptions(Options):
         return self
 
     @property
-    def arguments(self) -> list[str]:
-        """The arguments of the command line, as they are recorded: without those of Hydra."""
-        return [one for one in self.overrides if not one.startswith("hydra.")]
-
-    @property
     def all_seeds(self) -> list[int]:
         """The seeds of the study."""
         return [self.seed + number for number in range(self.seeds)]
@@ -291,7 +286,7 @@ def finetune(options: FinetuneOptions) -> Result:
         text = yaml.safe_dump(shown_addresses(settings), sort_keys=False, width=120)
         file.write(text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    shown = f"python -m dnadiff.finetune {shlex.join(shown_addresses(options.arguments))}"
+    shown = f"python -m dnadiff.finetune {shlex.join(shown_addresses(options.overrides))}"
     write_suite(run_dir / "report.html", studies, [shown])
     # Last: while it does not exist, the command can be started again.
     disk.write_json(output, result)
@@ -622,7 +617,7 @@ class TaskStudy:
             )
         network = loaded.denoiser.backbone
         version = results.code_version(type(network), options.model_dump() | self.settings)
-        provenance = {**origin, "command": " ".join(shown_addresses(options.arguments))}
+        provenance = {**origin, "command": " ".join(shown_addresses(options.overrides))}
         stored = results.ResultsFolder(folder, provenance, version, kept)
         steps = sum(
             sum(m.num_steps(r.data) for r in rounds) * len(study.distinct_seeds(m, seeds, protocol))

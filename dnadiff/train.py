@@ -108,7 +108,7 @@ def train(options: TrainOptions) -> Result:
     """Train; the content is that of `metrics.json`, the only path the run folder."""
     from dnadiff.training.run import run
 
-    metrics, folder = run(options.recorded(), options.run_dir, options.overrides)
+    metrics, folder = run(options.recorded(), options.run_dir, options.arguments)
     return Result(metrics, (folder,))
 
 

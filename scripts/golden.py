@@ -87,6 +87,7 @@ INTENDED = (
     Intended("a run names its process", key="*config keys"),
     Intended("a run names its process", "*", "*hparams.yaml", " keys"),
     Intended("classes have moved", key="*_target_"),
+    Intended("classes have moved", key="*settings.class"),
     Intended("a digest of predictions covers the code that made them", key="digest[[]*"),
     Intended("a digest of predictions covers the code that made them", key="code[[]*"),
     Intended("predictions of another version are not used again", "finetune/again"),

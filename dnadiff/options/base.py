@@ -126,7 +126,12 @@ class Options(BaseModel):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The arguments of the command line."""
+        """The arguments of the command line but for those of Hydra, as they are recorded."""
+        return tuple(each for each in self.arguments if not each.startswith("hydra."))
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """All arguments of the command line."""
         return self._start.overrides
 
     @property
