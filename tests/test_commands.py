@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dnadiff.info import info
-from dnadiff.options.command import command_names, is_named, run_folder
+from dnadiff.options.command import command_names, is_named, run_folder, with_keys
 from dnadiff.options.compose import unknown_in
 
 WRONG_TRAINING = {
@@ -39,14 +39,14 @@ WRONG_TRAINING = {
     "data=text": "data.path is missing",
     "trainer.max_steps=few": "trainer.max_steps 'few' must be an integer",
     "objective.weighting=elbo": "choose one of nelbo, cross_entropy",
-    "backbone.scan=fastest": "unknown scan 'fastest'",
+    "backbone.scan=fastest": "unknown backbone.scan 'fastest'",
     "backbone/size=119x4": (
         "backbone/size=119x4 does not exist; did you mean 118x4?; known: "
         "118x4, "
         "256x16, 256x4, 256x8, 64x4"
     ),
     "backbone.bidirectional_strategy=concat": (
-        "bidirectional_strategy 'concat' is not known; choose add or ew_multiply"
+        "backbone.bidirectional_strategy 'concat' is not known; choose one of add, ew_multiply"
     ),
     "data=text data.path=book.txt data.length=8 "
     "backbone=caduceus_ps": "this vocabulary has no complement",
@@ -56,7 +56,7 @@ WRONG_TRAINING = {
     "backbone.d_model=0": "backbone.d_model 0 must be an integer of at least 1",
     "backbone.n_layers=[1,2]": "backbone.n_layers [1, 2] must be an integer",
     "backbone.n_layers=0": "backbone.n_layers 0 must be an integer of at least 1",
-    "noise.eps=abc": "noise.eps 'abc' must be a finite number",
+    "noise.eps=abc": "noise.eps 'abc' must be a number of at least 0 and below 1",
     "data=fasta "
     "data.path='~no-such-user/x.fa'": "~no-such-user/x.fa: this machine knows no such home folder",
     "data=fasta data.path=short.fa data/split=fraction "
@@ -107,6 +107,30 @@ def test_an_existing_folder_is_not_removed(cli, tmp_path):
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     assert cli("train", "data=fasta", "data.path=none.fa", "hydra.run.dir=mine/empty")[0] == 1
     assert (tmp_path / "mine" / "empty").is_dir()
+
+
+def test_a_run_folder_of_another_machine_is_refused_without_its_secrets(cli, tmp_path):
+    (tmp_path / "a.fa").write_text(">one\nACGTACGTACGTACGT\n")
+    for given, shown in {
+        "s3://bucket/run": "s3://bucket/run",
+        "'https://x/run?sig=SECRET'": "https://x/run?...",
+    }.items():
+        status, out, err = cli(
+            "genome", "action=describe", "data=fasta", "data.path=a.fa", f"hydra.run.dir={given}"
+        )
+        assert f"error: hydra.run.dir {shown} is on another machine" in err and "SECRET" not in err
+        assert status == 1 and not out and [p.name for p in tmp_path.iterdir()] == ["a.fa"]
+
+
+def test_messages_name_complete_keys():
+    values = {"noise": {"low": 3.0, "high": 1.0}, "a": {"step": 2}, "b": {"step": 2}, "length": 4}
+    assert (
+        with_keys("low 3.0 must be below high 1.0", values)
+        == "noise.low 3.0 must be below noise.high 1.0"
+    )
+    # Not those of another value, of two keys or inside a word, and not twice.
+    for message in ("low 2", "low 3.05", "step 2", "below 3.0", "length 4", "noise.low 3.0 is low"):
+        assert with_keys(message, values) == message
 
 
 def test_commands_of_one_second_have_different_run_folders(tmp_path, monkeypatch):
@@ -219,6 +243,17 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(
 def test_help_is_for_newcomers(cli, command):
     status, out, _ = cli(command, "--help")
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_may_be_cut_by_its_reader(unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    run = [sys.executable, "-m", "dnadiff.train", "--help"]
+    process = subprocess.run(run, stdout=writing, stderr=subprocess.PIPE, env=env, check=False)
+    os.close(writing)
+    assert process.returncode == 0 and not process.stderr
 
 
 def test_the_configuration_is_composed_once(cli, tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def test_misspelled_targets_are_named(target, message):
 
 
 def test_an_unknown_argument_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"dnadiff\.noise\.LogLinear.*'epsilon'"):
+    with pytest.raises(ValueError, match=r"dnadiff\.diffusion\.noise\.LogLinear.*'epsilon'"):
         config.build({"_target_": "dnadiff.diffusion.noise.LogLinear", "epsilon": 1})
 
 

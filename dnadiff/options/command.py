@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dnadiff.config import build, check, imported
+from dnadiff.config import build, check, imported, leaves
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
 from dnadiff.options.compose import (
@@ -32,6 +32,7 @@ from dnadiff.options.compose import (
 )
 from dnadiff.progress import configure_logging, printable
 from dnadiff.store.address import is_remote
+from dnadiff.store.address import parse as parse_address
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
@@ -121,7 +122,13 @@ class Command(Generic[P, R]):
         options = self.compose(overrides, run_dir, folder)
         with run_folder(options.run_dir, is_named(overrides) or run_dir is not None) as made:
             options._start = options._start._replace(run_dir=made)
-            return self._checked(options)
+            try:
+                return self._checked(options)
+            except ValueError as error:
+                text = with_keys(str(error), options.model_dump())
+                if type(error) is not ValueError or text == str(error):
+                    raise
+                raise ValueError(text) from error
 
     def _checked(self, options: Options) -> R:
         """Check what the configuration builds, and run with a local file for each remote output."""
@@ -140,8 +147,8 @@ class Command(Generic[P, R]):
         refuse_classifier(values, self.name)
         if is_remote(options.run_dir):
             raise ValueError(
-                f"hydra.run.dir {options.run_dir} is on another machine, and a run folder is on "
-                "this one; give output=... instead"
+                f"hydra.run.dir {parse_address(options.run_dir).shown} is on another machine, and a "
+                "run folder is on this one; give output=... instead"
             )
         outputs = {key: values.get(key) for key in OUTPUTS}
         launcher = values.get("launcher")
@@ -171,7 +178,7 @@ class Command(Generic[P, R]):
         if shown == "help":
             found = choices(self.options, folder).items()
             listed = "\n".join(f"{group}: {', '.join(names)}" for group, names in found)
-            return print(help_text(self.name, self.options, listed))
+            return print_page(help_text(self.name, self.options, listed))
         try:
             if shown == "job":
                 import_plugins(overrides)
@@ -330,6 +337,28 @@ def report(error: Exception, overrides: Sequence[str]) -> str:
         if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text):
             return f"error: {text}" if text.startswith(f"{key} ") else f"error: {key}: {text}"
     return f"error: {text}"
+
+
+def with_keys(message: str, values: Config) -> str:
+    """A message in which each name of an argument, followed by its value, is the complete key: the
+    values of a command have the keys, and what they build only knows its own arguments."""
+    keys: dict[str, set[str]] = {}
+    for key, value in leaves(values):
+        keys.setdefault(f"{key.rpartition('.')[2]} {value!r}", set()).add(key)
+    for pair, places in keys.items():
+        name, _, value = pair.partition(" ")
+        if len(places) == 1:  # of others the message does not say which it means
+            said = rf"(?<![\w.]){re.escape(name)}(?= {re.escape(value)}(?![\w.]))"
+            message = re.sub(said, next(iter(places)), message)
+    return message
+
+
+def print_page(text: str) -> None:
+    """Print a text that the reader may stop reading, as in `--help | head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # what is left would be written again at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def help_text(name: str, options: type[Options], choice_list: str = "") -> str:

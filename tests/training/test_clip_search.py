@@ -277,8 +277,7 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
         ("objective.masking.low=0.9", None),
         (
             "objective.masking.high=0",
-            "objective.masking.low 0.0 and objective.masking.high 0 must satisfy 0 <= low < high "
-            "<= 1",
+            "objective.masking.low 0.0 must be below objective.masking.high 0",
         ),
         (
             "callbacks.clip_search.widths=[0.5,1.5]",
