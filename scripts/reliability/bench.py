@@ -92,6 +92,7 @@ class Bench:
             make_writable(folder)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
+        (self.out / "run").mkdir()  # kept if it stays empty, unlike one that a command makes
         kernels = self.cache / "kernels"
         kernels.mkdir(mode=0o700)
         for file in self._kernels.iterdir():
