@@ -64,6 +64,10 @@ def _text(value: str) -> str:
     return value
 
 
+def _named(value: object) -> object:
+    return str(value) if is_number(value) else value
+
+
 def _path(value: object) -> object:
     if not isinstance(value, (str, os.PathLike)) or not str(value).strip():
         raise ValueError("not a path")
@@ -87,6 +91,8 @@ _READ_AS: dict[Any, Any] = {
     **{kind: _Path for kind in (Path, os.PathLike)},
     **{kind: kind for kind in (list, tuple, dict, Mapping, Sequence, object, Any, type(None))},
 }
+# YAML reads `task.label_column=1` as a number.
+Name = Annotated[str, BeforeValidator(_named)]
 Natural = Annotated[int, Interval(ge=0)]
 PositiveInt = Annotated[int, Interval(ge=1)]
 NonNegative = Annotated[float, Interval(ge=0)]

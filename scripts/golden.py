@@ -22,6 +22,7 @@ import fnmatch
 import functools
 import gzip
 import hashlib
+import html
 import importlib
 import io
 import json
@@ -701,7 +702,7 @@ def _read_h5(data: bytes) -> dict[str, Any]:
 
 def _read_page(data: bytes) -> dict[str, Any]:
     text = re.sub(r"<(script|style)\b.*?</\1>|data:[^\"']+", " ", data.decode(), flags=re.DOTALL)
-    text = DURATION.sub(" ", re.sub(r"<[^>]+>", " ", text))
+    text = DURATION.sub(" ", html.unescape(re.sub(r"<[^>]+>", " ", text)))
     return {
         f"number {i}": number
         for i, number in enumerate(re.findall(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?", text))

@@ -349,7 +349,7 @@ def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli
     place = 100 - start
     found = (
         model.predict([window, window[:place] + alt + window[place + 1 :]])
-        .outputs[:, :, 0]
+        .each_seed[:, :, 0]
         .astype(float)
     )  # log2
     difference = found[:, 1] - found[:, 0]

@@ -29,7 +29,7 @@ from dnadiff.config import Json
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Name, Natural, PositiveInt, checked
 from dnadiff.genomics.kmers import MAX_K
 from dnadiff.store.cache import cache_dir
 from dnadiff.store.disk import atomic_write, json_object, read_npz
@@ -348,7 +348,7 @@ class LabeledTask(ABC):
 
     def __init__(
         self,
-        name: str,
+        name: Name,
         stranded: bool = False,
         max_length: PositiveInt | None = None,
         test_fraction: Share = 0.2,

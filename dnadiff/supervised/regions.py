@@ -20,7 +20,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Name, Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
 from dnadiff.formats.table import ending_of, is_table, read_header, read_rows
 from dnadiff.genomics.kmers import UNKNOWN, KmerSet
@@ -68,9 +68,9 @@ class RegionWindows:
         split: Split | None = None,
         max_train: PositiveInt | None = None,
         k: KmerLength = 24,
-        inside: str = "inside",
-        outside: str = "outside",
-        name: str = "regions",
+        inside: Name = "inside",
+        outside: Name = "outside",
+        name: Name = "regions",
         protocol: str = "fixed",
         seed: Natural = 0,
     ) -> None:
@@ -198,7 +198,7 @@ class FolderTask(LabeledTask):
     (or `dev`) is optional."""
 
     def __init__(
-        self, path: PathName, name: str | None = None, **settings: Unpack[LabeledTaskSettings]
+        self, path: PathName, name: Name | None = None, **settings: Unpack[LabeledTaskSettings]
     ) -> None:
         self.path = str(path)
         super().__init__(name or Path(self.path).name, **settings)
@@ -308,7 +308,7 @@ class IntervalTask(LabeledTask):
         self,
         path: PathName,
         genome: PathName,
-        name: str | None = None,
+        name: Name | None = None,
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
@@ -432,7 +432,7 @@ class GenomicBenchmark(LabeledTask):
     def __init__(
         self,
         path: PathName,
-        name: str,
+        name: Name,
         genome: PathName | None = None,
         skip_missing: bool = False,
         **settings: Unpack[LabeledTaskSettings],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import Unpack, override
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Name, Natural, PositiveInt, checked
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_rows
 from dnadiff.store.address import expand_user
@@ -44,11 +44,11 @@ class CsvTask(LabeledTask):
     def __init__(
         self,
         path: PathName,
-        sequence_column: str = "sequence",
-        label_column: str | list[str] = "label",
-        split_column: str | None = None,
+        sequence_column: Name = "sequence",
+        label_column: Name | list[Name] = "label",
+        split_column: Name | None = None,
         delimiter: str | None = None,
-        name: str | None = None,
+        name: Name | None = None,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
         if delimiter is not None and not (
@@ -274,12 +274,12 @@ class PromoterGrid(LabeledTask):
     def __init__(
         self,
         path: PathName,
-        sequence_column: str = "sequence",
-        label_column: str = "expression",
-        name_column: str = "name",
+        sequence_column: Name = "sequence",
+        label_column: Name = "expression",
+        name_column: Name = "name",
         start: Natural = 24,
         end: PositiveInt = 174,
-        name: str = "ecoli_sigma70",
+        name: Name = "ecoli_sigma70",
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
         self.path = str(path)

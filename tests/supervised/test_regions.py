@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dnadiff.config import check
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
@@ -274,32 +275,39 @@ def test_a_missing_table_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": "abc"}, "task.max_length 'abc' must be an integer of at least 1"),
-        ({"max_length": 2.5}, "task.max_length 2.5 must be"),
-        ({"test_fraction": "foo"}, "task.test_fraction 'foo' must be a number between 0 and 1"),
-        ({"test_fraction": 1}, "task.test_fraction 1 must be a number between 0 and 1"),
-        ({"valid_fraction": None}, "task.valid_fraction None must be"),
-        ({"cluster_kmer": 40}, "task.cluster_kmer 40 must be an integer from 1 to 31"),
-        ({"cluster_kmer": "abc"}, "task.cluster_kmer 'abc' must be"),
-        ({"seed": "abc"}, "task.seed 'abc' must be an integer of at least 0"),
-        ({"seed": -1}, "task.seed -1 must be"),
-        ({"stranded": "maybe"}, "task.stranded 'maybe' must be true or false"),
-        ({"redivide": 1}, "task.redivide 1 must be"),
-        ({"name": ["a"]}, r"task.name \['a'\] must be a name"),
-        ({"sequence_column": None}, "task.sequence_column None must be"),
-        ({"delimiter": ";;"}, "task.delimiter ';;' must be one character"),
+        ({"max_length": "abc"}, "max_length 'abc' must be an integer of at least 1"),
+        ({"max_length": 2.5}, "max_length 2.5 must be"),
+        ({"test_fraction": "foo"}, "test_fraction 'foo' must be a number above 0 and below 1"),
+        ({"test_fraction": 1}, "test_fraction 1 must be a number above 0 and below 1"),
+        ({"valid_fraction": None}, "valid_fraction None must be"),
+        ({"cluster_kmer": 40}, "cluster_kmer 40 must be an integer from 1 to 31"),
+        ({"cluster_kmer": "abc"}, "cluster_kmer 'abc' must be"),
+        ({"seed": "abc"}, "seed 'abc' must be an integer of at least 0"),
+        ({"seed": -1}, "seed -1 must be"),
+        ({"stranded": "maybe"}, "stranded=maybe is neither true nor false"),
+        ({"redivide": 1}, "redivide 1 must be"),
+        ({"name": ["a"]}, r"name \['a'\] must be a string"),
+        ({"sequence_column": None}, "sequence_column None must be"),
     ],
 )
 def test_a_setting_of_the_wrong_type_gets_a_one_line_error(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         CsvTask(table(tmp_path / "t.csv", some_rows()), **settings)
+    config = {"_target_": "dnadiff.supervised.tasks.CsvTask", "path": "t.csv", **settings}
+    with pytest.raises(ValueError, match=f"^task.{message}"):
+        check({"task": config}, trust=None)
+
+
+def test_a_delimiter_of_two_characters_gets_a_one_line_error(tmp_path):
+    with pytest.raises(ValueError, match="task.delimiter ';;' must be one character"):
+        CsvTask(table(tmp_path / "t.csv", some_rows()), delimiter=";;")
 
 
 @pytest.mark.parametrize(
     "settings", [{"length": "abc"}, {"k": 40}, {"max_train": 1.5}, {"seed": None}]
 )
 def test_a_window_setting_of_the_wrong_type_gets_a_one_line_error(toy, settings):
-    with pytest.raises(ValueError, match=rf"task\.{next(iter(settings))} .* must be an integer"):
+    with pytest.raises(ValueError, match=rf"^{next(iter(settings))} .* must be an integer"):
         load(toy, **settings)
 
 
