@@ -20,6 +20,12 @@ linux = pytest.mark.skipif(
 CONTENT = b"".join(b"%d\tACGT\n" % n for n in range(20)) + b"end\n"
 
 
+@pytest.fixture(autouse=True)
+def cache_of_other_tests(monkeypatch, cache_folder):
+    """Bring back the folder of the cache, which the fuzzer changes for its process."""
+    monkeypatch.setenv("DNADIFF_CACHE", str(cache_folder))
+
+
 def rows_of(path):
     return tuple(line.split("\t") for line in path.read_text().splitlines())
 

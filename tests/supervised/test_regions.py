@@ -299,7 +299,7 @@ def test_a_setting_of_the_wrong_type_gets_a_one_line_error(tmp_path, settings, m
 
 
 def test_a_delimiter_of_two_characters_gets_a_one_line_error(tmp_path):
-    with pytest.raises(ValueError, match="task.delimiter ';;' must be one character"):
+    with pytest.raises(ValueError, match=r"task\.delimiter ';;' must be one character"):
         CsvTask(table(tmp_path / "t.csv", some_rows()), delimiter=";;")
 
 
