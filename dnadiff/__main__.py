@@ -13,7 +13,8 @@ FIRST = """\
 Start with a model of E. coli that ships with the package:
 
   python -m dnadiff.sample checkpoint=ecoli num_samples=10 length=512 output=samples.fa
-  python -m dnadiff.variants checkpoint=ecoli saturate=U00096.3:4000001-4000060 genome=bundled:ecoli_K12_MG1655.fa.gz output=variants.tsv
+  python -m dnadiff.variants checkpoint=ecoli saturate=U00096.3:4000001-4000060 \
+genome=bundled:ecoli_K12_MG1655.fa.gz output=variants.tsv
   python -m dnadiff.embed checkpoint=ecoli input=samples.fa output=embeddings.npz
 
 or train one on your genome:

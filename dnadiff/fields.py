@@ -110,7 +110,8 @@ def checked(function: T) -> T:
             its hint, as in `num_steps 0 must be an integer of at least 1`.
     """
     if inspect.isclass(function):
-        function.__init__ = _checking(function.__init__, function)  # type: ignore[method-assign, misc]
+        checking = _checking(function.__init__, function)
+        function.__init__ = checking  # type: ignore[method-assign, misc]
         return function
     return typing.cast(T, _checking(function, function))
 

@@ -551,7 +551,8 @@ def load(
         >>> model = dnadiff.load("runs/train/my_run")  # doctest: +SKIP
         >>> model.sample(2, length=8)  # doctest: +SKIP
         ['ACGTTGAC', 'TTGACGTA']
-        >>> model.nll(["ACGTTGAACGTTGA"])  # nats per base; uniform guessing has 1.386  # doctest: +SKIP
+        >>> # nats per base; uniform guessing has 1.386
+        >>> model.nll(["ACGTTGAACGTTGA"])  # doctest: +SKIP
         array([1.29])
     """
     from dnadiff.supervised import runs, saved

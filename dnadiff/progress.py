@@ -206,5 +206,8 @@ def configure_logging() -> None:
         # child.
         logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning.*")
-    harmless = r"lr_scheduler\.step|isinstance\(treespec|num_workers|Grad strides do not match|FSDP2-wrapped module .* returned a view"
+    harmless = (
+        r"lr_scheduler\.step|isinstance\(treespec|num_workers|Grad strides do not match|"
+        r"FSDP2-wrapped module .* returned a view"
+    )
     warnings.filterwarnings("ignore", message=rf".*({harmless}).*")

@@ -44,12 +44,16 @@ MOVED = {
     "dnadiff.objective.rates": "dnadiff.diffusion.objective.masking",
     "dnadiff.objective.masking.Coins": "dnadiff.diffusion.objective.masking.Bernoulli",
     "dnadiff.objective.masking.Steps": "dnadiff.diffusion.objective.masking.DiscreteTime",
-    "dnadiff.objective.masking.WeighedSteps": "dnadiff.diffusion.objective.masking.ImportanceDiscreteTime",
+    "dnadiff.objective.masking.WeighedSteps": (
+        "dnadiff.diffusion.objective.masking.ImportanceDiscreteTime"
+    ),
     "dnadiff.optim": "dnadiff.training.optim",
     "dnadiff.training.metrics_file": "dnadiff.training.loggers",
     "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
     "dnadiff.sampler.ar.AR": "dnadiff.diffusion.sampler.ar.Autoregressive",
-    "dnadiff.sampler.drawn_token.DrawnToken": "dnadiff.diffusion.sampler.low_confidence.LowConfidence",
+    "dnadiff.sampler.drawn_token.DrawnToken": (
+        "dnadiff.diffusion.sampler.low_confidence.LowConfidence"
+    ),
 }
 # Old paths of packages: each module and class in them has moved along, unless `MOVED` names it. The
 # first entry that fits counts.

@@ -90,7 +90,8 @@ def test_a_home_folder_of_nobody_is_named():
     assert expand_user("~/x").is_absolute() and str(expand_user("a/~")) == "a/~"
     with pytest.raises(
         ValueError,
-        match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete path",
+        match=r"~nobody-at-all/x: this machine knows no such home folder; write out the complete "
+        r"path",
     ):
         expand_user("~nobody-at-all/x")
 

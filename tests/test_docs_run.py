@@ -102,10 +102,15 @@ def write_files(folder):
     (folder / "genes.gtf").write_text(gtf)
     (folder / "genes.gtf.gz").write_bytes(gzip.compress(gtf.encode()))
     alt = "A" if bases[1999] != "A" else "C"
-    vcf = f"##fileformat=VCFv4.2\n##contig=<ID=chr1,length={len(bases)}>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\nchr1\t2000\t.\t{bases[1999]}\t{alt}\t.\t.\t.\n"
+    vcf = (
+        f"##fileformat=VCFv4.2\n##contig=<ID=chr1,length={len(bases)}>\n"
+        "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+        f"chr1\t2000\t.\t{bases[1999]}\t{alt}\t.\t.\t.\n"
+    )
     (folder / "x.vcf.gz").write_bytes(gzip.compress(vcf.encode()))
     rows = [
-        f"{''.join(draw.choices('ACGT', k=32))},{'ab'[i % 2]},{i % 7 + 0.5},{i % 2},{i % 3 // 2},{(i + 1) % 2}"
+        f"{''.join(draw.choices('ACGT', k=32))},{'ab'[i % 2]},{i % 7 + 0.5},"
+        f"{i % 2},{i % 3 // 2},{(i + 1) % 2}"
         for i in range(60)
     ]
     (folder / "table.csv").write_text(

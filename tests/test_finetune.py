@@ -530,7 +530,8 @@ def test_the_protocol_of_the_paper_keeps_its_epochs_rates_and_one_rate_for_all_l
         ) and "layer_decay" not in candidate
     with pytest.raises(
         ValueError,
-        match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set minutes=null",
+        match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set "
+        r"minutes=null",
     ):
         models_of(tmp_path, "task.protocol=paper", "minutes=2")
 

@@ -11,7 +11,8 @@ import ctypes, resource
 from dnadiff.options.command import keep_freed_memory
 {call}
 libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
 def fill():
     place = libc.malloc(1 << 26)  # more than glibc keeps by default
     ctypes.memset(place, 1, 1 << 26)

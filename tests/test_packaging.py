@@ -181,7 +181,8 @@ def test_command_lines_of_workflows_compose(path):
 def test_workflows_declare_the_files_that_variants_writes(cli, tmp_path):
     (tmp_path / "g.fa").write_text(">chr1\n" + "ACGTTGA" * 40 + "\n")
     (tmp_path / "v.vcf").write_text(
-        "##fileformat=VCFv4.2\n##contig=<ID=chr1>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\nchr1\t9\t.\tC\tA\t.\t.\t.\n"
+        "##fileformat=VCFv4.2\n##contig=<ID=chr1>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+        "chr1\t9\t.\tC\tA\t.\t.\t.\n"
     )
     inputs = set(tmp_path.iterdir())
     for options in (

@@ -250,7 +250,8 @@ class SequenceDataModule:
     path: Any
     length: PositiveInt
     batch_size: PositiveInt
-    split: Split = None  # type: ignore[assignment]  # None is replaced in `__post_init__`, as for `name`
+    # None is replaced in `__post_init__`, as for `name`
+    split: Split = None  # type: ignore[assignment]
     seed: Natural = 0
     num_workers: Natural = 0
     epoch_size: PositiveInt | None = None

@@ -140,9 +140,9 @@ class LogLinear(MaskFraction):
 
     @override
     def weight(self, t: Tensor) -> Tensor:
-        return (
-            1 / t
-        )  # the quotient of the general form loses digits as t goes to 0, here and in the schedules below
+        # The quotient of the general form loses digits as t goes to 0, here and in the schedules
+        # below.
+        return 1 / t
 
 
 @checked

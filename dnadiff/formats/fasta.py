@@ -23,9 +23,9 @@ MAX_HEADER = 1 << 20  # bytes
 LINE_WIDTH = 60
 _CHUNK = 1 << 22  # bytes
 LINES_PER_PIECE = 1 << 16
-MAX_BLANK = (
-    1 << 28
-)  # bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of them
+# Bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of
+# them.
+MAX_BLANK = 1 << 28
 
 
 class Fasta(SequenceFormat):

@@ -43,8 +43,9 @@ class _CheckedLines(io.TextIOWrapper):
         self._inside = False
         self._num_bases: int | None = None  # of the record so far; None before its ORIGIN
 
+    # As typeshed has it for IO[str].
     @override
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as typeshed has it for IO[str]
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
         line = super().readline(size)
         if "\0" in line:
             raise _CutShortError("it contains NUL bytes")

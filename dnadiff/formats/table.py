@@ -267,9 +267,9 @@ def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
             about = metadata.row_group(group).column(column)
             raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
             header, place = raw.read(32), 0
-            for _ in range(
-                3
-            ):  # type, size and compressed size: a byte that says "next field, an integer", then its bytes
+            # Type, size and compressed size: a byte that says "next field, an integer", then its
+            # bytes.
+            for _ in range(3):
                 place += 1
                 while header[place : place + 1] > b"\x7f":
                     place += 1

@@ -126,7 +126,8 @@ class KmerSet:
 
     Examples:
         >>> found = KmerSet([np.array([0, 0, 1, 3], np.uint8)], k=3)  # AACT
-        >>> found.hits(np.array([2, 3, 3, 0], np.uint8)).tolist()  # GTTA: GTT is the reverse complement of AAC
+        >>> # GTTA: GTT is the reverse complement of AAC
+        >>> found.hits(np.array([2, 3, 3, 0], np.uint8)).tolist()
         [True, False]
     """
 

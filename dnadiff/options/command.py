@@ -147,7 +147,8 @@ class Command(Generic[P, R]):
         refuse_classifier(values, self.name)
         if is_remote(options.run_dir):
             raise ValueError(
-                f"hydra.run.dir {parse_address(options.run_dir).shown} is on another machine, and a "
+                f"hydra.run.dir {parse_address(options.run_dir).shown} is on another machine, and "
+                f"a "
                 "run folder is on this one; give output=... instead"
             )
         outputs = {key: values.get(key) for key in OUTPUTS}

@@ -57,7 +57,8 @@ class Column:
     @cached_property
     def parts(self) -> list[Column]:
         """The items of each fold."""
-        chosen = [self.folds == number for number in np.unique(self.folds)]  # type: ignore[arg-type]
+        numbers = np.unique(self.folds)  # type: ignore[arg-type]
+        chosen = [self.folds == number for number in numbers]
         return [Column(self.rows[i], self.predicted[i], self.truth[i]) for i in chosen]
 
     @cached_property

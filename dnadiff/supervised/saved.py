@@ -106,7 +106,8 @@ def load(
                     "remove one of them"
                 )
         present = [about["seed"] for about in described]
-        if expand_user(checkpoint) != folders[0] and present != first["seeds"]:  # type: ignore[arg-type]
+        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
+        if several and present != first["seeds"]:
             raise ValueError(
                 f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
                 f"{first['seeds']}: the run was interrupted; "

@@ -20,10 +20,12 @@ class Recorder(Callback):
             file.write(json.dumps(row) + "\\n")
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.write(trainer, [[i, bytes(ids).hex()] for i, ids in zip(batch["index"].tolist(), batch["ids"].tolist())])
+        rows = zip(batch["index"].tolist(), batch["ids"].tolist())
+        self.write(trainer, [[i, bytes(ids).hex()] for i, ids in rows])
 
     def on_train_end(self, trainer, module):
-        self.write(trainer, [float(p.detach().double().sum()) for p in module.denoiser.parameters()])
+        parameters = module.denoiser.parameters()
+        self.write(trainer, [float(p.detach().double().sum()) for p in parameters])
 """
 NETWORK = [
     "backbone=dit",

@@ -183,7 +183,8 @@ def test_an_error_of_a_batch_names_its_file_also_when_the_output_is_closed(tmp_p
     try:
         with pytest.raises(
             OSError,
-            match=r"\.x\.fa\.part could not be written: it needs 9 bytes, and files of this process are limited to 0",
+            match=r"\.x\.fa\.part could not be written: it needs 9 bytes, and files of this "
+            r"process are limited to 0",
         ):
             output.append(b">a\nACGT\n\n", 1)
         output.close()  # has nothing left to write

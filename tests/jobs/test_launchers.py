@@ -105,8 +105,10 @@ def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
 
     task = SimpleNamespace(remote=lambda job: str(job.shard.number))
     fake = SimpleNamespace(
-        init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get, exceptions=errors,
-        wait=lambda waiting: (waiting[:1], []), remote=lambda run: SimpleNamespace(options=lambda **_: task),
+        init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get,
+        exceptions=errors,
+        wait=lambda waiting: (waiting[:1], []),
+        remote=lambda run: SimpleNamespace(options=lambda **_: task),
     )  # fmt: skip
     monkeypatch.setattr("dnadiff.jobs.launcher.ray.library", lambda: fake)
     first, second = jobs(tmp_path, 2)
@@ -116,7 +118,7 @@ def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
         next(statuses)
 
 
-def test_only_shards_that_are_not_complete_are_run_and_one_of_complete_ones_checks_the_configuration(
+def test_shards_that_are_not_complete_are_run_and_a_complete_one_checks_the_configuration(
     cli, trained, tmp_path, monkeypatch, capfd
 ):
     ran, merged = [], []

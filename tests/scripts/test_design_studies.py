@@ -330,7 +330,6 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
     )
     run(*pieces)
     assert {path: path.read_bytes() for path in files} == files
-    run(
-        f"--measure={json.dumps({'method': 'svdd', 'designs': 2, 'settings': {'beta': 1.0, 'candidates': 4}, 'file': str(tmp_path / 'm.json')})}"
-    )
+    svdd = {"method": "svdd", "designs": 2, "settings": {"beta": 1.0, "candidates": 4}}
+    run(f"--measure={json.dumps({**svdd, 'file': str(tmp_path / 'm.json')})}")
     assert json.loads((tmp_path / "m.json").read_text())["megabytes"] > 50

@@ -157,7 +157,8 @@ def test_a_run_with_other_arguments_is_refused(tmp_path, monkeypatch):
     study.train(folder, ["seed=2", "trainer.max_steps=10"])
     with pytest.raises(
         ValueError,
-        match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another --output",
+        match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another "
+        r"--output",
     ):
         study.train(folder, ["seed=2", "trainer.max_steps=20"])
     (folder / "arguments.json").unlink()  # a run of an earlier version has no arguments

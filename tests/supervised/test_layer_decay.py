@@ -31,7 +31,8 @@ def rates(module, decay: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind, layers, embedding, last", [
-    (Caduceus, "layers", "embedding.weight", "norm_f.weight"), (DiT, "blocks", "vocab_embed.embedding", "output_layer.linear.weight"),
+    (Caduceus, "layers", "embedding.weight", "norm_f.weight"),
+    (DiT, "blocks", "vocab_embed.embedding", "output_layer.linear.weight"),
 ])  # fmt: skip
 def test_the_head_has_the_full_rate_and_the_embedding_the_lowest(kind, layers, embedding, last):
     more = {} if kind is Caduceus else {"n_heads": 2, "cond_dim": 8}

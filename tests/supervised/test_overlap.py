@@ -86,7 +86,8 @@ def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
     }
     with pytest.raises(
         ValueError,
-        match=r"without the path of its data \(tiny\); .* to finetune, as in pretraining_overlap=my.fa",
+        match=r"without the path of its data \(tiny\); .* to finetune, as in "
+        r"pretraining_overlap=my.fa",
     ):
         overlap.pretraining_kmers({"data": {**data, "path": None, "name": "tiny"}}, DNA)
     given = overlap.pretraining_kmers(

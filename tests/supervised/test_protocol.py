@@ -120,7 +120,8 @@ def test_validation_items_without_values_are_refused():
 def test_test_items_that_cannot_be_scored_are_refused(test):
     with pytest.raises(
         ValueError,
-        match=r"fewer than two different values in column 'y' of its 40 test items, for which Spearman",
+        match=r"fewer than two different values in column 'y' of its 40 test items, for which "
+        r"Spearman",
     ):
         protocol.build_protocol("fixed", PAD).rounds(values(test=test), 1)
 
@@ -154,7 +155,8 @@ def test_few_items_have_labels():
     whole.train.labels[-8:] = 1.0
     with pytest.raises(
         ValueError,
-        match=r"^t, seed 1, has the same value, 1, in column 'y'.*; set train_items higher than 5, or null$",
+        match=r"^t, seed 1, has the same value, 1, in column 'y'.*; set train_items higher than "
+        r"5, or null$",
     ):
         protocol.build_protocol("fixed", PAD, 5).rounds(whole, 1)
 
@@ -192,7 +194,10 @@ def test_impossible_numbers_of_items_are_refused(name, number, message):
 def test_validation_items_of_a_single_class_are_refused():
     whole = data()
     single = replace(whole, valid=replace(whole.valid, labels=torch.ones(20, dtype=torch.int64)))
-    message = r"^t: all 20 validation items are of class 'b', and the choice of the epoch expects two or more classes; .*task\.redivide=true$"
+    message = (
+        r"^t: all 20 validation items are of class 'b', and the choice of the epoch expects two or "
+        r"more classes; .*task\.redivide=true$"
+    )
     for fixed in (protocol.build_protocol("fixed", PAD), protocol.build_protocol("fixed", PAD, 45)):
         with pytest.raises(ValueError, match=message):
             fixed.rounds(single, 1)

@@ -403,7 +403,8 @@ def test_classes_without_validation_rows_are_logged(tmp_path, caplog):
     [
         (
             ("a/train.csv", "b/train.csv"),
-            r"has train tables in two folders, .*a/train\.csv and .*b/train\.csv.*; set task\.path=.*a or",
+            r"has train tables in two folders, .*a/train\.csv and .*b/train\.csv.*; set "
+            r"task\.path=.*a or",
         ),
         (
             ("a/dev.csv", "b/valid.csv"),

@@ -151,7 +151,8 @@ def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
     put(tmp_path, made, inputs={"length": True})
     with pytest.raises(
         ValueError,
-        match=r"read the length as the one number of an earlier version \(inputs\.length=true\).*train again",
+        match=r"read the length as the one number of an earlier version "
+        r"\(inputs\.length=true\).*train again",
     ):
         saved.load(tmp_path)
 
@@ -259,7 +260,8 @@ def test_seeds_of_different_runs_are_not_averaged(tmp_path):
     put(tmp_path, classifier(seed=2), 2, pretrained={"checkpoint": "y", "step": 1})
     with pytest.raises(
         ValueError,
-        match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one of them",
+        match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one "
+        r"of them",
     ):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_2").seeds == (2,)
@@ -294,7 +296,8 @@ def test_an_interrupted_run_is_not_averaged(tmp_path):
     put(tmp_path, classifier(seed=1), seeds=[1, 2])
     with pytest.raises(
         ValueError,
-        match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; start it again",
+        match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; "
+        r"start it again",
     ):
         saved.load(tmp_path)
     assert saved.load(tmp_path / "models" / "seed_1").seeds == (1,)
@@ -403,6 +406,7 @@ def test_a_device_that_cannot_be_used_is_named_before_any_file(tmp_path):
     for device in ("abacus", "cuda:x", *(() if torch.cuda.is_available() else ("cuda",))):
         with pytest.raises(
             ValueError,
-            match=rf"^device {device} cannot be used on this machine, or with this build of torch \(.*\); use cpu",
+            match=rf"^device {device} cannot be used on this machine, or with this build of torch "
+            rf"\(.*\); use cpu",
         ):
             saved.load(tmp_path / "absent", device=device)

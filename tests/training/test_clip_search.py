@@ -328,7 +328,8 @@ class Recorder(Callback):
         search = next(each for each in trainer.callbacks if isinstance(each, ClipSearch))
         masking = module.objective.masking
         with open(f"seen-{trainer.global_rank}", "a") as file:
-            file.write(json.dumps([search._sums.tolist(), search.interval, [masking.low, masking.high]]) + "\\n")
+            rates = [masking.low, masking.high]
+            file.write(json.dumps([search._sums.tolist(), search.interval, rates]) + "\\n")
 """
 
 

@@ -169,7 +169,8 @@ def test_the_config_of_a_layout_describes_the_network():
     network = DiT(PADDED, 16, 2, 2, 8, dropout=0.3, max_length=7)
     described = MDLMFamily().backbone(published_layout(network).config, PADDED)
     assert described == {
-        "_target_": "dnadiff.networks.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "dropout": 0.3, "max_length": 7,
+        "_target_": "dnadiff.networks.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2,
+        "cond_dim": 8, "dropout": 0.3, "max_length": 7,
     }  # fmt: skip
     assert MDLMFamily().implied_vocab({"vocab_size": 33}) == Vocab(33, 32, 32, (32,))
 

@@ -47,9 +47,9 @@ from dnadiff.store.cache import (
 from dnadiff.store.files import check_content, resolve
 
 COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "header_end")
-_MAPPED = (
-    1 << 20
-)  # bytes; larger tables are mapped, and smaller ones read, so that thousands of files do not stay open
+# Bytes; larger tables are mapped, and smaller ones read, so that thousands of files do not stay
+# open.
+_MAPPED = 1 << 20
 _BETWEEN = b"\xff"  # name and description; no byte of UTF-8
 NUMBERS, HEADERS = "records.npy", "headers"  # names of the two files of a table
 

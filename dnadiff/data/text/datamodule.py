@@ -253,8 +253,9 @@ class TextDataModule(SequenceDataModule):
     def digest(self) -> str:
         return self.tokenized.digest()
 
+    # Batches have the same keys, and `valid`.
     @override
-    def train_windows(self) -> RandomWindows | PaddedDocuments:  # type: ignore[override]  # batches have the same keys, and `valid`
+    def train_windows(self) -> RandomWindows | PaddedDocuments:  # type: ignore[override]
         return self.train_batches()
 
     @override
@@ -285,11 +286,13 @@ class TextDataModule(SequenceDataModule):
             self.ends,
         )
 
+    # Has the same state_dict methods.
     @override
-    def train_dataloader(self) -> TrainLoader | StreamLoader:  # type: ignore[override]  # has the same state_dict methods
+    def train_dataloader(self) -> TrainLoader | StreamLoader:  # type: ignore[override]
         if not self.streaming:
             return super().train_dataloader()
-        self._loader = loader = self._stream_loader(self.process)  # type: ignore[assignment]  # its state is saved by the base class
+        # its state is saved by the base class
+        self._loader = loader = self._stream_loader(self.process)  # type: ignore[assignment]
         if self._resume is not None:
             loader.load_state_dict(self._resume)
             self._resume = None

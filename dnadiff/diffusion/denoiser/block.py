@@ -35,10 +35,12 @@ class BlockDenoiser(NetworkDenoiser, MaskedDenoiser):
         >>> denoiser = BlockDenoiser(Caduceus(vocab, d_model=16, n_layers=1), block_size=2)
         >>> x0 = torch.tensor([[7, 8, 10, 9]])  # A, C, T, G
         >>> xt = torch.tensor([[7, 3, 3, 3]])  # A, mask, mask, mask
-        >>> denoiser.nll(x0, xt, positions=xt == vocab.mask_id).shape  # -log p of C given A, of T and of G given A, C
+        >>> # -log p of C given A, of T and of G given A, C
+        >>> denoiser.nll(x0, xt, positions=xt == vocab.mask_id).shape
         torch.Size([3])
         >>> state = denoiser.advance(x0[:, :2])
-        >>> denoiser.step_block(xt[:, 2:], state).shape  # both masked positions of the second block, 12 token ids
+        >>> # both masked positions of the second block, 12 token ids
+        >>> denoiser.step_block(xt[:, 2:], state).shape
         torch.Size([1, 2, 12])
     """
 

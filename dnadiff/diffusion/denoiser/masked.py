@@ -35,7 +35,8 @@ class Denoiser(NetworkDenoiser, MaskedDenoiser):
         >>> log_probs = denoiser.log_probs(xt, positions=xt == vocab.mask_id)
         >>> log_probs.shape  # two masked positions, 12 token ids
         torch.Size([2, 12])
-        >>> bool(torch.allclose(log_probs[:, 7:11].exp().sum(-1), torch.ones(2)))  # only A, C, G and T have probability
+        >>> # only A, C, G and T have probability
+        >>> bool(torch.allclose(log_probs[:, 7:11].exp().sum(-1), torch.ones(2)))
         True
     """
 

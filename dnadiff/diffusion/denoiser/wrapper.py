@@ -37,8 +37,9 @@ class DenoiserWrapper(MaskedDenoiser):
             denoiser.num_labels,
         )
 
+    # The wrapped denoiser's submodule; assigning it here would register it twice.
     @property
-    def backbone(self) -> Backbone:  # type: ignore[override]  # the wrapped denoiser's submodule; assigning it here would register it twice
+    def backbone(self) -> Backbone:  # type: ignore[override]
         """The network of the wrapped denoiser."""
         return self.denoiser.backbone
 

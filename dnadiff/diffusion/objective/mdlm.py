@@ -40,7 +40,8 @@ class MDLM(MaskedObjective):
         >>> objective = MDLM(AbsorbingProcess(vocab, LogLinear()), weighting="nelbo")
         >>> denoiser = objective.denoiser(Caduceus(vocab, d_model=16, n_layers=1))
         >>> x0 = torch.randint(7, 11, (8, 32))  # A, C, G, T
-        >>> loss = objective(denoiser, x0, weight=torch.ones(8, 32), draws=Draws.for_batch(seed=0, batch_size=8))
+        >>> draws = Draws.for_batch(seed=0, batch_size=8)
+        >>> loss = objective(denoiser, x0, weight=torch.ones(8, 32), draws=draws)
         >>> loss.loss.backward()
         >>> float(loss.num_tokens)
         256.0

@@ -75,7 +75,8 @@ class FastDLLM(OuterSampler):
 
     Examples:
         >>> from dnadiff.diffusion.sampler.grouped import Grouped
-        >>> FastDLLM(Grouped(num_groups=4), block_size=32, cache=DualCache()).num_steps_for(length=512)  # one call more in each block
+        >>> sampler = FastDLLM(Grouped(num_groups=4), block_size=32, cache=DualCache())
+        >>> sampler.num_steps_for(length=512)  # one call more in each block
         80
     """
 

@@ -107,7 +107,9 @@ class AttentionBackbone(Backbone):
 
     def __init__(
         self, vocab: Vocab, d_model: int, n_heads: int, takes_sigma: bool, *,
-        mlp_ratio: PositiveInt = 4, dropout: Probability = 0.1, max_length: PositiveInt | None = None, activation_checkpointing: bool = False, compile: bool = False,
+        mlp_ratio: PositiveInt = 4, dropout: Probability = 0.1,
+        max_length: PositiveInt | None = None, activation_checkpointing: bool = False,
+        compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma)
         if d_model % n_heads or (d_model // n_heads) % 2:

@@ -37,7 +37,8 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
-        bidirectional_strategy: Literal["add", "ew_multiply"] = "add", bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
+        bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
     ) -> None:  # fmt: skip
         mixer = partial(
             BiMamba,

@@ -65,7 +65,8 @@ class GPT2(CausalBackbone):
     """
 
     def __init__(
-        self, vocab: Vocab, d_model: int, n_layers: int, n_heads: int, max_length: int, rows: int, start: int,
+        self, vocab: Vocab, d_model: int, n_layers: int, n_heads: int, max_length: int, rows: int,
+        start: int,
         inner: int | None = None, eps: float = 1e-5,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model)

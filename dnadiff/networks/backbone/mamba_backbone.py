@@ -120,10 +120,14 @@ class MambaBackbone(Backbone):
     """
 
     def __init__(
-        self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt, mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
-        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2, dt_rank: PositiveInt | None = None,
-        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False, pad_vocab_to: PositiveInt = 8,
-        num_labels: Natural = 0, time_conditioning: bool | None = False, cond_dim: PositiveInt = 128, dropout: Probability = 0.0,
+        self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt,
+        mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
+        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2,
+        dt_rank: PositiveInt | None = None,
+        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False,
+        pad_vocab_to: PositiveInt = 8,
+        num_labels: Natural = 0, time_conditioning: bool | None = False,
+        cond_dim: PositiveInt = 128, dropout: Probability = 0.0,
         activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)

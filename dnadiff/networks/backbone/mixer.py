@@ -253,8 +253,10 @@ class BiMamba(ForwardMixer):
     """
 
     def __init__(
-        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2, dt_rank: int | None = None,
-        bidirectional_strategy: Literal["add", "ew_multiply"] = "add", bidirectional_weight_tie: bool = True,
+        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2,
+        dt_rank: int | None = None,
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
+        bidirectional_weight_tie: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         d_inner, tied = expand * d_model, bidirectional_weight_tie

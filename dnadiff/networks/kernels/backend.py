@@ -238,7 +238,8 @@ class Backend(ABC):
         return self.linear(self.gated_sum(ys[0], ys[1] if len(ys) == 2 else None, z), out_proj)
 
     def two_stream_mixer(
-        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
+        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor,
+        ways: Sequence[MixerWay], block: int, valid: Tensor | None,
         clean_output: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """A mixer of a noised stream in blocks after those of a clean stream, as

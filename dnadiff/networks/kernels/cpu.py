@@ -243,7 +243,8 @@ def _onednn_wins() -> bool:
         )  # small sums, exact in float32
         products = (_product(a, b), b.sum(1)), (_outer_sum(a, b, 2), b.sum(0).expand(47, 47))
         return all(bool((ours == expected).all()) for ours, expected in products)
-    except Exception:  # the operator is not part of PyTorch's public API; without it PyTorch's choice is good enough
+    except Exception:
+        # The operator is not part of PyTorch's public API; PyTorch's choice is good enough.
         return False
 
 
@@ -456,7 +457,8 @@ class CppBackend(TorchOperations):
 
     @override
     def two_stream_mixer(
-        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
+        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor,
+        ways: Sequence[MixerWay], block: int, valid: Tensor | None,
         clean_output: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         run = (
@@ -498,7 +500,8 @@ _conv.register_fake(lambda x, weight, bias, reverse, near, block: x.new_empty(x.
 
 @cpu_operator("short_conv_backward")
 def _conv_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None,
+    block: int
 ) -> list[Tensor]:  # fmt: skip
     (dy, dy_row), (x, row), weight, bias = rows(dy), rows(x), weight.contiguous(), bias.contiguous()
     (E, K), threads, near = (

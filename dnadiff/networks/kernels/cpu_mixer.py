@@ -175,7 +175,8 @@ class MixerGradients:
         )
 
     def input(
-        self, dus: Sequence[Tensor], x: Tensor, hidden: Tensor, dhidden: Tensor, clean: Tensor | None = None, dnear: Tensor | None = None,
+        self, dus: Sequence[Tensor], x: Tensor, hidden: Tensor, dhidden: Tensor,
+        clean: Tensor | None = None, dnear: Tensor | None = None,
         block: int = 0,
     ) -> None:  # fmt: skip
         """Adds to dhidden the gradient through x, from that of u in one or two directions.
@@ -329,7 +330,8 @@ class _Mixer(torch.autograd.Function):
 
 
 def two_stream_mixer(
-    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block: int, valid: Tensor | None,
+    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay],
+    block: int, valid: Tensor | None,
     clean_output: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """See `Backend.two_stream_mixer`."""
@@ -357,7 +359,8 @@ class _TwoStreams(torch.autograd.Function):
     @staticmethod
     @override
     def forward(
-        ctx: Any, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, valid: Tensor | None, block: int, clean_output: bool,
+        ctx: Any, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor,
+        valid: Tensor | None, block: int, clean_output: bool,
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         noised, clean, in_proj, out_proj = (

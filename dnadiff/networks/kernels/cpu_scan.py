@@ -82,7 +82,8 @@ def _kept_shape(batch: int, L: int, E: int, N: int, block: int) -> tuple[int, ..
 
 
 def scan_forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None, reverse: bool, keep: bool,
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None,
+    reverse: bool, keep: bool,
     initial: Tensor | None, block: int, restart: bool, last: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless
@@ -141,7 +142,8 @@ def _(
 
 
 def scan_backward(
-    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor | None, kept: Tensor, reverse: bool,
+    dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    bias: Tensor | None, kept: Tensor, reverse: bool,
     initial: Tensor | None, block: int, restart: bool, dkept: Tensor | None, dlast: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of u, delta, A, B, C, D, the bias and, if there is one, the initial state."""

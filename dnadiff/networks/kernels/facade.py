@@ -43,17 +43,23 @@ from dnadiff.networks.kernels.select import SCANS, cast_inputs, choose, choose_f
 
 @overload
 def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[False] = False, scan: str = "auto",
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    delta_bias: Tensor | None = None,
+    *, reverse: bool = False, initial_state: Tensor | None = None,
+    return_last_state: Literal[False] = False, scan: str = "auto",
 ) -> Tensor: ...  # fmt: skip
 @overload
 def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True], scan: str = "auto",
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    delta_bias: Tensor | None = None,
+    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True],
+    scan: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False, scan: str = "auto",
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    delta_bias: Tensor | None = None,
+    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False,
+    scan: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and
     Algorithm 2 (S6).
@@ -501,7 +507,8 @@ def fuses_two_streams(
 
 
 def continued_mixer(
-    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], past: Tensor | None = None, state: Tensor | None = None,
+    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay],
+    past: Tensor | None = None, state: Tensor | None = None,
     *, scan: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """A whole mixer of one piece of a sequence after others, in one call: for sampling, where
@@ -532,7 +539,8 @@ def continued_mixer(
 
 
 def two_stream_mixer(
-    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay], block_size: int, valid: Tensor | None = None,
+    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay],
+    block_size: int, valid: Tensor | None = None,
     *, clean_output: bool = True, scan: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both

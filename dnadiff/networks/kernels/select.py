@@ -192,7 +192,8 @@ def _compare(backend: Backend, gpu: int) -> str:
     if device.index is not None and not torch.cuda.is_available():
         return "it needs a CUDA device, and PyTorch finds none"
     # No call of PyTorch saves both if they differ.
-    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]  # missing in the stubs
+    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # missing in the stubs
+    products = (torch.backends.cuda.matmul, cpu)
     before = [product.fp32_precision for product in products]
     try:
         for product in products:

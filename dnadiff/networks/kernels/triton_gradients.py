@@ -26,8 +26,10 @@ from dnadiff.networks.kernels.triton_kernels import (
 @triton.jit(do_not_specialize=["first", "sequences", "L", "chunks", "chunk", "spans"])
 def chunk_starts(
     delta0, delta1, C0, C1, dy0, dy1, z, A, bias, dkept, starts, sums,
-    first, sequences, L, E, N, chunks, chunk, spans, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, UNROLL: tl.constexpr,
+    first, sequences, L, E, N, chunks, chunk, spans, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b,
+    z_l,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
+    UNROLL: tl.constexpr,
     GATED: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the state before every chunk from the results of that chunk alone, and the
@@ -203,7 +205,8 @@ def _retreat(
 @triton.jit
 def _retreat_span(
     start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-    SPAN: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr, EXACT: tl.constexpr,
+    SPAN: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """The walk back over SPAN positions, of which h is the state before the first."""
     e, _, e_ok, _, L, V, back = where
@@ -234,7 +237,8 @@ def _retreat_span(
             RESTART,
             CROSSING,
         )
-        h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005, Triton has no starred tuples
+        # Triton has no starred tuples
+        h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005
     live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
     at, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
     tl.store(outputs[0] + at, _tile(dus, BE, SPAN).to(outputs[0].dtype.element_ty), mask=ok)
@@ -246,8 +250,10 @@ def _retreat_span(
 def gradients(
     u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
     du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias, dinitial,
-    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l, one,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr,
+    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b,
+    C_l, dy_b, dy_l, z_b, z_l, one,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
+    SPAN: tl.constexpr,
     CARRIED: tl.constexpr, GATED: tl.constexpr, HELD: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip

@@ -153,7 +153,8 @@ def chunk_ends(
 @triton.jit(do_not_specialize=["sequences", "chunks", "from_last"])
 def carry(
     ends, sums, A, initial, sequences, E, N, chunks, from_last,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr, CARRIED: tl.constexpr,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
+    CARRIED: tl.constexpr,
 ):  # fmt: skip
     """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c
     + ends_c, from `initial` if CARRIED, or 0."""
@@ -205,8 +206,10 @@ def _rows(
 @triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def outputs(
     u0, u1, delta0, delta1, B0, B1, C0, C1, z, A, D, bias, entering, y0, y1, states, last,
-    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
+    first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b,
+    C_l, z_b, z_l,
+    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
+    SPAN: tl.constexpr, UNROLL: tl.constexpr,
     CARRIED: tl.constexpr, KEEP: tl.constexpr, WRITE: tl.constexpr, GATED: tl.constexpr,
     RESTART: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip

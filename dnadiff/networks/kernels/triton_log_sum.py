@@ -44,8 +44,10 @@ def add_log_sum(
     (M, N), K = logits.shape, ids.shape[1]
     with device_of(logits):
         triton_support.load_kernels(_KERNELS).add_log_sum[(M,)](
-            logits, logits if bias is None else bias, ids, log_sum, picked, N, logits.stride(0), first, K,
-            BN=_tile(N), BK=1 << max(0, K - 1).bit_length(), BIAS=bias is not None, num_warps=_WARPS,
+            logits, logits if bias is None else bias, ids, log_sum, picked, N, logits.stride(0),
+            first, K,
+            BN=_tile(N), BK=1 << max(0, K - 1).bit_length(), BIAS=bias is not None,
+            num_warps=_WARPS,
         )  # fmt: skip
 
 
@@ -65,7 +67,8 @@ def logits_gradient(
     tile = _tile(N)
     with device_of(logits):
         triton_support.load_kernels(_KERNELS).logits_gradient[(M * -(-N // tile),)](
-            logits, logits if bias is None else bias, ids, log_sum, d_log_sum, d_picked, N, logits.stride(0), first,
+            logits, logits if bias is None else bias, ids, log_sum, d_log_sum, d_picked, N,
+            logits.stride(0), first,
             K=K, BN=tile, BIAS=bias is not None, num_warps=_WARPS,
         )  # fmt: skip
 

@@ -176,8 +176,10 @@ def _conv_gradients(
 
 @triton.jit(do_not_specialize=["L", "spans", "block"])
 def convolve_backward(
-    x, w0, w1, bias0, bias1, given, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l, block, given_b,
-    ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr, AHEAD: tl.constexpr, BACK: tl.constexpr,
+    x, w0, w1, bias0, bias1, given, dy0, dy1, dx, partial, L, E, spans, x_b, x_l, dy_b, dy_l, block,
+    given_b,
+    ALIGN: tl.constexpr, K: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BE: tl.constexpr,
+    AHEAD: tl.constexpr, BACK: tl.constexpr,
     BLOCKS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """dx, and partial (programs along time, 2, K + 1, E): sums for the weights and biases of both
@@ -385,7 +387,8 @@ def add_norm(
 @triton.jit(do_not_specialize=["rows"])
 def add_norm_backward(
     dout, dtotal, total, weight, scale, dx, dadded, partial, rows, D,
-    ALIGN: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr, LATER: tl.constexpr,
+    ALIGN: tl.constexpr, TT: tl.constexpr, TILES: tl.constexpr, BD: tl.constexpr, ADD: tl.constexpr,
+    LATER: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the sum, written for x and, if ADD, for `added`; LATER: the sum has a
     gradient of its own."""
@@ -428,7 +431,8 @@ def _logits(row, bias, column, N, BIAS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first"])
 def add_log_sum(
-    logits, bias, ids, log_sum, picked, N, stride, first, K, BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr
+    logits, bias, ids, log_sum, picked, N, stride, first, K, BN: tl.constexpr, BK: tl.constexpr,
+    BIAS: tl.constexpr
 ):  # fmt: skip
     """Of one row: log_sum = log(exp(log_sum) + sum_v exp(logit_v)), and the logits of the `ids`
     that are in this block, first to first + N."""
@@ -458,7 +462,8 @@ def add_log_sum(
 
 @triton.jit(do_not_specialize=["first"])
 def logits_gradient(
-    logits, bias, ids, log_sum, d_log_sum, d_picked, N, stride, first, K: tl.constexpr, BN: tl.constexpr, BIAS: tl.constexpr
+    logits, bias, ids, log_sum, d_log_sum, d_picked, N, stride, first, K: tl.constexpr,
+    BN: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
     """Replace a tile of logits by its gradient: softmax times d_log_sum, plus d_picked where a
     column is one of `ids`."""

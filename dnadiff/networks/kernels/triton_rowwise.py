@@ -87,8 +87,10 @@ def convs(
     spans = -(-L // tile["TT"])
     with device_of(x):
         triton_support.load_kernels(_KERNELS).convolve[(-(-E // tile["BE"]) * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, y[0], y[-1], L, E, spans, x_b, x_l, block, near_b,
-            **alignment(E, x_b, x_l, near_b), K=some.shape[0], **tile, AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0,
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, y[0], y[-1], L, E,
+            spans, x_b, x_l, block, near_b,
+            **alignment(E, x_b, x_l, near_b), K=some.shape[0], **tile, AHEAD=w0 is not None,
+            BACK=w1 is not None, BLOCKS=block > 0,
             GIVEN=given is not None, num_warps=1,
         )  # fmt: skip
     return y
@@ -110,7 +112,8 @@ def _(x: Any, w0: Any, bias0: Any, w1: Any, bias1: Any, given: Any, block: Any) 
 
 @torch.library.custom_op("dnadiff::short_convs_backward", mutates_args=())
 def _convs_backward(
-    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None, given: Tensor | None,
+    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None,
+    bias1: Tensor | None, given: Tensor | None,
     block: int,
 ) -> list[Tensor]:  # fmt: skip
     """dx, the sums for weights and biases, and the gradient of `given` if there is one."""
@@ -134,15 +137,19 @@ def _convs_backward(
     columns, dy_strides = -(-E // tile["BE"]), dy[0].stride()[:2]
     with device_of(x):
         kernels.convolve_backward[(columns * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, dy[0], dy[-1], dx, partial, L, E, spans, x_b, x_l,
-            *dy_strides, block, near_b, **alignment(E, x_b, x_l, *dy_strides, near_b), K=K, **tile, TILES=4 * _TILES,
-            AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None, num_warps=1,
+            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, dy[0], dy[-1], dx,
+            partial, L, E, spans, x_b, x_l,
+            *dy_strides, block, near_b, **alignment(E, x_b, x_l, *dy_strides, near_b), K=K, **tile,
+            TILES=4 * _TILES,
+            AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None,
+            num_warps=1,
         )  # fmt: skip
         if given is not None:
             rows = given.shape[1] * (K - 1)
             spans = -(-rows // tile["TT"])
             kernels.convolve_given[(columns * spans * Bt,)](
-                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block, rows,
+                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block,
+                rows,
                 **alignment(E, x_b, x_l, *dy_strides), K=K, **tile,
                 SIGN=1 if w1 is None else -1, num_warps=1,
             )  # fmt: skip
@@ -327,8 +334,10 @@ def _norm_backward(
     partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
     with device_of(total):
         triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
-            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(), scale, dx, dadded, partial, rows, D,
-            **alignment(D), **tile, TILES=_TILES, ADD=added_dtype is not None, LATER=dtotal is not None,
+            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(),
+            scale, dx, dadded, partial, rows, D,
+            **alignment(D), **tile, TILES=_TILES, ADD=added_dtype is not None,
+            LATER=dtotal is not None,
         )  # fmt: skip
     return dx, dadded, partial.sum(0).to(weight.dtype)
 

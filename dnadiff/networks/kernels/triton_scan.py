@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 Tensors = list[Tensor]  # one tensor per direction
 
-_KEPT, _SPAN = (
-    64,
-    4,
-)  # positions between saved states, and between those of the backward pass, which registers hold at once (1, 2 or 4)
+# Positions between saved states, and between those of the backward pass, which registers hold at
+# once (1, 2 or 4).
+_KEPT, _SPAN = 64, 4
 _UNROLL = 2
 _FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = (
     2048,
@@ -215,7 +214,8 @@ class _Launch:
 
 
 def _carried(
-    kernel: JITFunction, run: _Launch, tensors: Tensors, strides: list[int], A: Tensor, bias: Tensor, start: Tensor | None, dkept: Tensor | None,
+    kernel: JITFunction, run: _Launch, tensors: Tensors, strides: list[int], A: Tensor,
+    bias: Tensor, start: Tensor | None, dkept: Tensor | None,
     **flags: bool,
 ) -> Tensor:  # fmt: skip
     """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each chunk
@@ -236,19 +236,22 @@ def _carried(
         ([ends if dkept is None else dkept], [run.spans(run.segment)]) if flags else ([], [])
     )
     kernel[grid](
-        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans, *strides, **tile, **alignment(E, *strides),
+        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans,
+        *strides, **tile, **alignment(E, *strides),
         UNROLL=run.unroll, **back,
     )  # fmt: skip
     grid, tile = launch(min(run.block, 32), 1)
     triton_support.load_kernels(_FORWARD).carry[grid](
-        ends, sums, A, first, Bt, E, N, run.chunks, int(bool(flags)), **tile, **alignment(E), UNROLL=4, CARRIED=start is not None
+        ends, sums, A, first, Bt, E, N, run.chunks, int(bool(flags)), **tile, **alignment(E),
+        UNROLL=4, CARRIED=start is not None
     )  # fmt: skip
     return ends
 
 
 @torch.library.custom_op("dnadiff::scans", mutates_args=())
 def scans(
-    u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, reverse: bool, keep: bool,
+    u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor,
+    z: Tensor | None, reverse: bool, keep: bool,
     initial: Tensor | None, block: int, restart: bool, last: bool,
 ) -> Tensors:  # fmt: skip
     """Outputs of each direction, the saved states if `keep`, and the last state if `last`.
@@ -284,9 +287,12 @@ def scans(
             )
             carried = True
         module.outputs[run.grid(run.chunks)](
-            *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states, *(ends or [states]), *run.common, run.V, run.chunks,
-            run.chunk, run.spans(run.segment), *strides, **run.tile, **alignment(u[0].shape[2], *strides),
-            SEGMENT=run.segment, SPAN=run.segment, UNROLL=run.unroll, CARRIED=carried, KEEP=keep, WRITE=True, GATED=z is not None,
+            *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states,
+            *(ends or [states]), *run.common, run.V, run.chunks,
+            run.chunk, run.spans(run.segment), *strides, **run.tile,
+            **alignment(u[0].shape[2], *strides),
+            SEGMENT=run.segment, SPAN=run.segment, UNROLL=run.unroll, CARRIED=carried, KEEP=keep,
+            WRITE=True, GATED=z is not None,
             RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
         )  # fmt: skip
     return [*y, states, *ends]
@@ -328,8 +334,10 @@ def _(
 
 @torch.library.custom_op("dnadiff::scans_backward", mutates_args=())
 def _scans_backward(
-    dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor, z: Tensor | None, kept: Tensor,
-    reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool, dkept: Tensor | None, dlast: Tensor | None,
+    dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor,
+    bias: Tensor, z: Tensor | None, kept: Tensor,
+    reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool,
+    dkept: Tensor | None, dlast: Tensor | None,
 ) -> Tensors:  # fmt: skip
     (Bt, L, E), N, module, ways = (
         u[0].shape,
@@ -378,10 +386,14 @@ def _scans_backward(
                 EXACT=last and L % run.chunk > 0,
             )
         module.gradients[run.grid(run.chunks)](
-            *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias, *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
-            ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common, run.V, run.chunks, run.chunk, run.spans(span),
-            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span, FIRST=bool(dinitial),
-            CARRIED=passed is not None, GATED=gated, HELD=states is not None, RESTART=restart, EXACT=exact, LINKED=dkept is not None,
+            *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias,
+            *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
+            ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common,
+            run.V, run.chunks, run.chunk, run.spans(span),
+            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span,
+            FIRST=bool(dinitial),
+            CARRIED=passed is not None, GATED=gated, HELD=states is not None, RESTART=restart,
+            EXACT=exact, LINKED=dkept is not None,
         )  # fmt: skip
     dBs, dCs = (
         [x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)]
@@ -409,9 +421,12 @@ def _refine(
     run = _Launch(u, N, _FORWARD_TILE, bool(common[0]))
     long, states = -(-like.V // like.segment), run.float32(run.rows, like.spans(span), N, common[3])
     triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
-        *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0], states, states, *common, like.V, long,
-        like.segment, like.spans(span), *strides, 0, 0, **run.tile, **alignment(common[3], *strides), SEGMENT=like.segment,
-        SPAN=span, UNROLL=like.unroll, CARRIED=kept is not None, KEEP=True, WRITE=False, GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
+        *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0],
+        states, states, *common, like.V, long,
+        like.segment, like.spans(span), *strides, 0, 0, **run.tile,
+        **alignment(common[3], *strides), SEGMENT=like.segment,
+        SPAN=span, UNROLL=like.unroll, CARRIED=kept is not None, KEEP=True, WRITE=False,
+        GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
     )  # fmt: skip
     return states
 

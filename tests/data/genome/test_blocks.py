@@ -194,7 +194,8 @@ def test_overlaps_are_found_as_base_by_base():
 def test_the_published_split_stretches_its_intervals_and_counts_its_leak(tmp_path):
     bed = tmp_path / "human-sequences.bed"
     bed.write_text(
-        "a\t0\t10\ttrain\na\t40\t50\ttest\na\t100\t110\ttrain\nb\t5\t15\ttrain\na\t125\t130\tvalid\n"
+        "a\t0\t10\ttrain\na\t40\t50\ttest\na\t100\t110\ttrain\nb\t5\t15\ttrain\n"
+        "a\t125\t130\tvalid\n"
     )
     split = CaduceusSplit(bed, stretch=60)
     parts = split(["a", "b"], [150, 40])

@@ -406,11 +406,13 @@ def test_a_blacklist_that_does_not_fit_the_genome_is_noticed(masked, tmp_path):
     for row, message in (
         (
             "b\t0\t401",
-            r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); records are read as linear; correct the line",
+            r"black\.bed: line 2 has the region b:0-401, which ends beyond b \(400 bases\); "
+            r"records are read as linear; correct the line",
         ),
         (
             "chrb\t0\t5",
-            r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side writes 'chr1'",
+            r"black\.bed: line 2: no record is called chrb; the records are a, b \(one side "
+            r"writes 'chr1'",
         ),
     ):
         (tmp_path / "black.bed").write_text(f"a\t100\t300\n{row}\n")

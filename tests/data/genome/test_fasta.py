@@ -65,7 +65,8 @@ def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
         read_sequences(tmp_path / "cut.fa.gz")
     with pytest.raises(
         FileNotFoundError,
-        match=r"bundled:yeast\.fa does not ship with dnadiff; what does: ecoli_K12_MG1655\.CDS\.bed\.gz",
+        match=r"bundled:yeast\.fa does not ship with dnadiff; what does: "
+        r"ecoli_K12_MG1655\.CDS\.bed\.gz",
     ):
         read_sequences("bundled:yeast.fa")
 

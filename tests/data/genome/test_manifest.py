@@ -45,7 +45,8 @@ def test_a_pattern_is_its_files_and_equal_names_are_told_apart(folder):
 def test_a_manifest_has_labels_and_weights(folder):
     path = manifest(
         folder,
-        "path\tlabel\tweight\ngenomes/a.fa\thuman\t2\ngenomes/c.fa\tyeast\t0.5\n\ngenomes/b.fa\t\t0\n",
+        "path\tlabel\tweight\ngenomes/a.fa\thuman\t2\ngenomes/c.fa\tyeast\t0.5\n\n"
+        "genomes/b.fa\t\t0\n",
     )
     assert [tuple(row)[1:] for row in read_manifest(path)] == [
         ("human", 2.0),
@@ -103,7 +104,8 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
     path = manifest(folder, "path\tweight\ngenomes/a.fa\t2\ngenomes/b.fa\t1\n")
     with pytest.raises(
         ValueError,
-        match=r"the manifest has weights, and data\.windows=intervals uses each window once; set data\.windows=uniform",
+        match=r"the manifest has weights, and data\.windows=intervals uses each window once; set "
+        r"data\.windows=uniform",
     ):
         GenomeDataModule(path, length=32, batch_size=4, windows="intervals").prepare()
     short = manifest(folder, "path\tweight\ngenomes/a.fa\t0\nshort.fa\t1\n", "s.tsv")
@@ -121,7 +123,8 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
         ),
         (
             "genomes/a.fa\t1\n",
-            r"m\.tsv: line 1: column 'genomes/a\.fa' is not known; known: path, label, weight, separated by tabs",
+            r"m\.tsv: line 1: column 'genomes/a\.fa' is not known; known: path, label, weight, "
+            r"separated by tabs",
         ),
         (
             "path\twieght\ngenomes/a.fa\t1\n",

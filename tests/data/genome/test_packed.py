@@ -172,7 +172,8 @@ def test_any_quiet_change_is_found_on_demand(large, cache):
     assert pack(large).bases[50 * 64] != 7  # not a sampled chunk
     with pytest.raises(
         ValueError,
-        match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this folder; it will be recreated",
+        match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this "
+        r"folder; it will be recreated",
     ):
         one.verify()
 
@@ -241,7 +242,8 @@ def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
     monkeypatch.setattr(packed.Packer, "finish", full)
     with pytest.raises(
         OSError,
-        match=r"the disk is full \(No space left on device; [\d,]+ bytes are free in .*\); free some space or set DNADIFF_CACHE",
+        match=r"the disk is full \(No space left on device; [\d,]+ bytes are free in .*\); free "
+        r"some space or set DNADIFF_CACHE",
     ):
         pack(file)
     assert entries(cache) == []
@@ -486,7 +488,8 @@ def test_a_folder_that_others_could_have_filled_is_refused(
         shared_place.rename(shared_place.with_name("dnadiff-4242"))
     with pytest.raises(
         OSError,
-        match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set DNADIFF_CACHE",
+        match=r"dnadiff-\d+ is a link, or a folder that others may write to; remove it, or set "
+        r"DNADIFF_CACHE",
     ):
         cache_dir("genomes")
 

@@ -100,7 +100,8 @@ def test_processes_pack_the_same_and_a_killed_call_is_continued(files, tmp_path)
     code = f"""
 from dnadiff.data.genome import packed
 packed._num_cores = lambda: 2
-print(len({{str(file.folder) for file in packed.pack_all({files!r}, 2)}}), flush=True)  # a script needs no guard
+# A script needs no guard.
+print(len({{str(file.folder) for file in packed.pack_all({files!r}, 2)}}), flush=True)
 """
     script = tmp_path / "pack.py"
     script.write_text(code)

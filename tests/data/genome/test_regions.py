@@ -350,7 +350,8 @@ def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warnin
     )
     with pytest.raises(
         ValueError,
-        match=r"line 2 has the region c:90-110, which ends beyond c \(100 bases\); records are read as linear",
+        match=r"line 2 has the region c:90-110, which ends beyond c \(100 bases\); records are "
+        r"read as linear",
     ):
         read_gtf(write(tmp_path, genes, "l.gff3"), "gene", {"c": 100})
     with pytest.raises(ValueError, match="ends beyond c"):  # not across the end

@@ -36,7 +36,8 @@ def module(path, **options):
 def test_a_batch_is_padded_and_says_where(file):
     batch = next(iter(module(file, label="class").train_dataloader()))
     assert {k: v.dtype for k, v in batch.items()} == {
-        "ids": torch.uint8, "weight": torch.uint8, "valid": torch.bool, "index": torch.int64, "cond": torch.uint8
+        "ids": torch.uint8, "weight": torch.uint8, "valid": torch.bool,
+        "index": torch.int64, "cond": torch.uint8
     }  # fmt: skip
     assert batch["ids"].shape[1] % 16 == 0 and batch["cond"].shape == (8, 2)
     assert (

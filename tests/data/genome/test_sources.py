@@ -160,7 +160,8 @@ def test_ambiguity_codes_are_n_or_refused(tmp_path):
     assert letters(genome)["b"] == "ACNNnn" and genome.rows[1]["unknown"] == 4
     with pytest.raises(
         ValueError,
-        match=r"record b holds 3 ambiguity codes .*, the first at position 4; set data\.iupac=unknown",
+        match=r"record b holds 3 ambiguity codes .*, the first at position 4; set "
+        r"data\.iupac=unknown",
     ):
         Genome.open(file, iupac="refuse")
     assert Genome.open(file, keep="a", iupac="unknown").names == ["a"]
@@ -248,7 +249,8 @@ def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
     for border in borders:
         with pytest.raises(
             ValueError,
-            match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; fetch it again",
+            match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; "
+            r"fetch it again",
         ):
             Genome.open(write(tmp_path, "cut.fa.gz", content[:border]))
 
@@ -287,7 +289,8 @@ def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
 def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name and a length",
+        match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name "
+        r"and a length",
     ):
         Genome.open(
             write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq "))

@@ -268,7 +268,8 @@ def test_files_of_all_kinds(tmp_path):
         (
             {"text": None, "id": "a"},
             {},
-            r"t\.jsonl: line 1 has null in 'text', and text is expected; remove the row, or set data\.column",
+            r"t\.jsonl: line 1 has null in 'text', and text is expected; remove the row, or set "
+            r"data\.column",
         ),
         ({"text": 7}, {}, r"t\.jsonl: line 1 has a value of type int in 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
@@ -441,7 +442,8 @@ def test_a_tokenizer_without_the_required_tokens_is_rejected(corpus):
 def test_training_reports_the_missing_part(corpus, letters):
     with pytest.raises(
         ValueError,
-        match=r"has only train; set data\.path=\{train: FILE, valid: FILE\}, or data\.valid_documents=N",
+        match=r"has only train; set data\.path=\{train: FILE, valid: FILE\}, or "
+        r"data\.valid_documents=N",
     ):
         module({"train": corpus["train"]}, letters).check_training()
     with pytest.raises(
@@ -476,7 +478,8 @@ def test_held_out_documents_of_a_single_file_can_have_other_end_tokens(
     )  # too few to split by document: the split divides the stream of tokens
     with pytest.raises(
         ValueError,
-        match=r"insert_valid_eos=false differs from training, and the split divides 50 documents by position",
+        match=r"insert_valid_eos=false differs from training, and the split divides 50 documents "
+        r"by position",
     ):
         module(str(tmp_path / "t.txt"), letters, insert_valid_eos=False).prepare()
 

@@ -200,7 +200,8 @@ def test_a_stream_that_ends_before_its_validation_is_rejected(tmp_path, monkeypa
     for number in (12, 50):
         with pytest.raises(
             ValueError,
-            match=rf"t\.jsonl: the training part has fewer than {number} documents; set data\.num_documents",
+            match=rf"t\.jsonl: the training part has fewer than {number} documents; set "
+            rf"data\.num_documents",
         ):
             TextDataModule(
                 str(tmp_path / "t.jsonl"), 4, 2, num_documents=number, **options
@@ -266,6 +267,7 @@ def test_without_a_network_the_error_says_which_file_is_needed(monkeypatch, tmp_
     )
     with pytest.raises(
         ValueError,
-        match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* 'data\.path=\{train: FILE, valid: FILE\}'",
+        match=r"^corpus: the dataset nobody/no-such-corpus could not be loaded .* "
+        r"'data\.path=\{train: FILE, valid: FILE\}'",
     ):
         data.tokenized.tokens("train")

@@ -206,7 +206,8 @@ def test_very_large_ids_are_rejected():
     rules["model"]["vocab"]["b"] = 2_000_000_000
     with pytest.raises(
         ValueError,
-        match=r"tokenizer far has the id 2,000,000,000, but its [\d,]+ bytes have room for \d+ tokens",
+        match=r"tokenizer far has the id 2,000,000,000, but its [\d,]+ bytes have room for \d+ "
+        r"tokens",
     ):
         SubwordTokenizer(json.dumps(rules), "far")
 
@@ -232,7 +233,8 @@ def test_ids_are_bounded_by_the_size_of_the_file(tmp_path, kind, number):
     )
     with pytest.raises(
         ValueError,
-        match=r"(has the id [\d,]+, but its [\d,]+ bytes have room for \d+|the id of 'b' is|have the same id 0)",
+        match=r"(has the id [\d,]+, but its [\d,]+ bytes have room for \d+|the id of 'b' is|have "
+        r"the same id 0)",
     ):
         Pretrained(source).load()
 
@@ -247,7 +249,8 @@ def test_merges_that_do_not_fit_the_vocabulary_are_rejected(tmp_path, capfd, mer
     rules["model"] |= {"merges": merges, "continuing_subword_prefix": prefix}
     with pytest.raises(
         ValueError,
-        match=r"tokenizer x: (the merge of 'a' and '[bx]' (needs the token '(ab|x)'|lacks the prefix '####')|a merge is .*two symbols)",
+        match=r"tokenizer x: (the merge of 'a' and '[bx]' (needs the token '(ab|x)'|lacks the "
+        r"prefix '####')|a merge is .*two symbols)",
     ):
         SubwordTokenizer(json.dumps(rules), "x")
     (tmp_path / "vocab.json").write_text('{"a":0,"b":1}')

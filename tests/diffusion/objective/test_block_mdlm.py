@@ -175,7 +175,8 @@ def test_an_auxiliary_loss_that_would_copy_is_refused(process, dna):
     net.clean_is_causal = False  # as for DiT
     with pytest.raises(
         ValueError,
-        match=r"objective\.next_token_weight 0\.5 must be 0: the clean stream of Caduceus sees whole blocks",
+        match=r"objective\.next_token_weight 0\.5 must be 0: the clean stream of Caduceus sees "
+        r"whole blocks",
     ):
         BlockMDLM(process, 3, next_token_weight=0.5).denoiser(net)
 
@@ -213,7 +214,8 @@ def test_networks_that_do_not_fit_are_refused(process, dna):
     # Weights for a time that no block reads were trained on nothing.
     with pytest.raises(
         ValueError,
-        match=r"^backbone\.time_conditioning true, expected false: .*; set backbone\.time_conditioning=false$",
+        match=r"^backbone\.time_conditioning true, expected false: .*; set "
+        r"backbone\.time_conditioning=false$",
     ):
         BlockMDLM(process, 4).denoiser(Caduceus(dna, 8, 1, time_conditioning=True))
     with pytest.raises(

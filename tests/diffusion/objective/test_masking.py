@@ -106,7 +106,8 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
     process = AbsorbingProcess(DNA, ShiftedLogOdds(10.0))
     with pytest.raises(
         ValueError,
-        match=r"t_min 0.001 leaves the mask probabilities below 0.957 of ShiftedLogOdds out of the bound",
+        match=r"t_min 0.001 leaves the mask probabilities below 0.957 of ShiftedLogOdds out of "
+        r"the bound",
     ):
         MDLM(process, Bernoulli())
     with pytest.raises(ValueError, match=r"t_min 0.03 must be a number from 0 to 0.002"):
@@ -125,7 +126,8 @@ def test_times_that_leave_out_part_of_the_bound_are_refused():
         (
             Linear(0, 1),
             Bernoulli(t_min=1e-4),
-            r"Linear ends with a mask probability of 0.632, and the bound leaves out all above; .*masking=count",
+            r"Linear ends with a mask probability of 0.632, and the bound leaves out all above; "
+            r".*masking=count",
         ),
         (
             Linear(0, 1),

@@ -201,7 +201,8 @@ def test_wrong_models_and_settings_are_refused():
         sample(timed, FastDLLM(Grouped(2), 5), x)
     with pytest.raises(
         ValueError,
-        match=r"samples from a model that unmasks in any order, and this is a model .*; set sampler=block",
+        match=r"samples from a model that unmasks in any order, and this is a model .*; set "
+        r"sampler=block",
     ):
         sample(BlockDenoiser(network(1), 5), FastDLLM(Grouped(2), 5), x)
     with pytest.raises(ValueError, match="choose grouped or another one"):

@@ -22,7 +22,10 @@ FLATTEN_HEAD = {
     "channels": 2,
     "hidden": 4,
 }
-TABLE = "chrom\tpos\tref\talt\nlong\t20\tT\tA\nshort\t3\tG\tA,GT\nsame\t3\tG\tC\nsame\t3\tGT\tG\nlong\t1\tA\tC\n"
+TABLE = (
+    "chrom\tpos\tref\talt\nlong\t20\tT\tA\nshort\t3\tG\tA,GT\n"
+    "same\t3\tG\tC\nsame\t3\tGT\tG\nlong\t1\tA\tC\n"
+)
 SKIPPED = "the record is too short for a head of fixed length"
 
 

@@ -39,7 +39,8 @@ def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, 
     for source in (b37, SomeRows(b37, 2, 3)):
         with pytest.raises(
             ValueError,
-            match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a different assembly",
+            match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a "
+            r"different assembly",
         ):
             summary_of(source)
     assert not caplog.messages

@@ -141,7 +141,8 @@ def test_caduceus_ps_is_refused_with_the_reason(dna):
 
     with pytest.raises(
         ValueError,
-        match=r"BlockMDLM does not fit backbone CaduceusPS: it needs a network that reads blocks.*both strands",
+        match=r"BlockMDLM does not fit backbone CaduceusPS: it needs a network that reads "
+        r"blocks.*both strands",
     ):
         BlockMDLM(AbsorbingProcess(dna, LogLinear()), 4).denoiser(CaduceusPS(dna, 8, 1))
 

@@ -153,8 +153,10 @@ def test_a_scan_of_blocks_is_a_scan_of_each_block(
             )
         parts = [
             selective_scan(
-                *(x[:, i : i + block] for x in (u, delta)), A, *(x[:, i : i + block] for x in (B, C)), D, bias,
-                reverse=reverse, initial_state=None if states is None else states[:, i // block], scan="reference",
+                *(x[:, i : i + block] for x in (u, delta)), A,
+                *(x[:, i : i + block] for x in (B, C)), D, bias,
+                reverse=reverse, initial_state=None if states is None else states[:, i // block],
+                scan="reference",
             )
             for i in range(0, L, block)
         ]  # fmt: skip
@@ -394,7 +396,8 @@ def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
     for block in (0, 21, 2.0, True):
         with pytest.raises(
             ValueError,
-            match=rf"block_size {block} does not fit sequences of 20 positions; expected an integer from 1 to 20",
+            match=rf"block_size {block} does not fit sequences of 20 positions; expected an "
+            rf"integer from 1 to 20",
         ):
             scan_blocks(inputs, block)
     with pytest.raises(
@@ -413,7 +416,8 @@ def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
     x, weight, bias = conv_tensors(20, 4, torch.float32)
     with pytest.raises(
         ValueError,
-        match=r"initial has shape \(2, 3, 2, 19\) and type torch\.float32, expected \(2, 3, 3, 19\) and torch\.float32 as x",
+        match=r"initial has shape \(2, 3, 2, 19\) and type torch\.float32, expected \(2, 3, 3, "
+        r"19\) and torch\.float32 as x",
     ):
         conv_blocks(x, weight, bias, 8, torch.zeros(2, 3, 2, 19))
     with pytest.raises(

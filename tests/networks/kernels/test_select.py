@@ -172,7 +172,8 @@ def test_a_process_that_starts_under_autocast_has_the_cpu_scan(python):
 import torch
 from dnadiff.networks.kernels.facade import selective_scan
 from dnadiff.networks.kernels.select import available_scans
-inputs = [torch.ones(1, 7, 3), torch.zeros(1, 7, 3), -torch.ones(3, 2), torch.ones(1, 7, 2), torch.ones(1, 7, 2), torch.ones(3), torch.ones(3)]
+ones = torch.ones
+inputs = [ones(1, 7, 3), torch.zeros(1, 7, 3), -ones(3, 2), *[ones(1, 7, 2)] * 2, ones(3), ones(3)]
 {FIRST_CALLS["autocast"]}
 assert available_scans()["cpu"] == "", available_scans()["cpu"]
 """

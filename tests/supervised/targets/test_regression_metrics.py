@@ -183,7 +183,8 @@ def test_an_interval_needs_nine_of_ten_replicates(caplog):
     found = metric_interval(metrics["spearman"], [run])
     assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
     assert re.search(
-        r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, too few for an interval",
+        r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, "
+        r"too few for an interval",
         caplog.text,
     )
     assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))

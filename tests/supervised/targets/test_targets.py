@@ -65,7 +65,8 @@ def test_only_classes_are_balanced():
     )
     with pytest.raises(
         ValueError,
-        match=r"class_weights=balanced expects a task of classes, got labels a, b; set class_weights=none",
+        match=r"class_weights=balanced expects a task of classes, got labels a, b; set "
+        r"class_weights=none",
     ):
         MultiLabelTarget(["a", "b"]).balanced(torch.zeros(1, 2))
 
