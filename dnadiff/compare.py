@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dnadiff.config import Json
-from dnadiff.fields import Natural, PositiveInt
+from dnadiff.fields import Json, Natural, PositiveInt
 from dnadiff.options.base import (
     DRAWS,
     PROTOCOL,
@@ -61,7 +60,7 @@ class CompareOptions(Options):
 @command(CompareOptions)
 def compare(options: CompareOptions) -> Result:
     """Compare, print the table, and write the JSON file."""
-    from dnadiff.diffusion.likelihood import evaluation
+    from dnadiff.genomics import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 

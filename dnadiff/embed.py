@@ -61,7 +61,7 @@ class EmbedOptions(ShardedOptions):
 def embed(options: EmbedOptions) -> list[Job]:
     """The file of all embeddings."""
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.genomics.embeddings import EmbedJob, check_format
+    from dnadiff.supervised.embeddings import EmbedJob, check_format
     from dnadiff.weights import checkpoint
 
     output = expand_user(options.output or options.run_dir / "embeddings.npz")

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 from pydantic import Field
 
-from dnadiff.config import Json
-from dnadiff.fields import Positive, PositiveInt
+from dnadiff.fields import Json, Positive, PositiveInt
 from dnadiff.options.base import DRAWS, PROTOCOL, Group, ModelOptions, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
@@ -67,14 +66,14 @@ class EvaluateOptions(ModelOptions):
     windows: str | None = Field(
         None,
         description=".npz file: nats of each window, for paired differences between models "
-        "(dnadiff.diffusion.likelihood.held_out.Scores)",
+        "(dnadiff.genomics.held_out.Scores)",
     )
 
 
 @command(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Result:
     """Evaluate, print the tables, and write the JSON file."""
-    from dnadiff.diffusion.likelihood import evaluation
+    from dnadiff.genomics import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
@@ -93,7 +92,7 @@ def evaluate(options: EvaluateOptions) -> Result:
 
 def show(content: Json) -> None:
     """Print the results as tables."""
-    from dnadiff.genomics.bootstrap import verdict
+    from dnadiff.diffusion.bootstrap import verdict
 
     unit = "bits per base" if content["is_dna"] else "bits per token"
     bit = math.log(2)

@@ -16,12 +16,12 @@ from annotated_types import Interval
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
-from dnadiff.config import PACKAGE, Json, build
-from dnadiff.fields import Fraction, Natural, NonNegative, Positive, PositiveInt
+from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
 from dnadiff.options.base import MODEL, Accelerator, Config, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import expand_user
+from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import DNATokenizer

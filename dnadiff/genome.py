@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dnadiff.config import Json, build
-from dnadiff.fields import Natural
+from dnadiff.fields import Json, Natural
 from dnadiff.options.base import Group, Result, ShardedOptions, group
 from dnadiff.options.command import command, run_jobs_of
 from dnadiff.progress import table
 from dnadiff.store.address import expand_user
+from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from dnadiff.config import Config, Json
+from dnadiff.fields import Config, Json
 from dnadiff.options.base import MODEL, Options, Result
 from dnadiff.options.command import command
 from dnadiff.progress import printable, table

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from dnadiff.config import Config, Json, build
-from dnadiff.fields import Natural, PositiveInt
+from dnadiff.fields import Config, Json, Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, table
+from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from dnadiff.config import PACKAGE, Json, config_dir, locate
+from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result
 from dnadiff.options.command import command, command_names, named
 from dnadiff.store.address import expand_user
+from dnadiff.store.objects import PACKAGE, config_dir, locate
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dnadiff.checks import integer
 from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.designer import Designer
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
@@ -31,13 +30,14 @@ from dnadiff.design.request import (
 from dnadiff.design.reward import Reward, as_reward
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.likelihood.curve import StoredCurve
-from dnadiff.diffusion.likelihood.information import Information, nll_per_token
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.fields import integer
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
+from dnadiff.genomics.information import Information, nll_per_token
 from dnadiff.supervised.features import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -432,7 +432,7 @@ class Model:
         batch_size: int = 32,
     ) -> list[np.ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
-        for N; see `dnadiff.diffusion.likelihood.information`.
+        for N; see `dnadiff.genomics.information`.
 
         Args:
             window: bases that the network reads at once; None is the training window.

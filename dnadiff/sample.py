@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from annotated_types import Interval
 from pydantic import Field, model_validator
 
-from dnadiff.config import PACKAGE, Config, Json, build
-from dnadiff.fields import Natural, NonNegative, PositiveInt
+from dnadiff.fields import Config, Json, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import job_command
 from dnadiff.store.address import expand_user
+from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
     from collections.abc import Callable

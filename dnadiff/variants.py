@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dnadiff.config import Json, build
-from dnadiff.fields import PositiveInt
+from dnadiff.fields import Json, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import job_command
 from dnadiff.store.address import expand_user
+from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.formats.regions import Region

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dnadiff.config import Config, Json, build
-from dnadiff.fields import PositiveInt
+from dnadiff.fields import Config, Json, PositiveInt
 from dnadiff.options.base import MISSING, ModelOptions, Result
 from dnadiff.options.command import command, compose
 from dnadiff.progress import table
+from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.diffusion.denoiser import BaseDenoiser
@@ -79,7 +79,7 @@ class ZeroShotOptions(ModelOptions):
 @command(ZeroShotOptions)
 def zero_shot(options: ZeroShotOptions) -> Result:
     """Evaluate on all sets; a row for each set, protocol and group of tokens."""
-    from dnadiff.diffusion.likelihood.evaluation import Evaluation, estimator_for, evaluate
+    from dnadiff.genomics.evaluation import Evaluation, estimator_for, evaluate
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 

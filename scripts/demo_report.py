@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import ChoiceLoader, FileSystemLoader
 from matplotlib.figure import Figure
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.report import RunResults, figures
 from dnadiff.report.figures import logo
 from dnadiff.report.page import environment, write_page

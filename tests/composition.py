@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dnadiff.config import config_dir
+from dnadiff.store.objects import config_dir
 
 OWN = {
     str(config_dir()),

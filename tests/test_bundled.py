@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.config import build
 from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.likelihood import evaluation
 from dnadiff.export import export
+from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
 from dnadiff.options.command import compose
 from dnadiff.sharing.folder import FILES
+from dnadiff.store.objects import build
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_denoiser
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typing_extensions import Unpack
 
-from dnadiff import checks
+from dnadiff import fields as checks
 from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.store.address import expand_user
 

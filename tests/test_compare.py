@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.diffusion.likelihood import evaluation
 from dnadiff.diffusion.likelihood.estimates import COUNT, EXACT, Likelihood
-from dnadiff.diffusion.likelihood.held_out import Scores
+from dnadiff.genomics import evaluation
+from dnadiff.genomics.held_out import Scores
 from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
 

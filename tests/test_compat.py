@@ -18,10 +18,10 @@ import torch
 import yaml
 
 import dnadiff
-from dnadiff.config import build, check
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
 from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
+from dnadiff.store.objects import build, check
 from dnadiff.training.resume import PROCESSES, START, differences
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import resolved

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from dnadiff import config
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.masking import Bernoulli
 from dnadiff.options.command import compose
+from dnadiff.store import objects as config
 
 
 def test_build_makes_nested_objects_and_partials():
@@ -39,7 +39,7 @@ def test_build_makes_nested_objects_and_partials():
         "dnadiff.weights.checkpoint.os.system",
         "dnadiff.train.resource.getrusage",
         "dnadiff.networks.kernels.build._run",
-        "dnadiff.config.build",
+        "dnadiff.store.objects.build",
         "dnadiff.training.optim.warmup_cosine",
         "dnadiff.weights.loaded.Loaded",
         "torch.load",

@@ -8,7 +8,6 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir, locate
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
@@ -16,6 +15,7 @@ from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir, locate
 from dnadiff.training.run import check_compatible
 from dnadiff.weights.loaded import build_denoiser, build_objective
 

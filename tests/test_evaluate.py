@@ -239,7 +239,7 @@ def test_the_block_size_is_reported(evaluate):
 def test_distant_windows_need_no_note():
     from types import SimpleNamespace
 
-    from dnadiff.diffusion.likelihood.evaluation import dependence_note
+    from dnadiff.genomics.evaluation import dependence_note
 
     def tiles(*places):
         class Tiles:
@@ -260,7 +260,7 @@ def test_special_tokens_are_counted_or_not():
     import numpy as np
     import torch
 
-    from dnadiff.diffusion.likelihood.held_out import token_groups
+    from dnadiff.genomics.held_out import token_groups
 
     ids = torch.tensor(
         [[2, 5, 6, 3, 2, 7], [5, 5, 3, 1, 1, 1]]

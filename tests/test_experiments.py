@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.config import build
 from dnadiff.data.genome.inputs import open_input
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.options.compose import import_plugins
 from dnadiff.store.disk import read_yaml
+from dnadiff.store.objects import build
 from dnadiff.supervised.ensemble import Columns, fasta_rows
 
 MIXTURES = Path(__file__).parent / "process" / "test_mixture.py"

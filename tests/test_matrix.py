@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from dnadiff.config import config_dir, locate
 from dnadiff.options.command import compose
+from dnadiff.store.objects import config_dir, locate
 from dnadiff.weights.checkpoint import load
 
 # Where the group is there, OpenWebText; local text stands in for it either way.

@@ -20,14 +20,13 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.data.intervals import Interval, Intervals, num_tokens
 from dnadiff.data.records import Records, lengths_of
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import Batch, RandomWindows, TiledWindows, UniformWindows, Window
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Json, Natural, PositiveInt, checked
 from dnadiff.store.address import CACHED, file_name
 
 if TYPE_CHECKING:

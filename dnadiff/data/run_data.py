@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dnadiff.config import PACKAGE, Config, Json, build
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.genome import is_manifest
+from dnadiff.fields import Config, Json
 from dnadiff.store.address import CACHED, is_remote
+from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Config
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Config
 from dnadiff.formats.nucleotides import (
     FIRST_BASE,
     N_ID,
@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
         """The text of token ids `(L,)`."""
 
     def config(self) -> Config:
-        """A plain dictionary from which `dnadiff.config.build` makes the tokenizer again."""
+        """A plain dictionary from which `dnadiff.store.objects.build` makes the tokenizer again."""
 
 
 class TextTokenizer(Tokenizer, Protocol):

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, Goal
 from dnadiff.design.request import Request, Target, dna_tokenizer
@@ -18,7 +17,7 @@ from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.diffusion.categorical import NoMassError
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.process import require
-from dnadiff.fields import check_value
+from dnadiff.fields import Json, check_value
 
 _DIGITS = {
     "reward": 6,

@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.checks import fraction
-from dnadiff.config import Json
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.request import (
     FREE,
@@ -33,6 +31,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import Sampler, Samples
+from dnadiff.fields import Json, fraction
 
 if TYPE_CHECKING:
     import pandas

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from dnadiff.config import Config, build
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.likelihood.curve import StoredCurve
-from dnadiff.fields import PositiveInt, check_value
+from dnadiff.fields import Config, PositiveInt, check_value
 from dnadiff.jobs.journal import json_path, read_journal, sha256
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import read_json
+from dnadiff.store.objects import build
 from dnadiff.weights.loaded import Loaded
 
 # Settings of a sampler that `resolved_sampler` can choose.

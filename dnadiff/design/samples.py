@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.design.generate import (
     ConditionalSampler,
     SampleBatch,
@@ -30,7 +29,7 @@ from dnadiff.design.generate import (
 from dnadiff.design.request import Request
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
-from dnadiff.fields import is_number
+from dnadiff.fields import Json, is_number
 from dnadiff.formats.fasta import as_bytes, synthetic_record
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.memorization import TrainingIndex

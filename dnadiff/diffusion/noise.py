@@ -29,7 +29,7 @@ class NoiseSchedule(ABC):
     1]."""
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
 
     @abstractmethod

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
+from dnadiff.fields import Json
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import table
 from dnadiff.weights.loaded import Loaded

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.inputs import SequenceInput
-from dnadiff.diffusion.likelihood.information import Information
+from dnadiff.genomics.information import Information
 from dnadiff.genomics.scores import settings_of
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.store.disk import sync_folder

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.jobs.journal import Earlier
 
 Report: TypeAlias = Callable[..., None]  # items that are finished, and tokens read for them

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.renamed import VERSION, with_current_names
 from dnadiff.store.disk import atomic_write, check_output, names_file, read_json, write_all
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.jobs.job import Job, Result, ResumableJob
 from dnadiff.jobs.journal import (
     ResumableOutput,

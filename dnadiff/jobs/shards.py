@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.jobs.job import Job, Result
 from dnadiff.jobs.journal import (
     ResumableOutput,

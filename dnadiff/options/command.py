@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dnadiff.config import build, check, imported, leaves
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
 from dnadiff.options.compose import (
@@ -33,6 +32,7 @@ from dnadiff.options.compose import (
 from dnadiff.progress import configure_logging, printable
 from dnadiff.store.address import is_remote
 from dnadiff.store.address import parse as parse_address
+from dnadiff.store.objects import build, check, imported, leaves
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job

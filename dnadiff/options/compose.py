@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from dnadiff.config import config_dir, imported, leaves, locate, quoted
 from dnadiff.fields import signature_of
 from dnadiff.options.base import Config, Options
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
+from dnadiff.store.objects import config_dir, imported, leaves, locate, quoted
 
 PLUGINS = "plugins"  # a key of every command, and the group of entry points
 

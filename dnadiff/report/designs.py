@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from dnadiff.config import Json
 from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.request import Request, starting_from
+from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced, pareto_front
 from dnadiff.genomics.metrics.designs import (
     DesignComparison,

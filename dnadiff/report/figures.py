@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup, escape
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.report.results import Results, shown_groups
 from dnadiff.store.disk import atomic_write
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dnadiff.checks import is_number
-from dnadiff.genomics.bootstrap import UNDECIDED, verdict
+from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
+from dnadiff.fields import is_number
 from dnadiff.genomics.metrics.composition import Composition, Distance
 from dnadiff.report.results import (
     BIT,

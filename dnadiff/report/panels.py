@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.checks import is_number
-from dnadiff.config import Json
+from dnadiff.fields import Json, is_number
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.checks import is_number
-from dnadiff.config import Json
+from dnadiff.diffusion.bootstrap import verdict
+from dnadiff.fields import Json, is_number
 from dnadiff.formats.table import number_in, read_csv
-from dnadiff.genomics.bootstrap import verdict
 from dnadiff.genomics.metrics.composition import Composition, compare
 from dnadiff.supervised.metrics import title
 

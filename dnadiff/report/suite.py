@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dnadiff.checks import is_number
+from dnadiff.fields import is_number
 from dnadiff.report.page import write_page
 from dnadiff.report.panels import in_order
 from dnadiff.report.results import ACCURACY, Results, metric_of

@@ -11,10 +11,11 @@ import torch
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from dnadiff.config import Config, Json, config_dir
 from dnadiff.data.splits import MAX_HELD_OUT
+from dnadiff.fields import Config, Json
 from dnadiff.sharing import record
 from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
+from dnadiff.store.objects import config_dir
 from dnadiff.weights import checkpoint
 from dnadiff.weights.layouts import published_layout
 from dnadiff.weights.published import export_published

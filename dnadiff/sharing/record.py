@@ -8,12 +8,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dnadiff.config import PACKAGE, Config, build
 from dnadiff.data.splits import Split
 from dnadiff.diffusion.likelihood.curve import StoredCurve
+from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
+from dnadiff.store.objects import PACKAGE, build
 from dnadiff.weights.checkpoint import data_name, portable
 from dnadiff.weights.loaded import ChangedDataError, Loaded, Origin, held_out_likelihood
 from dnadiff.weights.tensors import fingerprint

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-# `dnadiff.config.build` marks the addresses that a checkpoint names: they are never fetched.
+# `dnadiff.store.objects.build` marks the addresses that a checkpoint names: they are never fetched.
 CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)

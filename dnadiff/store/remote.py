@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn
 
 from typing_extensions import override
 
-from dnadiff.checks import PositiveInt
+from dnadiff.fields import PositiveInt
 from dnadiff.store.address import CACHED, Address, parse, shown
 from dnadiff.store.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
 from dnadiff.store.disk import Json, names_file, read_json, write_all, write_json

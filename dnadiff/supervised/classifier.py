@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.config import PACKAGE, Config, build, locate
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import Config, PositiveInt, checked
 from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.store.objects import PACKAGE, build, locate
 from dnadiff.supervised.head.base import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
 from dnadiff.supervised.targets.base import TaskTarget

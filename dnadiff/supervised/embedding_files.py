@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.formats.regions import Region
 from dnadiff.store.disk import atomic_write
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dnadiff.checks import optional_integer
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.fields import optional_integer
 from dnadiff.formats.nucleotides import DNASequence, is_sequence
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table, read_rows

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dnadiff.config import Json
 from dnadiff.diffusion.draws import hash64
+from dnadiff.fields import Json
 from dnadiff.supervised.classifier import Classifier
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.training import Budget, Recipe

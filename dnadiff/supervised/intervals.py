@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from dnadiff.config import Json
-from dnadiff.genomics.bootstrap import ConfidenceInterval, student_t
+from dnadiff.diffusion.bootstrap import ConfidenceInterval, student_t
+from dnadiff.fields import Json
 from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, metric_values, title
 
 NUM_RESAMPLES = 2000
@@ -64,7 +64,7 @@ def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> 
 
     A bootstrap of n groups underestimates a standard deviation by sqrt((n - 1) / n), and the
     quantiles of few are those of Student's t distribution with n - 1 degrees of freedom, not those
-    of a normal one (as in `dnadiff.genomics.bootstrap.ratio`): the factor is 1.58 for 5 groups,
+    of a normal one (as in `dnadiff.diffusion.bootstrap.ratio`): the factor is 1.58 for 5 groups,
     1.10 for 20 and 1.01 for 200.
     """
     if groups is None:

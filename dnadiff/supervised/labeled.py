@@ -25,11 +25,10 @@ import numpy as np
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
-from dnadiff.config import Json
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Name, Natural, PositiveInt, checked
+from dnadiff.fields import Json, Name, Natural, PositiveInt, checked
 from dnadiff.genomics.kmers import MAX_K
 from dnadiff.store.cache import cache_dir
 from dnadiff.store.disk import atomic_write, json_object, read_npz

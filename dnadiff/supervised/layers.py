@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dnadiff.checks import Positive, PositiveInt, integer
+from dnadiff.fields import Positive, PositiveInt, integer
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import Classifier, SequenceClassifier
 from dnadiff.training.optim import parameter_groups

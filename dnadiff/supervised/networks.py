@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack, override
 
-from dnadiff.config import Config, Json
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Positive, checked
+from dnadiff.fields import Config, Json, Positive, checked
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.config import Json
-from dnadiff.genomics.bootstrap import MIN_BLOCKS
+from dnadiff.diffusion.bootstrap import MIN_BLOCKS
+from dnadiff.fields import Json
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path, sha256
 from dnadiff.progress import table

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.diffusion.draws import hash64
+from dnadiff.fields import Json
 from dnadiff.supervised.items import Items, TaskData, assign_folds, sample_clusters
 
 _FEWEST_VALID = 10  # validation items

@@ -15,12 +15,11 @@ import numpy as np
 import yaml
 from typing_extensions import Unpack, override
 
-from dnadiff.config import Config
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Name, Natural, PositiveInt, checked
+from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
 from dnadiff.formats.table import ending_of, is_table, read_header, read_rows
 from dnadiff.genomics.kmers import UNKNOWN, KmerSet

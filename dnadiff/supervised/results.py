@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from dnadiff import supervised
-from dnadiff.config import Json
 from dnadiff.data import tokenizer
 from dnadiff.diffusion import draws, vocab
+from dnadiff.fields import Json
 from dnadiff.formats import nucleotides
 from dnadiff.formats.table import read_csv
 from dnadiff.genomics import kmers

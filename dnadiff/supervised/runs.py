@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:

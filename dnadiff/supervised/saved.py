@@ -3,7 +3,7 @@
 
 Each seed has a folder of its own that says everything needed to use it. The description is written
 after the weights and names their SHA-256, so that a killed process leaves no folder that looks
-complete. Loading builds only classes of this package (`dnadiff.config.build`).
+complete. Loading builds only classes of this package (`dnadiff.store.objects.build`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dnadiff.config import PACKAGE, Json, build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.fields import Json
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json, write_json
+from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised.classifier import (
     LENGTH_WIDTH,
     MEAN_HEAD,

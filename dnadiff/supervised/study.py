@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
-from dnadiff.genomics.bootstrap import MIN_BLOCKS, verdict
+from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
+from dnadiff.fields import Json
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import summarize_metrics

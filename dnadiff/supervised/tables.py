@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.config import Json, config_dir
+from dnadiff.fields import Json
+from dnadiff.store.objects import config_dir
 from dnadiff.supervised.metrics import title
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import primary_metric, shown_metrics

@@ -17,9 +17,17 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from typing_extensions import TypedDict, override
 
-from dnadiff.config import Config, Json
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Fraction, Natural, NonNegative, Positive, PositiveInt, checked
+from dnadiff.fields import (
+    Config,
+    Fraction,
+    Json,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    checked,
+)
 from dnadiff.supervised.classifier import (
     Classifier,
     SequenceClassifier,

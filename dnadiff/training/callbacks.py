@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from dnadiff.config import Config
 from dnadiff.data.base import worker_loss
-from dnadiff.fields import Probability, checked
+from dnadiff.fields import Config, Probability, checked
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write
 from dnadiff.training.loggers import MetricsFile

@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Config, build, locate
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.base import MaskedObjective, Objective
@@ -24,7 +23,8 @@ from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
 from dnadiff.diffusion.objective.masking import Clipped
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.positions import Positions
-from dnadiff.fields import Positive, PositiveInt, checked
+from dnadiff.fields import Config, Positive, PositiveInt, checked
+from dnadiff.store.objects import build, locate
 from dnadiff.training.module import Batch, DiffusionModule
 from dnadiff.training.trainer import reshard
 

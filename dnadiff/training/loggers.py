@@ -14,9 +14,10 @@ from lightning.pytorch import Trainer, loggers
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from dnadiff.config import Config, Json, build, locate
+from dnadiff.fields import Config, Json
 from dnadiff.formats.table import read_log
 from dnadiff.store.disk import append, atomic_write
+from dnadiff.store.objects import build, locate
 from dnadiff.training.module import DiffusionModule
 
 COLUMNS = (

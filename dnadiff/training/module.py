@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from typing_extensions import override
 
-from dnadiff.config import Config
 from dnadiff.data.base import LoaderState, ProcessRank, SequenceDataModule
 from dnadiff.diffusion.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.objective.base import Loss, Objective
+from dnadiff.fields import Config
 from dnadiff.networks.backbone.context import Peers
 from dnadiff.training.optim import parameter_groups
 from dnadiff.training.resume import saved_position

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dnadiff.checks import Fraction, Natural
+from dnadiff.fields import Fraction, Natural
 
 
 def parameter_groups(

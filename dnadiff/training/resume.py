@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dnadiff.config import Config, leaves, locate
 from dnadiff.data.base import LoaderState, SequenceDataModule
 from dnadiff.diffusion.objective.base import Objective
+from dnadiff.fields import Config
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import read_yaml
+from dnadiff.store.objects import leaves, locate
 from dnadiff.training.trainer import INSTEAD
 from dnadiff.weights import shards
 from dnadiff.weights.checkpoint import read

@@ -14,13 +14,14 @@ import torch
 import yaml
 from lightning import Trainer
 
-from dnadiff.config import Config, Json, build
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.fields import Config, Json
 from dnadiff.progress import duration, table
 from dnadiff.store.address import expand_user, is_remote
 from dnadiff.store.cache import hash_file
 from dnadiff.store.disk import atomic_write, write_json
+from dnadiff.store.objects import build
 from dnadiff.training.callbacks import AtomicCheckpoints, Checkpoints, fit
 from dnadiff.training.clip_search import check_search
 from dnadiff.training.loggers import begin, build_loggers, metrics_file

@@ -22,9 +22,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from dnadiff.checks import integer, is_integer
-from dnadiff.config import Config, Json
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.fields import Config, Json, integer, is_integer
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
 from dnadiff.weights import shards

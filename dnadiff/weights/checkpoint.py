@@ -3,7 +3,7 @@ weights or the Hub.
 
 A checkpoint of a run is a Lightning file read as a plain dict: weights (averaged, if training
 averaged them), and under `hyper_parameters` the resolved configuration and the tokenizer. Nothing
-in a file is executed: only classes of this package are built (`dnadiff.config.build`).
+in a file is executed: only classes of this package are built (`dnadiff.store.objects.build`).
 
 A folder that `python -m dnadiff.export` writes has the published layout, and `dnadiff.json` with
 what is needed to load the same model. That file repeats nothing that the network needs to run in
@@ -27,13 +27,13 @@ from pathlib import Path
 
 import torch
 
-from dnadiff.checks import Natural, check_value
-from dnadiff.config import PACKAGE, Config, Json
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
 from dnadiff.data.tokenizer import Tokenizer
+from dnadiff.fields import Config, Json, Natural, check_value
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import Address, expand_user, is_remote, parse
 from dnadiff.store.disk import atomic_write, read_json
+from dnadiff.store.objects import PACKAGE
 from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
 from dnadiff.weights import shards, tensors
 from dnadiff.weights.layouts import published_layout

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff import checks
-from dnadiff.config import Config, Json
+from dnadiff import fields as checks
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Config, Json
 from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.caduceus import BiMambaBackbone

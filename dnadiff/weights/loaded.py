@@ -13,8 +13,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dnadiff.checks import check_arguments, check_value
-from dnadiff.config import PACKAGE, Config, Json, Trust, build, locate
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
@@ -23,8 +21,10 @@ from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Config, Json, check_arguments, check_value
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.dit import DiT
+from dnadiff.store.objects import PACKAGE, Trust, build, locate
 from dnadiff.weights.tensors import listing
 
 

@@ -19,14 +19,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dnadiff.config import Config, build
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
+from dnadiff.store.objects import build
 from dnadiff.weights import tensors
 from dnadiff.weights.layouts import (
     FAMILIES,

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dnadiff.config import Config, Json
+from dnadiff.fields import Config, Json
 from dnadiff.store.disk import atomic_write
 from dnadiff.weights import tensors
 

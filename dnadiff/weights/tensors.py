@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 
 if TYPE_CHECKING:
     from dnadiff.diffusion.denoiser import BaseDenoiser

@@ -857,7 +857,7 @@ def _of_vocab_txt(folder: Path, name: str) -> object:
 
 def _characters(folder: Path) -> object:
     """The tokenizer that a run folder stores."""
-    from dnadiff.config import build
+    from dnadiff.store.objects import build
 
     return build(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))).config()
 
@@ -1015,9 +1015,9 @@ TEXTS = (
 def _small(backbone: str, vocab: object) -> object:
     import torch
 
-    from dnadiff.config import build
     from dnadiff.diffusion.denoiser import Denoiser
     from dnadiff.options.command import compose
+    from dnadiff.store.objects import build
 
     torch.manual_seed(0)
     sizes = (
@@ -1074,7 +1074,7 @@ def _gpt2(folder: Path) -> None:
         "activation_function": "gelu_new",
         **sizes,
     }
-    from dnadiff.config import build
+    from dnadiff.store.objects import build
 
     network = build(gpt2_backbone(config), vocab=_gpt2_vocab())
     tensors = {
@@ -1270,7 +1270,7 @@ def _checkpoint(folder: Path) -> object:
 def _data() -> object:
     import yaml
 
-    from dnadiff.config import build
+    from dnadiff.store.objects import build
 
     config = yaml.safe_load((RUNS / "dna" / "config.yaml").read_text())
     return config, build(config["data"], trust=None)
@@ -1689,7 +1689,7 @@ def _network_digest(network: object) -> str:
 def _scores(folder: Path) -> None:
     import numpy as np
 
-    from dnadiff.diffusion.likelihood.held_out import Scores
+    from dnadiff.genomics.held_out import Scores
 
     folder.mkdir(parents=True, exist_ok=True)
     values = {"all": np.arange(6.0), "novel": np.arange(6.0)[::-1]}
@@ -1699,7 +1699,7 @@ def _scores(folder: Path) -> None:
 
 
 def _read_scores(folder: Path) -> object:
-    from dnadiff.diffusion.likelihood.held_out import Scores
+    from dnadiff.genomics.held_out import Scores
 
     found = Scores.load(folder / "w.npz")
     found.minus(found)

@@ -32,16 +32,16 @@ from pathlib import Path
 import numpy as np
 import study
 
-from dnadiff.config import build
-from dnadiff.diffusion.likelihood.held_out import (
+from dnadiff.diffusion.bootstrap import ConfidenceInterval
+from dnadiff.genomics.held_out import (
     Scores,
     fit_markov,
     markov_nats,
     token_groups,
     window_positions,
 )
-from dnadiff.genomics.bootstrap import ConfidenceInterval
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build
 
 # Masks, times and weighting are the package's defaults for each objective.
 MODELS = {

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.config import Json, build
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.fields import Json
 from dnadiff.finetune import finetune
 from dnadiff.renamed import VERSION
+from dnadiff.store.objects import build
 from dnadiff.supervised.items import Prediction, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.metrics import metric_values
 from dnadiff.supervised.protocol import FixedSplit, build_protocol

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dnadiff.diffusion.likelihood.held_out import Scores
+from dnadiff.genomics.held_out import Scores
 from dnadiff.progress import duration
 from dnadiff.store.cache import locked
 from dnadiff.store.disk import atomic_write, write_json

@@ -7,7 +7,7 @@ import pytest
 
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import CharTokenizer
-from dnadiff.diffusion.likelihood import evaluation
+from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.text_quality import JudgeModel
 from dnadiff.judge_text import real_texts

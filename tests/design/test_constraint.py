@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.diffusion.denoiser import MaskedDenoiser
@@ -15,6 +14,7 @@ from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
 ALLOWED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)

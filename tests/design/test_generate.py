@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, effective_size, systematic_resample
@@ -30,6 +29,7 @@ from dnadiff.diffusion.parameterization import Score
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 
 DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
 SAMPLERS = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))

@@ -15,13 +15,12 @@ from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
 from dnadiff.data.genome.pieces import Piece
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import CausalDenoiser, MaskedDenoiser
-from dnadiff.diffusion.likelihood import information
-from dnadiff.diffusion.likelihood.information import Information, tiles
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.formats.regions import Region
-from dnadiff.genomics import scores
+from dnadiff.genomics import information, scores
 from dnadiff.genomics import tracks as files
+from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.networks.backbone.mamba import Mamba
 

@@ -5,8 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from dnadiff.diffusion.likelihood import information
-from dnadiff.genomics import scores
+from dnadiff.genomics import information, scores
 from dnadiff.genomics.variants import effects
 from dnadiff.supervised import features
 

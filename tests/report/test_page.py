@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from dnadiff.genomics.bootstrap import UNDECIDED, verdict
+from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
 from dnadiff.report import RunResults, headlines, save_overview, sentences, write_report
 from dnadiff.report.figures import inline_svg, panel
 from dnadiff.report.page import environment

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.diffusion.likelihood import evaluation
 from dnadiff.export import export
+from dnadiff.genomics import evaluation
 from dnadiff.info import info, show
 from dnadiff.options.command import compose
 from dnadiff.sharing import folder, record

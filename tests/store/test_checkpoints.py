@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.config import build
 from dnadiff.data.run_data import run_data
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.store import remote
 from dnadiff.store.files import resolve
+from dnadiff.store.objects import build
 from dnadiff.store.remote import LostError
 from dnadiff.weights import checkpoint, shards
 from dnadiff.weights.tensors import fingerprint

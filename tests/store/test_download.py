@@ -126,8 +126,8 @@ def test_names_that_could_meet_other_files_are_refused(name):
 
 
 def test_a_checkpoint_may_not_reach_out_to_the_network():
-    from dnadiff.config import build
     from dnadiff.data.run_data import without_download
+    from dnadiff.store.objects import build
 
     data = {
         "_target_": "dnadiff.data.genome.datamodule.GenomeDataModule",

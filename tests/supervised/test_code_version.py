@@ -24,9 +24,8 @@ COMPUTING = [
     "training",
 ]
 WITHOUT_INFLUENCE = {
-    "dnadiff.genomics.bootstrap",
-    "dnadiff.config",
-    "dnadiff.checks",
+    "dnadiff.diffusion.bootstrap",
+    "dnadiff.store.objects",
     "dnadiff.fields",
 }
 

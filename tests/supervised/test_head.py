@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import finetune
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
+from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised.classifier import HeadInputs, build_classifier, check_head, pool_features
 from dnadiff.supervised.head.base import position_features
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import finetune
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.store.objects import build
 from dnadiff.supervised.baselines import PromoterMotif, best_scores, log_odds
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.tasks import PromoterGrid

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dnadiff.config import build, config_dir
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import FinetuneOptions, finetune
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.table import read_rows
 from dnadiff.options.compose import hydra_config
+from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised.ensemble import Columns, table_rows
 from dnadiff.supervised.regions import FolderTask, GenomicBenchmark, IntervalTask
 from dnadiff.supervised.tasks import CsvTask, FastaTask, find_tables

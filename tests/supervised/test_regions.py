@@ -3,8 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from dnadiff.config import check
+
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement

@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dnadiff.config import build
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
+from dnadiff.store.objects import build
 from dnadiff.weights import published
 from dnadiff.weights.published import load_published
 from dnadiff.weights.tensors import round_weights

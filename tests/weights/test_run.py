@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.disk import write_json
+from dnadiff.store.objects import build
 from dnadiff.weights import checkpoint, tensors
 from dnadiff.weights.loaded import build_denoiser
 
@@ -88,7 +88,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
             "overwrite": True,
         },
         {
-            "_target_": "dnadiff.config.build",
+            "_target_": "dnadiff.store.objects.build",
             "config": {"_target_": "os.system", "command": "touch pwned"},
             "trust": None,
         },

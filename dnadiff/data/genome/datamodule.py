@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, Source, expand, paths_of
 from dnadiff.data.intervals import Interval, NRuns
@@ -25,7 +24,7 @@ from dnadiff.data.windows import (
     UniformWindows,
     WeightedWindows,
 )
-from dnadiff.fields import Fraction, checked
+from dnadiff.fields import Fraction, Json, checked
 from dnadiff.formats.regions import read_bed
 from dnadiff.store.remote import Download
 

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN
+from dnadiff.fields import Json
 from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
 from dnadiff.formats.sequences import Header, SequenceFormat, events_of
 from dnadiff.progress import Progress

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dnadiff import checks
+from dnadiff import fields as checks
 
 
 class Piece(NamedTuple):

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.data.genome.datamodule import DNADataModule
 from dnadiff.data.genome.packed import RecordInfo
 from dnadiff.data.intervals import Interval, Intervals
@@ -35,7 +34,7 @@ from dnadiff.data.windows import (
 )
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import Json, PositiveInt, checked
 
 
 class PaddedCutter:

@@ -27,7 +27,7 @@ from dnadiff.store.cache import content_hash
 from dnadiff.store.files import matches, resolve
 
 if TYPE_CHECKING:
-    from dnadiff.config import Json
+    from dnadiff.fields import Json
 
 Paths = str | Path | Sequence[str | Path]
 

@@ -40,9 +40,9 @@ from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.documents import DocumentKind
 
 if TYPE_CHECKING:
-    from dnadiff.config import Json
     from dnadiff.data.base import TrainLoader
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.fields import Json
 
 WINDOWS: dict[str, type[RandomWindows]] = {"uniform": UniformWindows, "blocks": IntervalWindows}
 

@@ -25,18 +25,18 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.checks import is_integer
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import CharTokenizer, one_sequence
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import is_integer
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from dnadiff.config import Json
     from dnadiff.data.tokenizer import TextTokenizer
+    from dnadiff.fields import Json
 
 _ENTRY = 6  # bytes of the shortest entry of a vocabulary, `"a":1,`
 

@@ -40,10 +40,10 @@ from dnadiff.data.text.corpus import Corpus, DocumentRange
 from dnadiff.store.cache import Checksum, cache_dir, ensure_folder, read_index
 
 if TYPE_CHECKING:
-    from dnadiff.config import Json
     from dnadiff.data.splits import Split
     from dnadiff.data.text.corpus import Documents
     from dnadiff.data.tokenizer import TextTokenizer
+    from dnadiff.fields import Json
 
 RULES_VERSION = 1
 Rule = tuple[str | re.Pattern[str], str]

@@ -307,7 +307,7 @@ class PiecewiseDenoiser(DenoiserWrapper):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
+    def forward(ctx: Any, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
         ctx.save_for_backward(places[peers.rank])
         sent = found.new_zeros(max(len(place) for place in places), *found.shape[1:])
         sent[: len(found)] = found
@@ -317,5 +317,5 @@ class _Join(torch.autograd.Function):
         return joined
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient[ctx.saved_tensors[0]], None, None

@@ -3,9 +3,9 @@ and both strands.
 
 `estimates` holds results and their errors, `estimators` computes them: by Monte Carlo, by the chain
 rule, in a deterministic order, or from all masks. `strands` evaluates the other strand and predicts
-masked sites, `information` the information content of each base, `records` scores records as a
-stream. `curve` computes what sampling with K network calls costs, `held_out` prepares windows of
-data, `evaluation` puts the report of `dnadiff.evaluate` together."""
+masked sites. `curve` computes what sampling with K network calls costs. Held-out windows, the
+report of `dnadiff.evaluate` and the information content of bases are in `dnadiff.genomics`.
+"""
 
 from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import (

@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dnadiff.config import Json
+from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
-from dnadiff.fields import PositiveInt, check_value, is_number
-from dnadiff.genomics.bootstrap import MIN_BLOCKS, blocks
+from dnadiff.fields import Json, PositiveInt, check_value, is_number
 from dnadiff.weights.tensors import fingerprint
 
 _CANDIDATES = 1024  # group boundaries that the dynamic program considers

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.genomics.bootstrap import ConfidenceInterval, blocks, ratio
+from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 
 COUNT, BLOCKS, MDLM, EXACT = "count form", "count form of each block", "mdlm, one draw", "exact"
 

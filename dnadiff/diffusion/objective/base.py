@@ -68,7 +68,7 @@ class Objective(ABC):
     """
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
 
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone

@@ -70,7 +70,7 @@ class Masking(ABC):
     """Draws xt and the weight of each row."""
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
 
     @abstractmethod

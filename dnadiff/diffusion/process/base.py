@@ -30,7 +30,7 @@ class Process(ABC):
     """
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
     described: ClassVar[str] = "a process"
     state: ClassVar[Literal["ids", "vectors"]] = "ids"

@@ -20,7 +20,6 @@ from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.diffusion import categorical
 from dnadiff.diffusion.denoiser import (
     Backbone,
@@ -34,7 +33,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import Positive, PositiveInt, checked
+from dnadiff.fields import Json, Positive, PositiveInt, checked
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
 # positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
@@ -240,7 +239,7 @@ class Configurable:
     """A class that a configuration can build, and that knows its settings."""
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
 
     def settings(self) -> dict[str, Json]:

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Config
 from dnadiff.data.genome import pieces
 from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import time_of
 from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.fields import Config
 from dnadiff.networks.backbone.mamba_backbone import MambaBackbone
 from dnadiff.networks.kernels.select import AUTO, SCANS, chosen_scan
 

@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff import checks
-from dnadiff.checks import is_integer
-from dnadiff.config import Json
+from dnadiff import fields as checks
+from dnadiff.fields import Json, is_integer
 from dnadiff.formats.nucleotides import IUPAC, not_a_nucleotide
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import chunks, open_binary, resolve
 
 if TYPE_CHECKING:
-    from dnadiff.config import Json
+    from dnadiff.fields import Json
 
 
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dnadiff.genomics.bootstrap import student_t
+from dnadiff.diffusion.bootstrap import student_t
 from dnadiff.genomics.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.config import Config, Json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
-from dnadiff.diffusion.likelihood.held_out import MAX_KMERS, bases_of
+from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
+from dnadiff.genomics.held_out import MAX_KMERS, bases_of
 from dnadiff.genomics.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.store.disk import atomic_write, check_output

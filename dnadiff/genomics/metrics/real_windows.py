@@ -10,8 +10,8 @@ import numpy as np
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.windows import Window
-from dnadiff.diffusion.likelihood.held_out import bases_of
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.genomics.held_out import bases_of
 from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.metrics.composition import as_bases
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.markov.model import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (

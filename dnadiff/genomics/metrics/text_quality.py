@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from dnadiff.data.genome import pieces
+from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
-from dnadiff.genomics.bootstrap import ConfidenceInterval, ratio
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
-    from dnadiff.config import Config, Json
     from dnadiff.data.tokenizer import Tokenizer
+    from dnadiff.fields import Config, Json
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import Distance
 from dnadiff.genomics.metrics.sample_quality import (
     QualityMetric,

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.fields import Json
 from dnadiff.genomics.variants.network import Bools, Floats, Network
 from dnadiff.genomics.variants.variant import Edit, Pair, Places
 
@@ -27,7 +27,7 @@ class VariantMethod(ABC):
         process_type: of which process these models are.
     """
 
-    buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.config.locate`)
+    buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.store.objects.locate`)
     for_left_to_right: ClassVar[bool] = False
     process_type: ClassVar[type[Process]] = AbsorbingProcess
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import PositiveInt, Range, integer, optional_integer
 from dnadiff.diffusion.draws import Draws
+from dnadiff.fields import PositiveInt, Range, integer, optional_integer
 from dnadiff.genomics.variants.base import Orders, PairMethod, log_ratio
 from dnadiff.genomics.variants.network import Network
 from dnadiff.genomics.variants.variant import Edit, Pair

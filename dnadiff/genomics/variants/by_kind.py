@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.config import Json
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.fields import Json
 from dnadiff.genomics.variants.base import VariantMethod
 from dnadiff.genomics.variants.network import Floats, Network
 from dnadiff.genomics.variants.variant import Edit

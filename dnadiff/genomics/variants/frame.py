@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyfaidx import Fasta
 
-from dnadiff.checks import boolean
 from dnadiff.data.genome.genome import Genome
+from dnadiff.fields import boolean
 from dnadiff.genomics.variants.base import check_method
 from dnadiff.genomics.variants.block import Block
 from dnadiff.genomics.variants.by_kind import ByKind

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.checks import PositiveInt, integer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
+from dnadiff.fields import PositiveInt, integer
 from dnadiff.genomics.variants.base import VariantMethod
 from dnadiff.genomics.variants.network import NUM_BASES, Floats, Network
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit

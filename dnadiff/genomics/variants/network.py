@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.checks import boolean, integer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, estimate
 from dnadiff.diffusion.likelihood.strands import site_log_probs
 from dnadiff.diffusion.process import AbsorbingProcess, require
+from dnadiff.fields import boolean, integer
 from dnadiff.genomics.variants.variant import Edit, Pair, Reference, pair
 
 Floats = NDArray[np.float64]

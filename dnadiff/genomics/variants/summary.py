@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.config import Json
 from dnadiff.data.run_data import run_data
+from dnadiff.fields import Json
 from dnadiff.formats.regions import listing
 from dnadiff.genomics.variants.base import VariantMethod
 from dnadiff.genomics.variants.sources import VariantSource

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.checks import PositiveInt, integer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood.estimators import check_num_draws
+from dnadiff.fields import PositiveInt, integer
 from dnadiff.genomics.variants.base import PairMethod
 from dnadiff.genomics.variants.network import Bools, Network
 from dnadiff.genomics.variants.variant import Edit, Pair

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.genomics.variants.effects import NO_VALUE, RowScorer, first_rows
 from dnadiff.genomics.variants.network import Audit, Floats, Network
 from dnadiff.genomics.variants.sources import SomeRows, VariantSource

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from dnadiff.checks import Natural, PositiveInt
-from dnadiff.config import Config, quoted
+from dnadiff.fields import Config, Natural, PositiveInt
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
+from dnadiff.store.objects import quoted
 
 log = logging.getLogger("dnadiff")
 

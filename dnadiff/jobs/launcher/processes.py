@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from typing_extensions import override
 
-from dnadiff.checks import Natural, PositiveInt
+from dnadiff.fields import Natural, PositiveInt
 from dnadiff.jobs.launcher.base import Launcher, ShardJob, as_text
 
 

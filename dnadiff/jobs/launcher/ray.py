@@ -10,7 +10,7 @@ from types import ModuleType
 
 from typing_extensions import override
 
-from dnadiff.checks import Natural, NonNegative, Positive, PositiveInt
+from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt
 from dnadiff.jobs.launcher.base import Launcher, ShardJob, run
 
 

@@ -56,7 +56,7 @@ class Backbone(nn.Module, ABC):
     """
 
     buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.config.locate`)
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
     described: ClassVar[str] = "a network"  # with examples, for messages
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -77,13 +77,13 @@ def exchanged(
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
+        ctx: Any, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.peers, ctx.both_strands = peers, both_strands
         return _exchange(to_left, to_right, peers, both_strands)
 
     @staticmethod
-    def backward(ctx, from_left: Tensor, from_right: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, from_left: Tensor, from_right: Tensor) -> tuple[Tensor | None, ...]:
         return *_exchange(from_left, from_right, ctx.peers, ctx.both_strands), None, None
 
 
@@ -125,7 +125,7 @@ def carried_states(
 class _CarriedStates(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
+        ctx: Any, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
     ) -> Tensor:
         ends, totals = peers.gather(torch.cat([end.flatten(), total.flatten()])).split(
             [end.numel(), total.numel()], 1
@@ -142,7 +142,7 @@ class _CarriedStates(torch.autograd.Function):
         return h
 
     @staticmethod
-    def backward(ctx, dh: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         totals, A, h, total, turned = ctx.saved_tensors
         gradients = _in_order(ctx.peers.gather(dh), turned)
         dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(

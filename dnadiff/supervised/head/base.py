@@ -30,7 +30,9 @@ class Head(nn.Module, ABC):
         max_length: tokens of the longest sequence of the task.
     """
 
-    buildable = True  # the description of a saved classifier may name it (`dnadiff.config.locate`)
+    buildable = (
+        True  # the description of a saved classifier may name it (`dnadiff.store.objects.locate`)
+    )
 
     def __init__(self, width: int, num_outputs: int, max_length: int) -> None:
         super().__init__()

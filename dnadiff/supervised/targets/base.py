@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
-from dnadiff.genomics.bootstrap import ConfidenceInterval
+from dnadiff.diffusion.bootstrap import ConfidenceInterval
+from dnadiff.fields import Json
 from dnadiff.supervised.intervals import bootstrap_p_value, metric_interval
 from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, title
 from dnadiff.supervised.targets.estimators import Estimators
@@ -128,7 +128,9 @@ class TaskTarget(ABC):
         published: whether there are published protocols for tasks of this kind.
     """
 
-    buildable = True  # the description of a saved network may name it (`dnadiff.config.locate`)
+    buildable = (
+        True  # the description of a saved network may name it (`dnadiff.store.objects.locate`)
+    )
     primary: ClassVar[str]
     predicted_kind: ClassVar[type[Predicted]]
     shown: ClassVar[tuple[str, ...]]
@@ -151,7 +153,7 @@ class TaskTarget(ABC):
         """What is predicted, for messages."""
 
     def settings(self) -> dict[str, Json]:
-        """The configuration that `dnadiff.config.build` makes this target from."""
+        """The configuration that `dnadiff.store.objects.build` makes this target from."""
         return {
             "_target_": f"{type(self).__module__}.{type(self).__name__}",
             "names": list(self.names),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.supervised.intervals import sign_flip_test
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,

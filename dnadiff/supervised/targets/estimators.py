@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.config import Json
+from dnadiff.fields import Json
 from dnadiff.supervised.metrics import REGRESSION_METRICS, Metric, ScoredValues, named_metrics
 from dnadiff.supervised.targets.base import ColumnTarget, Label, Predicted, masked_mean, spread
 from dnadiff.supervised.targets.estimators import ColumnEstimators

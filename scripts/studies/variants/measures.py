@@ -9,7 +9,7 @@ import numpy as np
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.genomics.bootstrap import student_t
+from dnadiff.diffusion.bootstrap import student_t
 from dnadiff.genomics.kmers import UNKNOWN, reverse_complement
 from dnadiff.genomics.markov.model import BackoffMarkov
 

@@ -18,16 +18,16 @@ sys.path += [str(Path(__file__).parents[1])]
 import study
 
 import dnadiff
-from dnadiff.config import build
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.likelihood.held_out import fit_markov
+from dnadiff.genomics.held_out import fit_markov
 from dnadiff.networks.kernels.facade import choose_threads
 from dnadiff.options.command import compose, keep_freed_memory
 from dnadiff.progress import configure_logging
 from dnadiff.store.disk import atomic_write
+from dnadiff.store.objects import build
 from dnadiff.variants import variants
 from dnadiff.weights.tensors import fingerprint
 

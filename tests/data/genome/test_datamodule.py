@@ -7,13 +7,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from dnadiff.config import build
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build
 from dnadiff.training.module import TrainingData
 from dnadiff.weights.loaded import build_denoiser
 

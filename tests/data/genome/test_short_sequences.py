@@ -10,8 +10,8 @@ from dnadiff.data.base import TrainLoader
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 from dnadiff.data.splits import ChromosomeSplit, FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.likelihood.held_out import fit_markov, markov_nats
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.genomics.held_out import fit_markov, markov_nats
 
 DNA = DNATokenizer()
 

@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 
-from dnadiff.config import build
 from dnadiff.data.text.pretrained import Characters, Pretrained, SubwordTokenizer, refused
 from dnadiff.data.text.pretrained import byte_pairs as byte_pairs_of
 from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.store.objects import build
 
 pytest.importorskip("tokenizers")
 

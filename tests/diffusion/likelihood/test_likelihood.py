@@ -6,10 +6,10 @@ import torch
 
 from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import MaskedDenoiser
-from dnadiff.diffusion.likelihood.evaluation import OneDraw
 from dnadiff.diffusion.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.genomics.evaluation import OneDraw
 from dnadiff.networks.backbone.base import BlockBackbone
 
 

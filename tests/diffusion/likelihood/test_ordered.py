@@ -10,10 +10,10 @@ import torch
 
 from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser
 from dnadiff.diffusion.likelihood import ORDERS, WindowBatch, exact_nelbo, ordered
-from dnadiff.diffusion.likelihood.evaluation import Evaluation, Ordered
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.genomics.evaluation import Evaluation, Ordered
 from dnadiff.networks.backbone.caduceus import Caduceus
 
 VOCAB = Vocab(4, 3, 3, (3,))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.diffusion.denoiser import CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
@@ -23,6 +22,7 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import CausalBackbone
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 
 TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
 plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]

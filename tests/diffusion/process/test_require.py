@@ -7,12 +7,12 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained
 from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import DenoiserWrapper
-from dnadiff.diffusion.likelihood.information import Information
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.process import UniformProcess
 from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.genomics.information import Information
 from dnadiff.genomics.variants.masked import Masked
 from dnadiff.genomics.variants.network import Network
 from dnadiff.networks.backbone.dit import DiT

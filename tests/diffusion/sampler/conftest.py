@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.config import build
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
@@ -19,6 +18,7 @@ from dnadiff.networks.backbone.base import (
     State,
 )
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build
 
 
 class Table(MaskedDenoiser):

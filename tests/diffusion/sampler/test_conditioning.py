@@ -4,7 +4,6 @@ whichever sequences are evaluated."""
 import pytest
 import torch
 
-from dnadiff.config import config_dir
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.parameterization import log_expm1
@@ -15,6 +14,7 @@ from dnadiff.diffusion.sampler.remdm import ReMDM
 from dnadiff.diffusion.sampler.semi_ar import SemiAR
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
+from dnadiff.store.objects import config_dir
 
 BIT = Vocab(3, 2, 2, (2,))
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))

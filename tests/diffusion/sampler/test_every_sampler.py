@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.design.conditioning import Guided
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import CausalBackbone
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 
 BIT = Vocab(3, 2, 2, (2,))
 

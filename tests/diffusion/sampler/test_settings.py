@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dnadiff.config import build, config_dir
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.forward_backward import ForwardBackward
 from dnadiff.diffusion.sampler.gibbs import Gibbs
@@ -15,6 +14,7 @@ from dnadiff.diffusion.sampler.remdm import ReMDM
 from dnadiff.diffusion.sampler.semi_ar import SemiAR
 from dnadiff.fields import checked
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build, config_dir
 
 NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
 DEFAULTS = {"temperature": 1.0, "top_k": None, "nucleus": 1.0}

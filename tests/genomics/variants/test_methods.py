@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.config import build
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.likelihood import exact_nelbo
@@ -24,6 +23,7 @@ from dnadiff.genomics.variants.window import PairedWindow
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build
 
 SUBSTITUTIONS = [
     Edit("one", 2, "G", "T"),

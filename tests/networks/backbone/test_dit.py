@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
-from dnadiff.config import build
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
+from dnadiff.store.objects import build
 
 TEXT = Vocab(33, 32, 32, (32,))
 

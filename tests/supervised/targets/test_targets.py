@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.config import build
+from dnadiff.store.objects import build
 from dnadiff.supervised.labeled import KINDS, build_target
 from dnadiff.supervised.targets.base import SEPARATOR, ValidScore
 from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget

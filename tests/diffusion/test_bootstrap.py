@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dnadiff.genomics.bootstrap import (
+from dnadiff.diffusion.bootstrap import (
     ConfidenceInterval,
     blocks,
     effective_block_size,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
-from dnadiff.diffusion.likelihood.held_out import Scores, fit_markov
-from dnadiff.genomics.bootstrap import ratio
+from dnadiff.diffusion.bootstrap import ratio
+from dnadiff.genomics.held_out import Scores, fit_markov
 
 WINDOWS = np.array([[0, 64 * i, 64] for i in range(40)])
 TOKENS = {"all": np.full(40, 64), "novel": np.full(40, 60)}

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dnadiff.config import Json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
-from dnadiff.genomics.bootstrap import ConfidenceInterval, blocks, ratio
+from dnadiff.fields import Json
 from dnadiff.genomics.kmers import KmerSet
 from dnadiff.genomics.markov.model import BackoffMarkov, countable
 from dnadiff.store.disk import atomic_write, read_npz

@@ -16,9 +16,9 @@ import numpy as np
 from annotated_types import Interval
 from typing_extensions import override
 
-from dnadiff.config import Config, Json
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
+from dnadiff.diffusion.bootstrap import effective_block_size, verdict
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
 from dnadiff.diffusion.likelihood.estimates import Likelihood
@@ -35,15 +35,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     one_draw,
     ordered,
 )
-from dnadiff.diffusion.likelihood.held_out import (
-    MAX_KMERS,
-    Scores,
-    Windows,
-    fit_markov,
-    markov_rows,
-    token_groups,
-    window_positions,
-)
 from dnadiff.diffusion.likelihood.strands import (
     Conjoined,
     OtherStrand,
@@ -52,8 +43,16 @@ from dnadiff.diffusion.likelihood.strands import (
 )
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import Natural, Positive, PositiveInt, checked
-from dnadiff.genomics.bootstrap import effective_block_size, verdict
+from dnadiff.fields import Config, Json, Natural, Positive, PositiveInt, checked
+from dnadiff.genomics.held_out import (
+    MAX_KMERS,
+    Scores,
+    Windows,
+    fit_markov,
+    markov_rows,
+    token_groups,
+    window_positions,
+)
 from dnadiff.progress import Progress
 from dnadiff.store.disk import write_json
 from dnadiff.weights.tensors import fingerprint

@@ -13,26 +13,19 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dnadiff.fields import check_arguments, check_value
+from dnadiff.fields import Config, Json, check_arguments, check_value
 from dnadiff.renamed import current_name
 from dnadiff.store.address import CACHED, is_remote
 
-if TYPE_CHECKING:
-    pass
-
 PACKAGE = __name__.partition(".")[0]
-Config = dict[
-    str, Any
-]  # a resolved configuration: nested dicts of plain values, as Hydra composes them
-Json = Any  # a value that JSON can hold
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 
 
 def config_dir() -> Path:
     """The folder of YAML files: inside the installed package, or next to it in a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "experiment").is_dir():
             return folder
