@@ -15,7 +15,7 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 plug_in_posterior = TABLES["plug_in_posterior"]
 
 VOCAB = Vocab(5, 4, 4, (4,))

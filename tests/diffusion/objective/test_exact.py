@@ -24,7 +24,7 @@ from dnadiff.networks.backbone.base import CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
 
 NOISES = sorted(p.stem for p in (config_dir() / "noise").glob("*.yaml"))

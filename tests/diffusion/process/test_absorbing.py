@@ -12,7 +12,7 @@ from dnadiff.diffusion.parameterization import SUBS
 from dnadiff.diffusion.process import AbsorbingProcess, absorbing
 from dnadiff.diffusion.vocab import Vocab
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
 
 VOCAB = Vocab(4, 3, 3, (3,))

@@ -15,7 +15,7 @@ from dnadiff.diffusion.sampler.analytic import Analytic
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 analytic_posterior, posterior = TABLES["analytic_posterior"], TABLES["posterior"]
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))

@@ -13,7 +13,7 @@ from dnadiff.diffusion.sampler.remasking import Cap, Confident, Forward, Loop, R
 from dnadiff.diffusion.sampler.remdm import ReMDM
 from dnadiff.diffusion.vocab import Vocab
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 posterior = TABLES["posterior"]
 
 BIT = Vocab(3, 2, 2, (2,))

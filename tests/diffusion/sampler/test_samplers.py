@@ -17,7 +17,7 @@ from dnadiff.diffusion.sampler.first_hitting import FirstHitting
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.diffusion.vocab import Vocab
 
-TABLES = runpy.run_path(str(Path(__file__).parents[1] / "posteriors.py"))
+TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 posterior = TABLES["posterior"]
 
 BIT = Vocab(3, 2, 2, (2,))

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dnadiff.networks.kernels.cpu_scan import PLAIN
 from dnadiff.networks.kernels.facade import selective_scan
 
-PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
+PARITY = Path(__file__).parents[2] / "parity" / "selective_scan.safetensors"
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 
 LENGTHS, STATES = (1, 2, 3, 31, 64, 300), (1, 5, 8, 16, 64)

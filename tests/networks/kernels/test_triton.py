@@ -118,7 +118,7 @@ def test_triton_is_chosen_on_a_gpu(monkeypatch):
 
 @pytest.fixture(scope="module")
 def registers() -> ModuleType:
-    return script(HERE.parents[1] / "scripts" / "bench" / "registers.py")
+    return script(HERE.parents[2] / "scripts" / "bench" / "registers.py")
 
 
 @needs_triton

@@ -21,7 +21,7 @@ from dnadiff.networks.kernels import log_sum, triton_log_sum, triton_rowwise, tr
 from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.select import SCANS as BACKENDS
 
-PARITY = Path(__file__).parents[1] / "parity" / "selective_scan.safetensors"
+PARITY = Path(__file__).parents[2] / "parity" / "selective_scan.safetensors"
 TRITON, PORTABLE, REFERENCE = BACKENDS["triton"], BACKENDS["portable"], BACKENDS["reference"]
 NAMES = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 # name: (way, Bt, L, E, N, type of the large inputs, chunks)
