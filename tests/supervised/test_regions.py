@@ -3,13 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dnadiff.config import check
 
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
 from dnadiff.genomics.kmers import KmerSet
+from dnadiff.store.objects import check
 from dnadiff.supervised.protocol import build_protocol
 from dnadiff.supervised.regions import RegionWindows, covered_bases, kmer_centers, window_starts
 from dnadiff.supervised.tasks import CsvTask
