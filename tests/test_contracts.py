@@ -94,17 +94,19 @@ def test_a_misspelled_key_of_options_is_seen():
     assert unknown_keys(node) == ["epps", "d_sate", "nested"]
 
 
-@pytest.mark.parametrize("group", ["backbone", "objective", "sampler"])
-def test_the_word_on_the_command_line_is_the_path(group):
+@pytest.mark.parametrize(
+    "folder", ["networks/backbone", "diffusion/objective", "diffusion/sampler"]
+)
+def test_the_word_on_the_command_line_is_the_path(folder):
     import yaml
 
     import dnadiff
 
-    root = Path(dnadiff.__file__).parent
+    root, group = Path(dnadiff.__file__).parent, folder.rpartition("/")[2]
     for name in choices(group):
-        assert (root / group / f"{name}.py").is_file()
+        assert (root / folder / f"{name}.py").is_file()
         target = yaml.safe_load((config_dir() / group / f"{name}.yaml").read_text())["_target_"]
-        assert target.startswith(f"dnadiff.{group}.{name}.")
+        assert target.startswith(f"dnadiff.{folder.replace('/', '.')}.{name}.")
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -16,7 +16,7 @@ from dnadiff.store.disk import read_yaml
 from dnadiff.store.objects import build
 from dnadiff.supervised.ensemble import Columns, fasta_rows
 
-MIXTURES = Path(__file__).parent / "process" / "test_mixture.py"
+MIXTURES = Path(__file__).parent / "diffusion" / "process" / "test_mixture.py"
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
 

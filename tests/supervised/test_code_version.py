@@ -44,20 +44,20 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
         "scipy",
     }
     (tmp_path / "a" / "report" / "html.py").write_text("changed = True\n")
-    (tmp_path / "a" / "kernels" / "built.so").write_bytes(b"not a source")
+    (tmp_path / "a" / "networks" / "kernels" / "built.so").write_bytes(b"not a source")
     assert code_version() == before
     digests = {before["code"]}
     for name in (
         "supervised/baselines.py",
-        "backbone/mixer.py",
-        "kernels/selective_scan.cpp",
-        "draws.py",
+        "networks/backbone/mixer.py",
+        "networks/kernels/selective_scan.cpp",
+        "diffusion/draws.py",
         "training/optim.py",
     ):
         with (tmp_path / "a" / name).open("a") as file:
             file.write("\n")
         digests.add(code_version()["code"])
-    (tmp_path / "a" / "backbone" / "new.py").write_text("")
+    (tmp_path / "a" / "networks" / "backbone" / "new.py").write_text("")
     assert len(digests | {code_version()["code"]}) == 7
 
 
