@@ -179,15 +179,14 @@ def test_the_data_of_the_markov_models_are_named(evaluate, tmp_path):
 
 
 def test_errors_of_the_markov_models_come_before_the_network_runs(cli, trained, monkeypatch):
-    from dnadiff.diffusion import likelihood
-    from dnadiff.diffusion.likelihood import held_out
+    from dnadiff.genomics import evaluation, held_out
 
     monkeypatch.setattr(
         held_out.BackoffMarkov,
         "fit",
         lambda *_: (_ for _ in ()).throw(ValueError("nothing to count")),
     )
-    monkeypatch.setattr(likelihood, "estimate_to", lambda *_, **__: pytest.fail("the network ran"))
+    monkeypatch.setattr(evaluation, "estimate_to", lambda *_, **__: pytest.fail("the network ran"))
     status, _, err = cli("evaluate", f"checkpoint={trained}", "orders=[3]")
     assert status == 1 and "nothing to count" in err
 

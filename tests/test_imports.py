@@ -35,7 +35,7 @@ ONLY = {
     "huggingface_hub": {"weights", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
-    "pyarrow": {"data", "formats", "supervised", "genomics"},
+    "pyarrow": {"data", "formats", "store", "supervised", "genomics"},
 }
 
 
