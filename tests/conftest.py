@@ -206,10 +206,9 @@ def cli(monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
 
     def run(name, *args):
-        monkeypatch.setattr("sys.argv", [f"dnadiff.{name}", *args])
         capfd.readouterr()
         try:
-            importlib.import_module(f"dnadiff.{name}").main()
+            importlib.import_module(f"dnadiff.{name}").main(args)
             status = 0
         except SystemExit as stop:
             status = stop.code or 0

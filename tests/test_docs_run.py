@@ -68,12 +68,10 @@ def start():
     status."""
 
     def run(name, overrides):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", [f"dnadiff.{name}", *overrides])
-            try:
-                importlib.import_module(f"dnadiff.{name}").main()
-            except SystemExit as stop:
-                return stop.code or 0
+        try:
+            importlib.import_module(f"dnadiff.{name}").main(overrides)
+        except SystemExit as stop:
+            return stop.code or 0
         return 0
 
     return run

@@ -25,7 +25,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import published_wiring
@@ -338,7 +338,8 @@ def tune(machine: Machine, report: Report) -> None:
         setattr(triton_scan, name, value)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -382,7 +383,7 @@ def main() -> None:
         choices=list(SCANS),
         help="the scan to test (default: triton on a GPU, otherwise cpu)",
     )
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error(
             "--device cuda needs a CUDA device, and PyTorch finds none; --device cpu --quick tests "

@@ -18,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from measuring import peak_memory
-from operators import Operator, compared, measure, mixer_operators, rate_probes
+from operators import Operator, Probe, compared, measure, mixer_operators, rate_probes
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
@@ -74,7 +74,9 @@ def seconds_of(call: Callable[[], object], seconds: float, threads: int) -> floa
 
 
 @torch.no_grad()
-def measured(options: argparse.Namespace, threads: int) -> dict:
+def measured(
+    options: argparse.Namespace, threads: int, probes: Mapping[str, Probe] | None = None
+) -> dict:
     """The pass and its operators with one number of threads."""
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -87,7 +89,7 @@ def measured(options: argparse.Namespace, threads: int) -> dict:
     operators = mixer_operators(width, layers, 1, options.length, threads, keep=False)[
         :FORWARD
     ] + other_operators(network, ids)
-    probes = rate_probes()
+    probes = probes or rate_probes()
     best = measure(
         {name: run for name, (run, _) in probes.items()} | {op.name: op.run for op in operators},
         options.seconds,

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import c_void_p
 from pathlib import Path
 from typing import NamedTuple
@@ -428,9 +428,12 @@ def mixer_operators(
     ]
 
 
-def rate_probes() -> dict[str, tuple[Callable[[], object], float]]:
+Probe = tuple[Callable[[], object], float]
+
+
+def rate_probes() -> dict[str, Probe]:
     """Calls that measure a rate, with what each of them does: FLOPs, bytes or exponentials."""
-    probes: dict[str, tuple[Callable[[], object], float]] = {}
+    probes: dict[str, Probe] = {}
     for n in (512, 1024):
         a, b = torch.randn(n, n), torch.randn(n, n)
         probes[f"product {n}, PyTorch's"] = lambda a=a, b=b: a @ b, 2.0 * n**3
@@ -484,7 +487,9 @@ def compared(op: Operator, seconds: float, rates: dict[str, float]) -> dict[str,
     }
 
 
-def table(options: argparse.Namespace) -> dict[str, object]:
+def table(
+    options: argparse.Namespace, probes: Mapping[str, Probe] | None = None
+) -> dict[str, object]:
     """All operators of one size with their limits, and the rates of the machine."""
     torch.set_num_threads(options.threads)
     keep_freed_memory()
@@ -492,7 +497,7 @@ def table(options: argparse.Namespace) -> dict[str, object]:
     step = Step(width, layers, options.batch, options.length)
     operators = mixer_operators(width, layers, options.batch, options.length, options.threads)
     operators += small_operators(step, width, layers, options.batch, options.length)
-    probes = rate_probes()
+    probes = probes or rate_probes()
     calls = (
         {name: run for name, (run, _) in probes.items()}
         | {op.name: op.run for op in operators}

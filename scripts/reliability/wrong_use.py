@@ -513,8 +513,8 @@ class Base:
 class Harness:
     """Runs cells in this process, in a folder of input files."""
 
-    def __init__(self, world: Path, folder: Path) -> None:
-        self.world, self.out = world, folder / "out"
+    def __init__(self, world: Path, folder: Path, seconds: float = SECONDS) -> None:
+        self.world, self.out, self.seconds = world, folder / "out", seconds
         self.bases: dict[tuple[str, str], Base] = {}
 
     def base(self, command: str, choice: str = "") -> Base:
@@ -593,7 +593,11 @@ class Harness:
         base = self.base(cell.command, cell.choice)
         overrides = [*base.overrides, *filter(None, [cell.override])]
 
-        before, line, seconds = time.monotonic(), "", WARM_UP if cell.kind == CONTROL else SECONDS
+        before, line, seconds = (
+            time.monotonic(),
+            "",
+            WARM_UP if cell.kind == CONTROL else self.seconds,
+        )
         self.out.mkdir(parents=True)
         printed = io.StringIO()
         try:
@@ -732,7 +736,7 @@ def table(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command line; 1 if a cell fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--command", help="only this command")
@@ -747,7 +751,7 @@ def main() -> int:
     parser.add_argument(
         "--verbose", action="store_true", help="print every line that a command printed"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if missing := cases.missing():
         print(f"commands without a case: {', '.join(missing)}")
         return 1

@@ -23,7 +23,7 @@ that read it), `overlap-TASK` (the predictions of `set-TASK` inside and outside 
 data; needs `FOLDER/genomes`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +183,28 @@ QUICK = {
 }
 
 
-class Study:
-    """The pieces and their tables."""
+def run_finetune(output: Path, *arguments: str) -> dict[str, Any]:
+    """Run `python -m dnadiff.finetune` and return what it writes to `output`."""
+    study.command("finetune", *arguments)
+    return study.read_json(output)
 
-    def __init__(self, folder: Path, size: dict, data: Path) -> None:
+
+class Study:
+    """The pieces and their tables.
+
+    Args:
+        finetune: runs the command with some arguments, which let it write a file; returns the
+            content of this file.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        size: dict,
+        data: Path,
+        finetune: Callable[..., dict[str, Any]] = run_finetune,
+    ) -> None:
+        self.finetune = finetune
         self.kept, self.size, self.folder, self.data = (
             study.Kept(folder, size, strict=True),
             size,
@@ -288,8 +306,7 @@ class Study:
             "save_models=[]",
             "overwrite=true",
         ]
-        study.command("finetune", *arguments, *where)
-        return study.read_json(output) | {
+        return self.finetune(output, *arguments, *where) | {
             "arguments": [argument.replace(str(self.data), "DATA") for argument in arguments]
         }
 

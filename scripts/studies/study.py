@@ -319,9 +319,11 @@ def _run(name: str, place: str, piece: Piece, kept: Kept) -> None:
     print(f"== {name}: {duration(time.monotonic() - start)}", flush=True)
 
 
-def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def train(
+    folder: Path, arguments: Sequence[str], run: Callable[..., object] | None = None
+) -> dict[str, Any]:
     """Train in `folder`, or resume or reuse the run there; returns its `metrics.json` and the
-    `arguments`.
+    `arguments`. `run` None is `command`.
 
     Raises:
         ValueError: if the run in `folder` was started with other arguments.
@@ -341,7 +343,7 @@ def train(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
         how = (
             "resume=true" if (folder / "checkpoints" / "last.ckpt").is_file() else "overwrite=true"
         )
-        command("train", *arguments, how, f"hydra.run.dir={folder}")
+        (run or command)("train", *arguments, how, f"hydra.run.dir={folder}")
     return read_json(finished) | {"arguments": list(arguments)}
 
 

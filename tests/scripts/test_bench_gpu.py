@@ -75,17 +75,15 @@ def test_every_trial_of_tile_sizes_has_its_own_row(bench, monkeypatch):
 
 def test_it_starts_itself_again_under_supervision(bench, monkeypatch):
     gpu, minutes = bench("gpu"), []
-    monkeypatch.setattr("sys.argv", ["gpu.py", "--device=cpu", "--minutes=3"])
     monkeypatch.delenv(gpu.STATE, raising=False)
     monkeypatch.setattr(gpu, "supervised", lambda limit: minutes.append(limit) or 5)
     with pytest.raises(SystemExit, match="5"):
-        gpu.main()
+        gpu.main(["--device=cpu", "--minutes=3"])
     assert minutes == [3.0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_without_a_gpu_the_error_names_what_is_missing(bench, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gpu.py"])
+def test_without_a_gpu_the_error_names_what_is_missing(bench, capsys):
     with pytest.raises(SystemExit, match="2"):
-        bench("gpu").main()
+        bench("gpu").main([])
     assert "--device cuda needs a CUDA device, and PyTorch finds none" in capsys.readouterr().err

@@ -19,7 +19,6 @@ import comparison
 import designers
 import halves
 import judging
-import measures
 import peer_methods as peers
 import study
 
@@ -277,7 +276,6 @@ def inputs(tmp_path, genome, rows):
 
 @pytest.mark.slow
 def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(measures, "RESAMPLES", 20)
     monkeypatch.setattr(
         promoters.scoring, "configure_process", lambda: None
     )  # it chooses threads for the whole process
@@ -292,10 +290,7 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
         monkeypatch.setitem(designers.METHODS, name, (function, grid[-2:]))
 
     def run(*more):
-        monkeypatch.setattr(
-            sys, "argv", ["promoters.py", *inputs, f"--checkpoint={trained}", "--quick", *more]
-        )
-        promoters.main()
+        promoters.main([*inputs, f"--checkpoint={trained}", "--quick", *more])
         return capsys.readouterr().out
 
     folder, pieces = (

@@ -134,9 +134,8 @@ def test_the_scores_outside_the_training_part_are_kept_with_their_differences(
     ]
     task = {"metric": "accuracy", "items": {"train": {"0": 5}}, "tested": 100}
     result = {"task": task, "models": models, "differences": differences, "warning": None}
-    monkeypatch.setattr(fine_tuning.study, "command", lambda *arguments: None)
-    monkeypatch.setattr(fine_tuning.study, "read_json", lambda path: result)
-    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
+    size = {**fine_tuning.FULL, "minutes": 1}
+    made = fine_tuning.Study(tmp_path, size, tmp_path, lambda *arguments: result)
     assert made.training_overlap() == ""
     row = made.pieces["set-tf_0"]()
     assert all("subsets" not in one for one in row["differences"])
@@ -154,25 +153,23 @@ def test_the_scores_outside_the_training_part_are_kept_with_their_differences(
     assert "outside_training" not in made.pieces["set-tf_0"]()
 
 
-def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path, monkeypatch):
+def run_all(folder, minutes):
+    """The arguments of `finetune` in each piece but the choice of heads."""
     commands = {}
-    monkeypatch.setattr(
-        fine_tuning.study, "command", lambda name, *arguments: commands.setdefault(piece, arguments)
-    )
-    monkeypatch.setattr(
-        fine_tuning.study,
-        "read_json",
-        lambda path: {
-            "task": {"metric": "accuracy"},
-            "models": {},
-            "differences": [],
-            "warning": None,
-        },
-    )
-    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 2.5}, tmp_path)
+
+    def finetune(output, *arguments):
+        commands[output.parent.name] = arguments
+        return {"task": {"metric": "accuracy"}, "models": {}, "differences": [], "warning": None}
+
+    made = fine_tuning.Study(folder, {**fine_tuning.FULL, "minutes": minutes}, folder, finetune)
     for piece, work in made.pieces.items():
         if not piece.startswith("head-"):
             work()
+    return commands
+
+
+def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path):
+    commands = run_all(tmp_path, 2.5)
     limited = {piece for piece, arguments in commands.items() if "minutes=2.5" in arguments}
     assert limited == {piece for piece in commands if piece.startswith(("few-", "ablation-"))}
     features = {piece for piece, arguments in commands.items() if fine_tuning.FEATURES in arguments}
@@ -183,17 +180,8 @@ def test_only_pieces_with_few_items_and_of_the_ablation_have_a_limit(tmp_path, m
     }
 
 
-def test_the_command_line_of_every_piece_has_one_value_for_each_key(tmp_path, monkeypatch):
-    commands = {}
-    monkeypatch.setattr(
-        fine_tuning.study, "command", lambda name, *arguments: commands.setdefault(piece, arguments)
-    )
-    result = {"task": {"metric": "accuracy"}, "models": {}, "differences": [], "warning": None}
-    monkeypatch.setattr(fine_tuning.study, "read_json", lambda path: result)
-    made = fine_tuning.Study(tmp_path, {**fine_tuning.FULL, "minutes": 1}, tmp_path)
-    for piece, work in made.pieces.items():
-        if not piece.startswith("head-"):
-            work()
+def test_the_command_line_of_every_piece_has_one_value_for_each_key(tmp_path):
+    commands = run_all(tmp_path, 1)
     assert any(", " in piece for piece in commands)  # names with commas
     for piece, arguments in commands.items():
         overrides = {

@@ -21,6 +21,11 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def probes(names):
+    """Measurements that take no time."""
+    return {name: (lambda: time.sleep(1e-5), 1e3) for name in names}
+
+
 @pytest.fixture
 def one_thread():
     before = torch.get_num_threads()
@@ -28,14 +33,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def test_every_operator_has_a_limit_and_the_shares_add_up_to_the_step(one_thread, monkeypatch):
+def test_every_operator_has_a_limit_and_the_shares_add_up_to_the_step(one_thread):
     operators = script("operators")
     rates = ["product", "exp", *(f"copy {level}" for level in operators.LEVELS)]
-    monkeypatch.setattr(
-        operators, "rate_probes", lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates}
-    )
     found = operators.table(
-        argparse.Namespace(size="16x1", batch=2, length=40, threads=1, seconds=0.0)
+        argparse.Namespace(size="16x1", batch=2, length=40, threads=1, seconds=0.0), probes(rates)
     )
     assert all(row["limit"] > 0 and row["ms"] > 0 for row in found["operators"])
     assert sum(row["share"] for row in found["operators"]) + found["step"]["rest"] == pytest.approx(
@@ -44,15 +46,12 @@ def test_every_operator_has_a_limit_and_the_shares_add_up_to_the_step(one_thread
     assert operators.markdown([found, found]).count("\n| ") == len(found["operators"]) + 1
 
 
-def test_the_parts_of_a_forward_pass_add_up_to_it(one_thread, monkeypatch):
+def test_the_parts_of_a_forward_pass_add_up_to_it(one_thread):
     long_window = script("long_window")
     rates = ["product", "exp", "copy L2", "copy L3", "copy memory"]
-    monkeypatch.setattr(
-        long_window,
-        "rate_probes",
-        lambda: {name: (lambda: time.sleep(1e-5), 1e3) for name in rates},
+    found = long_window.measured(
+        argparse.Namespace(size="16x1", length=40, seconds=0.0), 1, probes(rates)
     )
-    found = long_window.measured(argparse.Namespace(size="16x1", length=40, seconds=0.0), 1)
     assert [row["calls"] for row in found["operators"]] == [1, 1, 2, 1, 1, 2, 1] and found[
         "seconds"
     ] > 0

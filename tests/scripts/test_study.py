@@ -128,33 +128,33 @@ def test_a_piece_that_fails_leaves_nothing(tmp_path, options):
     assert "a" not in kept and not list(tmp_path.iterdir())
 
 
-def test_training_resumes_where_it_stopped(tmp_path, monkeypatch):
+def test_training_resumes_where_it_stopped(tmp_path):
     lines = []
 
     def run(name, *arguments):
         lines.append((name, *arguments))
         (tmp_path / "metrics.json").write_text(json.dumps({"tokens": 1}))
 
-    monkeypatch.setattr(study, "command", run)
     folder = f"hydra.run.dir={tmp_path}"
-    assert study.train(tmp_path, ["seed=2"]) == {"tokens": 1, "arguments": ["seed=2"]}
-    study.train(tmp_path, ["seed=2"])
+    assert study.train(tmp_path, ["seed=2"], run) == {"tokens": 1, "arguments": ["seed=2"]}
+    study.train(tmp_path, ["seed=2"], run)
     (tmp_path / "metrics.json").unlink()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
-    study.train(tmp_path, ["seed=2"])
+    study.train(tmp_path, ["seed=2"], run)
     assert lines == [
         ("train", "seed=2", "overwrite=true", folder),
         ("train", "seed=2", "resume=true", folder),
     ]
 
 
-def test_a_run_with_other_arguments_is_refused(tmp_path, monkeypatch):
+def test_a_run_with_other_arguments_is_refused(tmp_path):
     folder = tmp_path / "run"
-    monkeypatch.setattr(
-        study, "command", lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}')
+    study.train(
+        folder,
+        ["seed=2", "trainer.max_steps=10"],
+        lambda *_: (folder / "metrics.json").write_text('{"tokens": 1}'),
     )
-    study.train(folder, ["seed=2", "trainer.max_steps=10"])
     with pytest.raises(
         ValueError,
         match=r"other arguments \(trainer.max_steps=10 trainer.max_steps=20\); set another "

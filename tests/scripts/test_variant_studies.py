@@ -245,23 +245,20 @@ def test_scores_are_those_of_the_model_and_are_resumed(subject, tmp_path):
 def test_the_study_of_methods_runs_and_resumes(trained, tmp_path, monkeypatch, capsys):
     genome = trained.parent / "tiny.fa"
     args = [
-        "methods.py",
         f"--checkpoint={trained}",
         f"--genome={genome}",
         f"--output={tmp_path}",
         f"--collect={tmp_path / 'x.json'}",
         "--quick",
     ]
-    monkeypatch.setattr(sys, "argv", args)
-    monkeypatch.setattr(measures, "RESAMPLES", 20)
     monkeypatch.setattr(
         scoring, "configure_process", lambda: None
     )  # it chooses threads for the whole process
-    methods.main()
+    methods.main(args)
     first = capsys.readouterr().out
     assert "`window` over `block=16`" in first and "`block=4`" in first and "| 8 | 8 |" in first
     files = {path: path.read_bytes() for path in (tmp_path / "quick").glob("*.json")}
-    methods.main()
+    methods.main(args)
     assert {path: path.read_bytes() for path in files} == files
     collected = json.loads((tmp_path / "x.json").read_text())
     assert {f"{name}.json" for name in (*collected, "sites_1")} == {path.name for path in files} - {

@@ -4,7 +4,6 @@ a case."""
 import fnmatch
 import importlib.util
 import random
-import sys
 import time
 from typing import Any
 
@@ -87,8 +86,7 @@ TOYS = {
 def test_the_harness_finds_each_kind_of_fault(verdict, tmp_path, monkeypatch):
     monkeypatch.setattr(Command, "known", {})
     command(ToyOptions)(TOYS[verdict])
-    monkeypatch.setattr(wrong_use, "SECONDS", 0.1 if "0.1 s" in verdict else 60)
-    harness = wrong_use.Harness(tmp_path, tmp_path)
+    harness = wrong_use.Harness(tmp_path, tmp_path, 0.1 if "0.1 s" in verdict else 60)
     case = cases.Case("toy", ())
     harness.bases["toy", ""] = wrong_use.Base(case, "", OmegaConf.create({"size": 4}), [])
     outcome = harness.run(wrong_use.Cell("toy", "size", "word"))
@@ -102,8 +100,7 @@ def test_the_harness_finds_each_kind_of_fault(verdict, tmp_path, monkeypatch):
 
 def test_a_command_without_a_case_fails(monkeypatch, capsys):
     monkeypatch.setattr(cases, "missing", lambda: ["toy"])
-    monkeypatch.setattr(sys, "argv", ["wrong_use.py"])
-    assert wrong_use.main() == 1 and "toy" in capsys.readouterr().out
+    assert wrong_use.main([]) == 1 and "toy" in capsys.readouterr().out
 
 
 def test_a_failing_base_stands_for_its_cells(tmp_path):

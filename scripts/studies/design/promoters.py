@@ -27,6 +27,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -356,7 +357,7 @@ class Promoters:
         return "\n\n".join([*parts, comparison.throughput_table(measured)] if measured else parts)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/design/promoters")
     parser.add_argument(
@@ -380,7 +381,7 @@ def main() -> None:
         "--genome", default=scoring.ECOLI, help="genome of the promoters (default: the bundled one)"
     )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     scoring.configure_process()
     made = Promoters(options)
     if options.measure:

@@ -16,7 +16,6 @@ from dnadiff.genomics.markov.model import BackoffMarkov
 Scores = Mapping[str, np.ndarray]
 Measure = Callable[[np.ndarray, np.ndarray], float]
 Interval = dict[str, float | None]  # value, low, high
-RESAMPLES = 1000
 
 
 def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
@@ -42,7 +41,7 @@ def bootstrap(
     scores: Scores,
     group: np.ndarray,
     references: Sequence[str] = (),
-    num_resamples: int | None = None,
+    num_resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, dict[str, Interval | dict[str, Interval]]]:
     """`measure(score, weight)` of each score with its 95 % interval over groups, and `minus` each
@@ -54,9 +53,7 @@ def bootstrap(
     draw = np.random.default_rng(seed)
     counts = [
         np.ones(len(names)),
-        *draw.multinomial(
-            len(names), np.full(len(names), 1 / len(names)), num_resamples or RESAMPLES
-        ),
+        *draw.multinomial(len(names), np.full(len(names), 1 / len(names)), num_resamples),
     ]
     values = {
         name: np.array([measure(score, count[index]) for count in counts])

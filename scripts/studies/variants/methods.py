@@ -20,6 +20,7 @@ Calibration and indels read windows of 256 bases: the noise of `window` grows wi
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -393,13 +394,13 @@ def sites_table(rows: dict) -> str:
     return study.markdown(header, lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = study.arguments(__doc__, "runs/variants/methods")
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--genome", default=scoring.ECOLI)
     parser.add_argument("--region", help="default: the validation part of the network's split")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     scoring.run(lambda: Study(options), options, table)
 
 
