@@ -17,8 +17,7 @@ from dnadiff.sharing import record
 from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
 from dnadiff.store.objects import config_dir
 from dnadiff.weights import checkpoint
-from dnadiff.weights.layouts import published_layout
-from dnadiff.weights.published import export_published
+from dnadiff.weights.published import export_published, published_layout
 from dnadiff.weights.tensors import fingerprint, round_weights
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")

@@ -475,34 +475,39 @@ def _part_of(target: Path, name: str) -> Iterator[Path]:
                 part.unlink(missing_ok=True)
 
 
-def fetch_some(folder: Address, names: Sequence[str]) -> Path | None:
-    """The folder in the cache with those of the named files that exist in a remote folder; None if
-    none of them exists.
+def fetch_some(folder: Address, names: Sequence[str], only_first: bool = False) -> list[Address]:
+    """The named files of a remote folder that exist, or the first one, each with a copy in the
+    cache.
 
     If the connection is lost, the file that was asked for then, without a copy, counts as absent,
     and copies of the ones after it are taken without asking the server.
 
     Raises:
-        LostError: if the connection is lost, and there is no file.
+        LostError, PermissionError: if one was, and there is no file.
         OSError, ValueError: as `local_copy`.
     """
-    found: list[Path] = []
-    lost: LostError | None = None
+    found: list[Address] = []
+    problem: OSError | None = None
     for address in map(folder.inside, names):
+        lost = isinstance(problem, LostError)
         try:
-            found.append(fetch(address) if lost is None else stored(address))
+            (stored if lost else fetch)(address)
+            found.append(address)
         except FileNotFoundError:
-            if lost is None:
+            if not lost:
                 target_of(address).unlink(missing_ok=True)  # it was there in an earlier call
-        except PermissionError:  # a store may refuse what does not exist
-            continue
+        except PermissionError as error:  # a store may refuse what does not exist
+            problem = problem or error
         except LostError as error:
-            lost = error
-    if lost is not None and not found:
-        raise lost
-    if lost is not None:
-        log.warning(f"{lost}; of {folder.shown} the files in the cache are used")
-    return found[0].parent if found else None
+            problem = error
+        if found and only_first:
+            break
+    if problem is not None and not found:
+        raise problem
+    if isinstance(problem, LostError) or (only_first and problem is not None):
+        used = ", ".join(address.shown for address in found)
+        log.warning(f"{problem}; used are {used}")
+    return found
 
 
 def stored(address: Address) -> Path:

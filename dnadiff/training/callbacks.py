@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -33,7 +34,7 @@ from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
 from dnadiff.training.resume import with_current_state
 from dnadiff.training.trainer import ShardedStrategy, local_parts, lost_process, shard
-from dnadiff.weights import shards
+from dnadiff.weights.tensors import read_sharded, shards_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -486,7 +487,8 @@ class AtomicCheckpoints(TorchCheckpointIO):
     ) -> None:
         with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
             torch.save(checkpoint, file)
-        shards.remove(Path(path))  # of a run with another strategy
+        # Of a run with another strategy.
+        shutil.rmtree(shards_of(Path(path)), ignore_errors=True)
 
     # Tensors arrive on the CPU, and no code in the file runs, whatever is asked.
     @override
@@ -496,7 +498,7 @@ class AtomicCheckpoints(TorchCheckpointIO):
         map_location: object = None,
         weights_only: bool | None = None,
     ) -> Config:
-        return with_current_state(shards.read(Path(path)))
+        return with_current_state(read_sharded(Path(path)))
 
 
 def _size(checkpoint: Config) -> int:

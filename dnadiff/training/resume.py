@@ -19,8 +19,8 @@ from dnadiff.store.cache import locked
 from dnadiff.store.disk import read_yaml
 from dnadiff.store.objects import leaves, locate
 from dnadiff.training.trainer import INSTEAD
-from dnadiff.weights import shards
 from dnadiff.weights.checkpoint import read
+from dnadiff.weights.tensors import shards_of
 
 # Keys about how a command is started and where it reports; they may differ between a run and its
 # resumption.
@@ -304,7 +304,7 @@ def clear(run_dir: Path) -> None:
     """
     for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
         path.unlink(missing_ok=True)
-        shards.remove(path)
+        shutil.rmtree(shards_of(path), ignore_errors=True)
     for name in REMOVED:
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)

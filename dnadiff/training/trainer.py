@@ -26,7 +26,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.fields import Config, Json, integer, is_integer
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
-from dnadiff.weights import shards
+from dnadiff.weights.tensors import write_sharded
 
 # Arguments that are the same in every run.
 FIXED: Config = {
@@ -209,7 +209,7 @@ class ShardedStrategy(ModelParallelStrategy):
     shard of it in each process.
 
     A network is built as a whole in every process, filled from a checkpoint if a run is resumed,
-    and then cut. Checkpoints have one file for each process (`dnadiff.weights.shards`).
+    and then cut. Checkpoints have one file for each process (`dnadiff.weights.tensors`).
     """
 
     mesh: DeviceMesh
@@ -255,9 +255,8 @@ class ShardedStrategy(ModelParallelStrategy):
         self, checkpoint: Config, filepath: str | os.PathLike[str], storage_options: object = None
     ) -> None:
         path, token = self.broadcast((filepath, secrets.token_hex(4)))
-        content, parts = shards.split(checkpoint, _local)
-        shards.write(
-            Path(path), content, parts, self.global_rank, self.world_size, token, self.barrier
+        write_sharded(
+            Path(path), checkpoint, _local, self.global_rank, self.world_size, token, self.barrier
         )
 
     @override

@@ -25,25 +25,20 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
 from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
-from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.fields import Config, Json, Natural, check_value
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import Address, expand_user, is_remote, parse
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import PACKAGE
 from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
-from dnadiff.weights import shards, tensors
-from dnadiff.weights.layouts import published_layout
+from dnadiff.weights import tensors
 from dnadiff.weights.loaded import (
     Loaded,
     Origin,
-    UnknownTokenizer,
     build_denoiser,
     built_tokenizer,
-    check_weights,
     label_names,
     names_file,
     other_process,
@@ -56,23 +51,16 @@ from dnadiff.weights.published import (
     DESCRIPTION_KEY,
     HUB_PREFIX,
     TENSORS,
-    PublishedModel,
     described_config,
     fetch_hub,
-    find_tensors,
+    filled_network,
     is_published,
-    named_tensors,
-    parse_hub,
 )
 from dnadiff.weights.published import read as read_published
 
 FORMAT = 1
-MODEL = (
-    "backbone",
-    "objective",
-    "noise",
-    "time_conditioning",
-)  # of the configuration: what the denoiser is built from
+# Of the configuration: what the denoiser is built from.
+MODEL = ("backbone", "objective", "noise", "time_conditioning")
 _KEYS: Mapping[str, object] = {
     **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
     "time_conditioning": bool | None,
@@ -82,26 +70,16 @@ _KEYS: Mapping[str, object] = {
     "fingerprint": str,
 }
 _REMEDY, _BUNDLED = "use another copy of it", "bundled:"
-_DEFAULTS = {
-    "scan": "auto",
-    "activation_checkpointing": False,
-    "compile": False,
-}  # how a network is computed, not which one it is
-BUNDLED = (
-    Path(__file__).resolve().parents[1] / "bundled"
-)  # a folder for each model that ships with the package
+# How a network is computed, not which one it is.
+_DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}
+BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
 CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
-_OPTIONAL = (
-    DESCRIPTION,
-    EVALUATION,
-    CARD,
-    *(file for files in FILE_SETS for file in files),
-)  # next to weights
+_FILES = [file for files in FILE_SETS for file in files]  # of tokenizers
+_OPTIONAL = (DESCRIPTION, EVALUATION, CARD, *_FILES)  # next to weights
 _CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
 _LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
-_PREFIX, LATEST = "denoiser.", "latest"
-_FOLDER = "checkpoints"
+_PREFIX, LATEST, _FOLDER = "denoiser.", "latest", "checkpoints"
 
 
 def load(
@@ -134,17 +112,16 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
     """As `load`, without a remark on what the model was trained for; the tokenizer may be
     unknown."""
     name, allowed = str(checkpoint), (PACKAGE, *trust)
-    if (
-        Path(name).name in TENSORS
-    ):  # the file of the weights, as messages name it, stands for its folder
+    if Path(name).name in TENSORS:  # as messages name the weights; it stands for its folder
         name = str(Path(name).parent)
     if is_remote(name):
         return _load_remote(parse(name), allowed)
     path = expand_user(name)
     # `hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`
     if name.startswith(HUB_PREFIX) or (is_published(name) and not path.is_dir()):
-        repository = parse_hub(HUB_PREFIX + name.removeprefix(HUB_PREFIX))
-        files = fetch_hub(*repository, (CONFIG, TENSORS[0]), _OPTIONAL)
+        files = fetch_hub(
+            HUB_PREFIX + name.removeprefix(HUB_PREFIX), (CONFIG, TENSORS[0]), _OPTIONAL
+        )
         return _from("Hugging Face Hub", _load_folder(files, allowed))
     if (loaded := _load_folder(path, allowed)) is not None:
         return loaded
@@ -171,49 +148,11 @@ def bundled_names() -> list[str]:
 def license_in(card: Path) -> str | None:
     """The license that the metadata of a model card name; None if there is no card, or it names
     none."""
-    try:
-        text = card.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    head = text.split("\n---", 1)[0] if text.startswith("---\n") else ""
-    found = _LICENSE.search(head)
-    return found[1] if found else None
-
-
-def _first(folder: Address, names: Sequence[str]) -> Address | None:
-    """The first of the named files of a folder that exists, None if none does; PermissionError or
-    LostError if no other can be read.
-
-    After a lost connection, which does not show whether a file exists, only copies of the others
-    are used.
-    """
-    problem: OSError | None = None
-    for address in map(folder.inside, names):
-        if isinstance(problem, LostError) and not target_of(address).is_file():
-            continue
-        try:
-            fetch(address)
-        except FileNotFoundError:
-            continue
-        except (PermissionError, LostError) as error:  # a store may refuse what does not exist
-            problem = problem or error
-            continue
-        if problem is not None:
-            log.warning(f"{problem}; {address.shown} is used")
-        return address
-    if problem is not None:
-        raise problem
+    with suppress(OSError, ValueError):
+        head, *_ = card.read_text(encoding="utf-8").split("\n---", 1)
+        if head.startswith("---\n") and (found := _LICENSE.search(head)):
+            return found[1]
     return None
-
-
-def _tokenizer(found: PublishedModel) -> Tokenizer | None:
-    """The tokenizer whose files are next to a published text model; None if there are none."""
-    names = [name for files in FILE_SETS for name in files]
-    if found.tokenizer is not None or not any(
-        (found.path / f"{name}{end}").is_file() for name in names for end in ("", ".gz")
-    ):
-        return None
-    return Pretrained(str(found.path), name=found.path.name).load()
 
 
 @functools.cache
@@ -258,39 +197,34 @@ def find(checkpoint: str | os.PathLike[str], runs: str | os.PathLike[str] = "run
 
 def candidates_in(folder: Path) -> list[Path]:
     """The checkpoint files of a run folder, preferred first."""
-    named = [
-        part / name
-        for part in (folder / "checkpoints", folder)
+    return [
+        path
+        for part in (folder / _FOLDER, folder)
         for name in ("best.ckpt", "last.ckpt")
+        if (path := part / name).is_file()
     ]
-    return [path for path in named if path.is_file()]
 
 
 def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, Json]:
-    """The contents of a checkpoint file; no code in it runs. `provide`: see `shards.read`.
+    """The contents of a checkpoint file; no code in it runs. `provide`: see `read_sharded`.
 
     Raises:
         ValueError: if the file is truncated, holds pickled code, or is not a checkpoint of this
             package.
     """
-    content = shards.read(path, provide)
-    described = content.get("hyper_parameters") if isinstance(content, dict) else None
-    described = described if isinstance(described, dict) else {}
-    if not described or not all(
-        isinstance(part, dict)
-        for part in (content.get("state_dict"), *map(described.get, ("config", "tokenizer")))
+
+    def lacking(part: Json, *keys: str) -> list[str]:
+        return [
+            key for key in keys if not isinstance(part, dict) or not isinstance(part.get(key), dict)
+        ]
+
+    content = tensors.read_sharded(path, provide)
+    missing = lacking(content, "state_dict", "hyper_parameters")
+    missing = missing or lacking(content["hyper_parameters"], "config", "tokenizer")
+    if missing := missing or lacking(
+        content["hyper_parameters"]["config"], "noise", "backbone", "objective", "data"
     ):
-        raise ValueError(
-            f"{path} is not a dnadiff checkpoint: it lacks weights, configuration or tokenizer"
-        )
-    if missing := [
-        key
-        for key in ("noise", "backbone", "objective", "data")
-        if not isinstance(described["config"].get(key), dict)
-    ]:
-        raise ValueError(
-            f"{path} is not a dnadiff checkpoint: its configuration lacks {', '.join(missing)}"
-        )
+        raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks {', '.join(missing)}")
     if type(content.get("global_step", 0)) is not int:
         raise ValueError(
             f"{path} is not a dnadiff checkpoint: its step is "
@@ -302,54 +236,52 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, 
 def load_file(
     path: Path, trust: Sequence[str], provide: Callable[[str], None] | None = None
 ) -> Loaded:
-    """The model of a checkpoint file. `provide`: see `shards.read`.
+    """The model of a checkpoint file. `provide`: see `read_sharded`.
 
     Raises:
         ValueError: if it is damaged, names classes that are not trusted, or its weights do not
             match its configuration.
     """
     content = read(path, provide)
+    described, config = content["hyper_parameters"], content["hyper_parameters"]["config"]
     with names_file(path):
-        return _assemble(path, content, trust)
+        tokenizer = built_tokenizer(described["tokenizer"], trust, path)
+        state = {
+            name.removeprefix(_PREFIX): tensor
+            for name, tensor in content["state_dict"].items()
+            if name.startswith(_PREFIX)
+        }
+        # A network that the file cannot fill is refused before memory is allocated.
+        with tensors.without_memory(len(state), path):
+            own = build_denoiser(config, tokenizer, trust)[0].state_dict()
+        tensors.refuse(tensors.misfits(own, state), path)
+        tensors.check_memory(state.values(), path)
+        denoiser, process = build_denoiser(config, tokenizer, trust)
+        denoiser.load_state_dict(state)
+
+        def recorded(value: Json, kind: type) -> Json:
+            return value if isinstance(value, kind) else None
+
+        return Loaded(
+            denoiser.eval(),
+            process,
+            tokenizer,
+            config,
+            path,
+            content.get("global_step", 0),
+            label_names(described, denoiser.backbone.num_labels),
+            Origin(
+                "run",
+                recorded(content.get("tokens_seen"), int),
+                recorded(described.get("split_hash"), str),
+                recorded(described.get("digest"), str),
+            ),
+        )
 
 
-def _assemble(path: Path, content: dict[str, Json], allowed: Sequence[str]) -> Loaded:
-    described = content["hyper_parameters"]
-    tokenizer = built_tokenizer(described["tokenizer"], allowed, path)
-    state = {
-        name.removeprefix(_PREFIX): t
-        for name, t in content["state_dict"].items()
-        if name.startswith(_PREFIX)
-    }
-    with tensors.without_memory(
-        len(state), path
-    ):  # a network that the file cannot fill is refused before memory is allocated
-        check_weights(build_denoiser(described["config"], tokenizer, allowed)[0], state, path)
-    tensors.check_memory(state.values(), path)
-    denoiser, process = build_denoiser(described["config"], tokenizer, allowed)
-    denoiser.load_state_dict(state)
-    labels = label_names(described, denoiser.backbone.num_labels)
-    tokens, hashes = (
-        content.get("tokens_seen"),
-        [described.get(key) for key in ("split_hash", "digest")],
-    )
-    split_hash, digest = (value if isinstance(value, str) else None for value in hashes)
-    origin = Origin("run", int(tokens) if isinstance(tokens, int) else None, split_hash, digest)
-    return Loaded(
-        denoiser.eval(),
-        process,
-        tokenizer,
-        described["config"],
-        path,
-        int(content.get("global_step", 0)),
-        labels,
-        origin,
-    )
-
-
-def _load_remote_run(checkpoint: Address, beside: Sequence[str], trust: Sequence[str]) -> Loaded:
-    """The model of a checkpoint file; those of the files `beside` that exist are fetched into the
-    local folder of its run.
+def _load_remote_run(checkpoint: Address, trust: Sequence[str]) -> Loaded:
+    """The model of a checkpoint file; what describes its run is fetched into the local folder of
+    its run, if it exists.
 
     The cache has a folder for each remote folder. In that of the run `checkpoints/` has links to
     the checkpoint and its shards, so that whatever reads a run folder finds all of its files.
@@ -358,22 +290,23 @@ def _load_remote_run(checkpoint: Address, beside: Sequence[str], trust: Sequence
     Raises:
         FileNotFoundError: if it does not exist, or lacks a shard.
     """
-    copy, folder = fetch(checkpoint), checkpoint._replace(text=checkpoint.folder)
+    path, folder = fetch(checkpoint), checkpoint._replace(text=checkpoint.folder)
     is_run = folder.name == _FOLDER
     home = folder._replace(text=folder.folder) if is_run else folder
-    with suppress(
-        OSError, ValueError
-    ):  # no connection and no copies, or a file is damaged: the model is loaded without them
-        fetch_some(home, beside)
-    path = target_of(home.inside(_FOLDER)).parent / _FOLDER / copy.name if is_run else copy
-    if is_run and not _is_linked(path, copy):
-        path = copy
+    # No connection and no copies, or a file is damaged: the model is loaded without them.
+    with suppress(OSError, ValueError):
+        fetch_some(home, (EVALUATION, SUMMARY))
+    if is_run:
+        link = target_of(home.inside(_FOLDER)).parent / _FOLDER / path.name
+        path = link if _is_linked(link, path) else path
+    shards = tensors.shards_of(path)
 
     def provide(name: str) -> None:
-        shard = folder.inside(f"{shards.folder_of(path).name}/{name}")
-        _place(
-            shards.folder_of(path) / name, fetch(parse(shard.text))
-        )  # the file names its shards: check the name
+        # The file names its shards: `parse` checks the name. No two shards have the same name.
+        copy = fetch(parse(folder.inside(f"{shards.name}/{name}").text))
+        if not _is_linked(shards / name, copy):
+            with copy.open("rb") as source, atomic_write(shards / name, overwrite=True) as file:
+                shutil.copyfileobj(source, file)
 
     return load_file(path, trust, provide)
 
@@ -391,18 +324,6 @@ def _is_linked(path: Path, target: Path) -> bool:
     return True
 
 
-def _place(path: Path, target: Path) -> None:
-    """Make `path` a link to `target`, or a copy. No two shards have the same name: one that exists
-    is the same."""
-    if _is_linked(path, target):
-        return
-    try:
-        os.link(target, path)
-    except OSError:
-        with target.open("rb") as source, atomic_write(path, overwrite=True) as file:
-            shutil.copyfileobj(source, file)
-
-
 def _load_folder(folder: Path, trust: Sequence[str]) -> Loaded | None:
     """The model of a folder that `python -m dnadiff.export` wrote, or of one in a published layout
     (Caduceus-Ph, Caduceus-PS, MDLM's DiT); None for any other."""
@@ -411,18 +332,13 @@ def _load_folder(folder: Path, trust: Sequence[str]) -> Loaded | None:
     if not (folder / CONFIG).is_file():
         return None
     found = read_published(folder)
-    tokenizer = _tokenizer(found)
-    denoiser, process = wrapped(found.denoiser.backbone, found.config)
-    loaded = Loaded(
-        denoiser.eval(),
-        process,
-        found.tokenizer or UnknownTokenizer(found.denoiser.vocab, found.path),
-        found.config,
-        find_tensors(found.path),
-        0,
-        origin=Origin("published folder", license=license_in(found.path / CARD)),
-    )
-    return loaded if tokenizer is None else loaded.with_tokenizer(tokenizer)
+    origin = Origin("published folder", license=license_in(folder / CARD))
+    found = replace(found, origin=origin)
+    if found.known_tokenizer is None and any(
+        (folder / f"{name}{end}").is_file() for name in _FILES for end in ("", ".gz")
+    ):
+        return found.with_tokenizer(Pretrained(str(folder), name=folder.name).load())
+    return found
 
 
 def _from(kind: str, loaded: Loaded | None) -> Loaded:
@@ -435,17 +351,17 @@ def _load_remote(address: Address, trust: Sequence[str]) -> Loaded:
     """The model of a checkpoint file, of a run folder, or of a folder with an exported or a
     published model."""
     if address.name.endswith(".ckpt"):
-        return _load_remote_run(address, (EVALUATION, SUMMARY), trust)
-    lost: LostError | None = None
+        return _load_remote_run(address, trust)
+    lost: OSError | None = None
     try:
-        folder = fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL))
-        loaded = None if folder is None else _load_folder(folder, trust)
-        if loaded is not None:
-            return loaded
-    except LostError as error:
+        if found := fetch_some(address, (CONFIG, TENSORS[0], *_OPTIONAL)):
+            loaded = _load_folder(target_of(found[0]).parent, trust)
+            if loaded is not None:
+                return loaded
+    except (LostError, PermissionError) as error:
         lost = error  # a folder of a run has none of them, and its checkpoint may be in the cache
-    if (file := _first(address, _CHECKPOINTS)) is not None:
-        return _load_remote_run(file, (EVALUATION, SUMMARY), trust)
+    if found := fetch_some(address, _CHECKPOINTS, only_first=True):
+        return _load_remote_run(found[0], trust)
     raise lost or FileNotFoundError(
         f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
         "published model, or with "
@@ -499,9 +415,8 @@ def portable_data(data: Config | None) -> Config | None:
     if data is None:
         return None
     kept = {key: value for key, value in data.items() if key != "tokenizer"}
-    paths = list(_strings(kept.get("path")))
     result = portable(kept)
-    if result == kept and all(path.startswith(_BUNDLED) for path in paths):
+    if result == kept and all(path.startswith(_BUNDLED) for path in _strings(kept.get("path"))):
         return result
     return result | {"path": None, "name": data_name(kept)}
 
@@ -509,15 +424,8 @@ def portable_data(data: Config | None) -> Config | None:
 def data_name(data: Config) -> str | None:
     """The name of training data in their configuration, or else of their files; None if they have
     neither."""
-    given = data.get("name")
-    return (
-        str(given)
-        if given
-        else ", ".join(
-            Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))
-        )
-        or None
-    )
+    names = [Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))]
+    return str(data.get("name") or ", ".join(names)) or None
 
 
 def _strings(value: Json) -> Iterator[str]:
@@ -568,58 +476,45 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
         ValueError: if a file is damaged, names classes that are not trusted, or the files are not
             of one model.
     """
-    path, content = folder / TENSORS[0], read_description(folder)
+    about, content = folder / DESCRIPTION, read_description(folder)
     for name in (CONFIG, TENSORS[0]):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}"
             )
-    given = named_tensors(path)
-    with names_file(folder), torch.random.fork_rng(devices=()):
-        with names_file(folder / DESCRIPTION):
-            origin = read_origin("exported folder", content["origin"])
-            tokenizer = built_tokenizer(content["tokenizer"], trust, folder / DESCRIPTION)
-            with tensors.without_memory(
-                len(given), path
-            ):  # a network that the file cannot fill is refused before memory is allocated
-                denoiser = build_denoiser(content, tokenizer, trust)[0]
-                layout = published_layout(denoiser.backbone)
-                described = described_config(denoiser, layout)
-            labels = label_names(content, denoiser.backbone.num_labels)
-        check_config(folder / CONFIG, described)
-        layout.check(given, path)
-        tensors.check_memory(given.values(), path)
-        denoiser, process = build_denoiser(content, tokenizer, trust)
-        published_layout(denoiser.backbone).fill(given, path)
-        check_fingerprint(denoiser, content["fingerprint"], path)
-        data = (
-            {} if content["data"] is None else {"data": content["data"]}
-        )  # of published weights nothing is known
-        config = {key: content[key] for key in MODEL} | other_process(content) | data
-        return Loaded(
-            denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+    with names_file(about):
+        origin = read_origin("exported folder", content["origin"])
+        tokenizer = built_tokenizer(content["tokenizer"], trust, about)
+
+    @names_file(about)
+    def make() -> Backbone:
+        return build_denoiser(content, tokenizer, trust)[0].backbone
+
+    network, path = filled_network(folder, make)
+    denoiser, process = wrapped(network, content, trust)
+    # A folder without the key is complete if it has the file.
+    expected, given = (
+        {**json.loads(json.dumps(each)), DESCRIPTION_KEY: DESCRIPTION}
+        for each in (
+            described_config(network, denoiser.time_conditioning),
+            read_json(folder / CONFIG, (), _REMEDY),
         )
-
-
-def check_config(path: Path, expected: Config) -> None:
-    """Raise ValueError, naming the keys, if a `config.json` is not the one that was exported."""
-    content = {
-        DESCRIPTION_KEY: DESCRIPTION,
-        **read_json(path, (), _REMEDY),
-    }  # a folder without the key is complete if it has the file
-    expected = json.loads(json.dumps(expected | {DESCRIPTION_KEY: DESCRIPTION}))
+    )
     if changed := sorted(
-        key for key in content.keys() | expected.keys() if content.get(key) != expected.get(key)
+        key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
     ):
         raise ValueError(
-            f"{path} and {DESCRIPTION} describe different networks: {', '.join(changed)[:200]}; "
-            f"{_REMEDY}"
+            f"{folder / CONFIG} and {DESCRIPTION} describe different networks: "
+            f"{', '.join(changed)[:200]}; {_REMEDY}"
         )
-
-
-def check_fingerprint(denoiser: torch.nn.Module, expected: str, path: Path) -> None:
-    """Raise ValueError if the weights are not those that were exported."""
-    if tensors.fingerprint(denoiser) != expected:
+    if tensors.fingerprint(denoiser) != content["fingerprint"]:
         raise ValueError(
             f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}"
         )
+    config = {key: content[key] for key in MODEL} | other_process(content)
+    if content["data"] is not None:  # of published weights nothing is known
+        config["data"] = content["data"]
+    labels = label_names(content, network.num_labels)
+    return Loaded(
+        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+    )

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
 import torch
-from numpy.typing import ArrayLike
-from torch import Tensor
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.run_data import run_data
-from dnadiff.data.tokenizer import TokenIds, Tokenizer
-from dnadiff.diffusion.denoiser import BaseDenoiser, Denoiser
-from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
+from dnadiff.data.tokenizer import Tokenizer
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
@@ -25,7 +23,9 @@ from dnadiff.fields import Config, Json, check_arguments, check_value
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
-from dnadiff.weights.tensors import listing
+
+# The process of versions that had no other one.
+ABSORBING = {"_target_": "dnadiff.diffusion.process.AbsorbingProcess", "_partial_": True}
 
 
 class GroupLikelihood(TypedDict):
@@ -147,24 +147,19 @@ def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") ->
             is in its place.
         ValueError: naming the key, if a value has another type.
     """
-    hints = get_type_hints(HeldOutLikelihood)
-    found = {name: content[name] for name in hints}
-    found["groups"] = {
-        name: {one: group[one] for one in get_type_hints(GroupLikelihood)}
-        for name, group in found["groups"].items()
-    }
+
+    def only(kind: type, given: Mapping[str, Json]) -> Config:
+        return {name: given[name] for name in get_type_hints(kind)}
+
+    def groups(kind: type, given: Mapping[str, Json]) -> Config:
+        return {name: only(kind, group) for name, group in given["groups"].items()}
+
+    found = only(HeldOutLikelihood, content)
+    found["groups"] = groups(GroupLikelihood, content)
     found["markov"] = [
-        {
-            "order": row["order"],
-            "groups": {
-                name: {one: group[one] for one in get_type_hints(MarkovGroup)}
-                for name, group in row["groups"].items()
-            },
-        }
-        for row in found["markov"]
+        {"order": row["order"], "groups": groups(MarkovGroup, row)} for row in content["markov"]
     ]
-    check_value(key, found, HeldOutLikelihood)
-    return found
+    return check_value(key, found, HeldOutLikelihood)
 
 
 class ChangedDataError(ValueError):
@@ -190,17 +185,11 @@ class UnknownTokenizer(Tokenizer):
             "data"
         )
 
-    def encode(self, sequence: str, /) -> TokenIds:
+    def encode(self, *args: Any) -> Any:
         """Raises ValueError."""
         raise self.error()
 
-    def decode(self, ids: ArrayLike | Tensor, /) -> str:
-        """Raises ValueError."""
-        raise self.error()
-
-    def config(self) -> Config:
-        """Raises ValueError."""
-        raise self.error()
+    decode = config = encode
 
 
 @dataclass(frozen=True)
@@ -242,10 +231,7 @@ class Loaded:
         Raises:
             ValueError: naming the `key` to set, if neither is known.
         """
-        data = self.config.get("data")
-        length = data.get("length") if isinstance(data, Mapping) else None
-        if length is None:
-            length = self.denoiser.max_length
+        length = (self.config.get("data") or {}).get("length") or self.denoiser.max_length
         if length is None:
             raise ValueError(
                 f"{key} is missing: {self.path.parent} does not record the length of its training "
@@ -276,14 +262,13 @@ class Loaded:
     def was_trained_on(self, data: SequenceDataModule) -> bool | None:
         """Whether data have the records, the split and the sequence of its training; None if its
         source records neither."""
-        if self.origin.split_hash is None and self.origin.digest is None:
+        split_hash, digest = self.origin.split_hash, self.origin.digest
+        if split_hash is None and digest is None:
             return None
-        if self.origin.split_hash not in (None, data.describe()["split_hash"]):
+        if split_hash not in (None, data.describe()["split_hash"]):
             return False
-        is_text = (
-            self.tokenizer.vocab.complement is None
-        )  # whose split_hash depends on every letter
-        return is_text or self.origin.digest in (None, data.digest)
+        # The split_hash of a text depends on every letter.
+        return self.tokenizer.vocab.complement is None or digest in (None, data.digest)
 
     def training_data(self, trust: Sequence[str] = ()) -> SequenceDataModule:
         """The data of its training, prepared.
@@ -321,14 +306,15 @@ class Loaded:
         """
         if not isinstance(self.tokenizer, UnknownTokenizer):
             return self
-        wider = with_vocab(self.denoiser, self.config, tokenizer.vocab, self.path.parent)
-        denoiser, process = wrapped(wider.backbone, self.config)
+        network = self.denoiser.backbone
+        wider = with_vocab(network, self.config, tokenizer.vocab, self.path.parent)
+        denoiser, process = wrapped(wider, self.config)
         return replace(self, denoiser=denoiser.eval(), process=process, tokenizer=tokenizer)
 
 
-def with_vocab(denoiser: BaseDenoiser, config: Config, vocab: Vocab, source: Path) -> BaseDenoiser:
-    """A published text model with the vocabulary of a tokenizer, which may have further ids after
-    the published ones.
+def with_vocab(network: Backbone, config: Config, vocab: Vocab, source: Path) -> Backbone:
+    """The network of a published text model with the vocabulary of a tokenizer, which may have
+    further ids after the published ones.
 
     With GPT-2's tokenizer the published code uses one id, 50,257, for padding and mask; here
     padding is 50,258. Its embedding is that of the mask, so padding is read as in the published
@@ -337,19 +323,19 @@ def with_vocab(denoiser: BaseDenoiser, config: Config, vocab: Vocab, source: Pat
     Raises:
         ValueError: if the vocabulary cannot be the published one.
     """
-    network, known = denoiser.backbone, denoiser.vocab
+    known = network.vocab
     if vocab == known:
-        return denoiser
+        return network
     last = known.size - 1  # of published text models only the number of ids is known
-    implied = Vocab(size=known.size, mask_id=last, pad_id=last, never_emitted=(last,)) == known
-    added = set(range(known.size, vocab.size))
-    fits = (
-        isinstance(network, DiT)
-        and implied
-        and vocab.complement is None
-        and vocab.size >= known.size
-    )
-    if not fits or not added <= set(vocab.never_emitted) or vocab.mask_id >= known.size:
+    new = vocab.size - known.size
+    if (
+        not isinstance(network, DiT)
+        or known != Vocab(size=known.size, mask_id=last, pad_id=last, never_emitted=(last,))
+        or vocab.complement is not None
+        or new < 0
+        or not set(range(known.size, vocab.size)) <= set(vocab.never_emitted)
+        or vocab.mask_id > last
+    ):
         raise ValueError(
             f"{source} has {known.size} ids with the mask {known.mask_id}, and this "
             f"vocabulary {vocab.size} with the mask "
@@ -357,21 +343,16 @@ def with_vocab(denoiser: BaseDenoiser, config: Config, vocab: Vocab, source: Pat
             "(tokenizer=gpt2 for MDLM on OpenWebText)"
         )
     with torch.random.fork_rng(devices=()):
-        wider = build(config["backbone"], vocab=vocab)
+        wider: DiT = build(config["backbone"], vocab=vocab)
     state = network.state_dict()
-    embedding, new = state["vocab_embed.embedding"], len(added)
-    state["vocab_embed.embedding"] = torch.cat(
-        [embedding, embedding[vocab.mask_id].expand(new, -1)]
-    )
-    for name in ("output_layer.linear.weight", "output_layer.linear.bias"):
-        state[name] = torch.cat([state[name], state[name].new_zeros(new, *state[name].shape[1:])])
+    for name, rows in {
+        "vocab_embed.embedding": state["vocab_embed.embedding"][vocab.mask_id].expand(new, -1),
+        "output_layer.linear.weight": torch.zeros(new, network.d_model),
+        "output_layer.linear.bias": torch.zeros(new),
+    }.items():
+        state[name] = torch.cat([state[name], rows])
     wider.load_state_dict(state)
-    time_conditioning = denoiser.time_conditioning
-    return Denoiser(
-        wider,
-        noise=LogLinear() if time_conditioning else None,
-        time_conditioning=time_conditioning,
-    ).eval()
+    return wider
 
 
 def build_objective(
@@ -387,13 +368,9 @@ def resolved(config: Config, trust: Trust = (PACKAGE,)) -> Config:
     conditioned = config.get("time_conditioning")
     if conditioned is None:
         objective = locate(config["objective"]["_target_"], trust)
-        conditioned = (
-            isinstance(objective, type)
-            and issubclass(objective, Objective)
-            and objective.time_conditioning
-        )
+        conditioned = bool(getattr(objective, "time_conditioning", False))
     backbone = dict(config["backbone"])
-    if "time_conditioning" in backbone and backbone["time_conditioning"] is None:
+    if backbone.get("time_conditioning", False) is None:
         backbone["time_conditioning"] = conditioned
     return {**config, "time_conditioning": conditioned, "backbone": backbone}
 
@@ -423,7 +400,7 @@ def wrapped(
             "check their _target_"
         )
     process: AbsorbingProcess = build(
-        {**process_config(config), "_partial_": False},
+        {**(config.get("process") or ABSORBING), "_partial_": False},
         vocab=backbone.vocab,
         noise=noise,
         trust=trust,
@@ -435,20 +412,11 @@ def wrapped(
     return denoiser, process
 
 
-def process_config(config: Config) -> Config:
-    """The process of a training configuration; those of earlier versions have none and are
-    absorbing."""
-    return config.get("process") or {
-        "_target_": f"dnadiff.diffusion.process.{AbsorbingProcess.__name__}"
-    }
-
-
 def other_process(config: Config) -> Config:
     """The process of a configuration under its key; nothing for the absorbing one, which earlier
     versions did not record."""
-    process = process_config(config)
-    is_absorbing = locate(process["_target_"], None) is AbsorbingProcess
-    return {} if is_absorbing else {"process": process}
+    process = config.get("process") or ABSORBING
+    return {} if locate(process["_target_"], None) is AbsorbingProcess else {"process": process}
 
 
 def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
@@ -491,22 +459,3 @@ def names_file(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{path} does not describe a model that can be built ({reason}); use another copy of it"
         ) from error
-
-
-def check_weights(denoiser: BaseDenoiser, state: Mapping[str, Tensor], source: Path) -> None:
-    """Raise ValueError, listing missing, surplus and misshapen tensors, if a file's tensors do not
-    fit; the denoiser may be without memory."""
-    own = denoiser.state_dict()
-    faults = [f"missing {name}" for name in own if name not in state]
-    faults += [f"surplus {name}" for name in state if name not in own]
-    faults += [
-        f"{name} is {tuple(state[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in own
-        if name in state and own[name].shape != state[name].shape
-    ]
-    if faults:
-        raise ValueError(
-            f"the weights in {source} do not fit the network of the configuration: "
-            f"{listing(faults)}. "
-            "Was it trained with another vocabulary or size?"
-        )

@@ -1,82 +1,474 @@
-"""Loads and writes published models: folders of `config.json` with `model.safetensors` or
-`pytorch_model.bin`, and the Hub.
+"""Published models: the names of tensors and keys of `config.json` of each family, folders of that
+file with `model.safetensors` or `pytorch_model.bin`, and the Hub.
 
-The names of tensors and keys are in `layouts`; here are files, the choice of the family, and the
-vocabulary. Of a repository of the Hub data files alone are fetched, at one commit; no code of it is
+Families are Caduceus (arXiv 2403.03234; Caduceus-Ph and Caduceus-PS), MDLM's DiT (arXiv 2406.07524)
+and GPT-2. Of a repository of the Hub data files alone are fetched, at one commit; no code of it is
 run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import singledispatch
 from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
 from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser, Denoiser
-from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config
+from dnadiff.fields import Config, Fraction, Json, Natural, Range, check_value
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.caduceus import BiMambaBackbone
+from dnadiff.networks.backbone.caduceus_ps import CaduceusPS, complement_table
+from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.gpt2 import GPT2
+from dnadiff.networks.backbone.layers import RMSNorm
+from dnadiff.networks.backbone.mamba_backbone import MambaBlock
+from dnadiff.networks.backbone.mixer import BiMamba
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.store.objects import build
 from dnadiff.weights import tensors
-from dnadiff.weights.layouts import (
-    FAMILIES,
-    MAX_VOCAB,
-    Family,
-    Key,
-    PublishedLayout,
-    gpt2_backbone,
-    published_layout,
-    read_keys,
-)
-from dnadiff.weights.loaded import with_vocab
+from dnadiff.weights.loaded import Loaded, UnknownTokenizer, names_file, with_vocab, wrapped
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
-NOISE: Config = {"_target_": "dnadiff.diffusion.noise.LogLinear"}  # of all published models
-# not a published key: written if the vocabulary is not the one that the format implies
-VOCAB_KEY = "dnadiff_vocab"
-DESCRIPTION = (
-    "dnadiff.json"  # next to the weights of an exported model; published folders have none
-)
-# not a published key: names that file, without which the objective would be unknown
+# Not published keys: a vocabulary that is not the one that the format implies, and labels.
+VOCAB_KEY, LABELS_KEY = "dnadiff_vocab", "dnadiff_labels"
+# Next to the weights of an exported model; published folders have none.
+DESCRIPTION = "dnadiff.json"
+# Not a published key: names that file, without which the objective would be unknown.
 DESCRIPTION_KEY = "dnadiff_description"
-_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>.*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_PREFIX = "hf:"
-_HUB_NAME = re.compile(rf"{HUB_PREFIX}(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB = re.compile(rf"({HUB_PREFIX})?(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+# A file with larger values is damaged or hostile.
+Width = Annotated[int, Range(1, 2**16)]
+Layers = Annotated[int, Range(1, 2**12)]
+Count = Annotated[int, Range(1, 2**24)]
+T = TypeVar("T")
 log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
-class PublishedModel:
-    """A published model.
+class PublishedLayout:
+    """The published form of one network.
 
     Attributes:
-        denoiser: in evaluation mode, with its weights.
-        config: `backbone` (a `_target_` with arguments), `objective`, `noise` and
-            `time_conditioning`, as in a training configuration.
-        path: the folder it came from.
+        config: the contents of its `config.json`.
+        weights: the network's own tensors, as views of the published shape, each with its names in
+            files. A tied tensor has several names; a file needs one of them.
+        constants: further tensors that files may hold and that follow from the configuration.
     """
 
-    denoiser: BaseDenoiser
     config: Config
-    path: Path
+    weights: Sequence[tuple[Tensor, tuple[str, ...]]]
+    constants: Mapping[str, Tensor]
 
-    @property
-    def tokenizer(self) -> DNATokenizer | None:
-        """Its tokenizer for DNA; None for text, because published folders hold no tokenizer: see
-        `loaded.with_vocab`."""
-        return DNATokenizer() if self.denoiser.vocab == DNATokenizer().vocab else None
+    def tensors(
+        self, duplicate_tied: bool = True, dtype: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """The contents of a file: detached copies of all tensors, tied ones under all their names
+        or under the first; weights as `dtype`."""
+        weights = {
+            name: tensor.to(dtype or tensor.dtype)
+            for tensor, names in self.weights
+            for name in (names if duplicate_tied else names[:1])
+        }
+        return {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in (weights | dict(self.constants)).items()
+        }
+
+    @torch.no_grad()
+    def fill(self, given: Mapping[str, Tensor], source: Path) -> None:
+        """Copy the tensors of a file, which `check` has seen, into the network.
+
+        Raises:
+            ValueError: listing tensors that are different from the tensor to which they are tied or
+                from a constant.
+        """
+        faults = []
+        for tensor, names in self.weights:
+            first, *others = (name for name in names if name in given)
+            faults += [
+                f"{name} differs from {first}, to which it is tied"
+                for name in others
+                if not torch.equal(given[name].to(tensor), given[first].to(tensor))
+            ]
+            tensor.copy_(given[first])
+        faults += [
+            f"{name} differs from the value that follows from the configuration"
+            for name, constant in self.constants.items()
+            if name in given and not torch.allclose(given[name].float(), constant.cpu().float())
+        ]
+        tensors.refuse(faults, source)
+
+    def check(self, given: Mapping[str, Tensor], source: Path) -> None:
+        """Raise ValueError, listing tensors that are missing, surplus, or of the wrong shape or
+        type; also works for a network on the meta device."""
+        own = {name: tensor for name, tensor in self.constants.items() if name in given}
+        for tensor, names in self.weights:
+            own |= dict.fromkeys([name for name in names if name in given] or names[:1], tensor)
+        faults = tensors.misfits(own, given) + [
+            f"{name} holds {given[name].dtype}, expected floating point"
+            for name in own.keys() & given.keys() - self.constants.keys()
+            if not given[name].is_floating_point()
+        ]
+        tensors.refuse(faults, source)
+
+
+class Family(NamedTuple):
+    """One family of published models that unmask tokens: how its `config.json` is read.
+
+    Attributes:
+        objective: class of the published training.
+        records_time: the file records whether the network is conditioned on time.
+        implied_vocab: of a configuration, the vocabulary if the file does not describe one.
+        backbone: of a configuration and its vocabulary, the network, as a `_target_` and its
+            arguments; ValueError for a value of the wrong type or size, or that is not supported.
+    """
+
+    objective: str
+    records_time: bool
+    implied_vocab: Callable[[Config], Vocab]
+    backbone: Callable[[Config, Vocab], Config]
+
+
+def _read(kind: type[T], config: Mapping[str, Json], **only: Json) -> T:
+    """The keys of a configuration that a dataclass has; others are ignored. `only`: the single
+    values that these networks support."""
+    for field in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if field.name not in config and field.default is MISSING:
+            raise KeyError(field.name)
+    for name, value in only.items():
+        if config.get(name, value) != value:
+            raise ValueError(
+                f"{name} is {config[name]}, but these networks support only {name} {value}"
+            )
+    hints = get_type_hints(kind, include_extras=True)
+    return kind(
+        **{
+            name: check_value(name, config[name], hint)
+            for name, hint in hints.items()
+            if name in config
+        }
+    )
+
+
+@singledispatch
+def published_layout(network: Backbone) -> PublishedLayout:
+    """The published form of a network, by its class; ValueError if there is none."""
+    raise ValueError(
+        f"{type(network).__name__} has no published format; caduceus, caduceus_ps and dit have one"
+    )
+
+
+@published_layout.register
+def caduceus_layout(network: BiMambaBackbone) -> PublishedLayout:
+    """The layout of Caduceus-Ph; ValueError if the network has time conditioning or no layers.
+
+    Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of other
+        names for them. Published code reports these tensors as unused, and its network is this one
+        without a label.
+    """
+    if network.takes_sigma:
+        raise ValueError(
+            "the published Caduceus has no time conditioning; a network built with it cannot be "
+            "exported"
+        )
+    block = network.layers[0]
+    assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
+    mixer, direction = block.mixer, block.mixer.fwd
+    tied = mixer.in_proj_rev is None
+    config = {
+        "model_type": "caduceus",
+        "architectures": ["CaduceusForMaskedLM"],
+        "d_model": mixer.in_proj.in_features,
+        "n_layer": len(network.layers),
+        "vocab_size": network.embedding.num_embeddings,
+        "pad_vocab_size_multiple": network.pad_vocab_to,
+        "ssm_cfg": {
+            "d_state": direction.d_state,
+            "d_conv": direction.conv_weight.shape[1],
+            "expand": mixer.out_proj.in_features // mixer.in_proj.in_features,
+            "dt_rank": direction.dt_rank,
+            "conv_bias": True,
+            "bias": False,
+        },
+        "rms_norm": isinstance(network.norm_f, RMSNorm),
+        "norm_epsilon": network.norm_f.eps,
+        "residual_in_fp32": network.residual_in_fp32,
+        "fused_add_norm": True,
+        "bidirectional": True,
+        "bidirectional_strategy": mixer.strategy,
+        "bidirectional_weight_tie": tied,
+        "rcps": False,
+        "complement_map": None,
+        "tie_word_embeddings": True,
+    }
+    if network.condition is not None:
+        label_map = network.condition.label_map
+        assert label_map is not None
+        config[LABELS_KEY] = {
+            "num_labels": label_map.in_features,
+            "cond_dim": label_map.out_features,
+        }
+    # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
+    weights = [
+        (p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data, published_names(own, tied))
+        for own, p in network.named_parameters()
+    ]
+    return PublishedLayout(config, weights, {})
+
+
+@published_layout.register
+def caduceus_ps_layout(network: CaduceusPS) -> PublishedLayout:
+    """The layout of Caduceus-PS: that of Caduceus-Ph with other names for the modules that run once
+    per strand; errors as there."""
+    layout = caduceus_layout(network)
+    per_strand = r"\.(mixer)\." if network.swap_strands else r"\.(mixer|norm|norm_f)\."
+
+    def rename(name: str) -> str:
+        name = re.sub(r"(word_)(embeddings)\.|(lm_head)\.", r"\g<0>\2\3.", name)
+        name = name.replace("word_embeddings.embeddings.", "word_embeddings.embedding.")
+        return re.sub(per_strand, r".\1.submodule.", name)
+
+    with torch.device("cpu"):  # also for a network on the meta device
+        complement = complement_table(network.vocab, network.embedding.num_embeddings)
+    table = {str(i): j for i, j in enumerate(complement.tolist())}
+    return PublishedLayout(
+        layout.config
+        | {"rcps": True, "fused_add_norm": network.swap_strands, "complement_map": table},
+        [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
+        {
+            f"{where}.complement_map": complement
+            for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")
+        },
+    )
+
+
+def published_names(own: str, tied: bool) -> tuple[str, ...]:
+    """The names of a parameter in published Caduceus-Ph files; tied ones have two."""
+    if own == "embedding.weight":
+        return "caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight"
+    name = f"caduceus.backbone.{own}"
+    if projection := re.fullmatch(r"(.*\.mixer)\.(in_proj|out_proj)(_rev)?\.weight", name):
+        where, which, rev = projection.groups()
+        directions = ("rev",) if rev else ("fwd", "rev") if tied else ("fwd",)
+        return tuple(f"{where}.mamba_{direction}.{which}.weight" for direction in directions)
+    for ours, theirs in {
+        r"\.mixer\.(fwd|rev)\.": r".mixer.mamba_\1.",
+        r"\.conv_(weight|bias)$": r".conv1d.\1",
+        r"\.dt_(weight|bias)$": r".dt_proj.\1",
+    }.items():
+        name = re.sub(ours, theirs, name)
+    return (name,)
+
+
+# The keys of published files that are read; those of the initialization are not.
+@dataclass(frozen=True)
+class _Caduceus:
+    d_model: Width
+    n_layer: Layers
+    vocab_size: Count
+    pad_vocab_size_multiple: Width = 8
+    ssm_cfg: dict[str, Json] | None = None
+    rms_norm: bool = True
+    norm_epsilon: Fraction = 1e-5
+    residual_in_fp32: bool = True
+    fused_add_norm: bool = True
+    bidirectional_strategy: str | None = None
+    bidirectional_weight_tie: bool = True
+    rcps: bool = False
+    complement_map: dict[str, Json] | None = None
+    dnadiff_labels: dict[str, Json] | None = None
+
+
+@dataclass(frozen=True)
+class _Mamba:
+    d_state: Width = 16
+    d_conv: Width = 4
+    expand: Width = 2
+    dt_rank: Width | Literal["auto"] | None = None
+
+
+@dataclass(frozen=True)
+class _Labels:
+    num_labels: Width
+    cond_dim: Width
+
+
+def caduceus_backbone(config: Config, vocab: Vocab) -> Config:
+    """See `Family.backbone`."""
+    given = _read(_Caduceus, config, bidirectional=True, tie_word_embeddings=True)
+    ssm = _read(_Mamba, given.ssm_cfg or {}, layer="Mamba1", conv_bias=True, bias=False)
+    labels = given.dnadiff_labels
+    pad, table = given.pad_vocab_size_multiple, given.complement_map
+    rows = math.ceil(given.vocab_size / pad) * pad
+    complement = vocab.complement or range(vocab.size)
+    if not 0 <= rows - vocab.size < max(pad, 8) or (
+        table is not None and any(table.get(str(i)) != j for i, j in enumerate(complement))
+    ):
+        raise ValueError(
+            f"vocab_size {given.vocab_size} with complement_map {table} does not describe "
+            f"the {vocab.size} ids of DNA"
+        )
+    kind = "caduceus_ps.CaduceusPS" if given.rcps else "caduceus.Caduceus"
+    return {
+        "_target_": f"dnadiff.networks.backbone.{kind}",
+        **({"swap_strands": given.fused_add_norm} if given.rcps else {}),
+        "d_model": given.d_model,
+        "n_layers": given.n_layer,
+        "rms_norm": given.rms_norm,
+        "norm_eps": given.norm_epsilon,
+        "residual_in_fp32": given.residual_in_fp32,
+        "bidirectional_strategy": given.bidirectional_strategy or "add",
+        "bidirectional_weight_tie": given.bidirectional_weight_tie,
+        **asdict(ssm),
+        "dt_rank": None if ssm.dt_rank == "auto" else ssm.dt_rank,
+        **({} if labels is None else asdict(_read(_Labels, labels))),
+        "pad_vocab_to": pad if math.ceil(vocab.size / pad) * pad == rows else rows,
+    }
+
+
+@published_layout.register
+def dit_layout(network: DiT) -> PublishedLayout:
+    """The layout of MDLM's DiT, without `time_conditioning`; ValueError if the network has another
+    `mlp_ratio` or no layers."""
+    if network.mlp_ratio != 4 or not len(network.blocks):
+        raise ValueError(
+            f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {network.mlp_ratio} and "
+            f"{len(network.blocks)} layers"
+        )
+    config = {
+        "model_type": "mdlm",
+        "architectures": ["MDLM"],
+        "vocab_size": len(network.vocab_embed["embedding"]),
+        "model_length": network.max_length,
+        "hidden_dim": network.d_model,
+        "cond_dim": network.sigma_map.mlp[-1].out_features,
+        "n_blocks": len(network.blocks),
+        "n_heads": network.n_heads,
+        "dropout": network.dropout,
+        "tie_word_embeddings": False,
+    }
+    weights = [(p.data, (f"backbone.{name}",)) for name, p in network.named_parameters()]
+    return PublishedLayout(
+        config, weights, {"backbone.rotary_emb.inv_freq": network.rotary_emb.frequencies()}
+    )
+
+
+@dataclass(frozen=True)
+class _MDLM:
+    vocab_size: Count
+    hidden_dim: Width
+    n_blocks: Layers
+    n_heads: Width
+    cond_dim: Width
+    dropout: Fraction = 0.1
+    model_length: Count | None = None
+    time_conditioning: bool = False
+
+
+def mdlm_backbone(config: Config, vocab: Vocab) -> Config:
+    """See `Family.backbone`."""
+    given = _read(_MDLM, config)
+    return {
+        "_target_": "dnadiff.networks.backbone.dit.DiT",
+        "d_model": given.hidden_dim,
+        "n_layers": given.n_blocks,
+        "n_heads": given.n_heads,
+        "cond_dim": given.cond_dim,
+        "dropout": given.dropout,
+        "max_length": given.model_length,
+    }
+
+
+def mdlm_vocab(config: Config) -> Vocab:
+    """Any tokens, with the mask as the last id."""
+    last = check_value("vocab_size", config["vocab_size"], Count) - 1
+    return Vocab(size=last + 1, mask_id=last, pad_id=last, never_emitted=(last,))
+
+
+FAMILIES = {
+    "caduceus": Family("mlm.MLM", False, lambda config: DNATokenizer().vocab, caduceus_backbone),
+    "mdlm": Family("mdlm.MDLM", True, mdlm_vocab, mdlm_backbone),
+}
+
+
+@published_layout.register
+def gpt2_layout(network: GPT2) -> PublishedLayout:
+    """The layout of GPT-2; published files store the matrices transposed."""
+    names = {
+        "blocks.": "h.",
+        ".attn_in.": ".attn.c_attn.",
+        ".attn_out.": ".attn.c_proj.",
+        ".mlp.0.": ".mlp.c_fc.",
+        ".mlp.2.": ".mlp.c_proj.",
+    }
+    weights = []
+    for name, p in network.named_parameters():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        transposed = p.ndim == 2 and not name.startswith(("wte", "wpe"))
+        tied = ["lm_head.weight"] if name == "wte.weight" else []
+        weights.append((p.data.t() if transposed else p.data, (name, f"transformer.{name}", *tied)))
+    # Old files also hold the causal mask and the value of masked scores.
+    seen = torch.ones(len(network.wpe.weight), len(network.wpe.weight)).tril()[None, None]
+    held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
+    constants = {
+        f"{start}h.{number}.{name}": value
+        for start in ("", "transformer.")
+        for number in range(len(network.blocks))
+        for name, value in held.items()
+    }
+    return PublishedLayout({"model_type": "gpt2"}, weights, constants)
+
+
+@dataclass(frozen=True)
+class _GPT2:
+    vocab_size: Count
+    n_embd: Width
+    n_layer: Layers
+    n_head: Width
+    n_positions: Count
+    n_inner: Count | None = None
+    layer_norm_epsilon: Fraction = 1e-5
+    bos_token_id: Natural | None = None
+
+
+def gpt2_backbone(config: Config) -> Config:
+    """The network that a published `config.json` of GPT-2 describes, as a `_target_` and its
+    arguments; errors as `Family.backbone`."""
+    given = _read(
+        _GPT2,
+        config,
+        activation_function="gelu_new",
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+        tie_word_embeddings=True,
+    )
+    return {
+        "_target_": "dnadiff.networks.backbone.gpt2.GPT2",
+        "start": given.vocab_size - 1 if given.bos_token_id is None else given.bos_token_id,
+        "rows": given.vocab_size,
+        "d_model": given.n_embd,
+        "n_layers": given.n_layer,
+        "n_heads": given.n_head,
+        "max_length": given.n_positions,
+        "inner": given.n_inner,
+        "eps": given.layer_norm_epsilon,
+    }
 
 
 def is_published(name: str | os.PathLike[str]) -> bool:
@@ -99,11 +491,13 @@ def load_published(
     found = read(folder, revision)
     if vocab is None:
         return found.denoiser
-    return with_vocab(found.denoiser, found.config, vocab, found.path)
+    network = with_vocab(found.denoiser.backbone, found.config, vocab, found.path.parent)
+    return wrapped(network, found.config)[0].eval()
 
 
-def read(folder: str | os.PathLike[str], revision: str | None = None) -> PublishedModel:
-    """Load a published folder of any family.
+def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
+    """The model of a published folder of any family. Folders hold no tokenizer of text: see
+    `Loaded.with_tokenizer`.
 
     Args:
         folder: a folder, or a Hub id `organization/name` or `organization/name@revision`.
@@ -116,36 +510,44 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Publish
     """
     path = Path(folder)
     if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
-        path = download(hub["repository"], revision or hub["revision"])
+        commit = revision or hub["revision"] or ""
+        if not _COMMIT.fullmatch(commit):
+            raise ValueError(
+                f"{folder} is not a local folder; to fetch it from the Hub, name a commit: add "
+                "revision=, or @, with its 40 hexadecimal digits"
+            )
+        for name in TENSORS:
+            path = fetch_hub(f"{hub['repository']}@{commit}", (CONFIG,), (DESCRIPTION, name))
+            if (path / name).is_file():
+                break
     config = read_config(path / CONFIG, FAMILIES)
-    if (
-        DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file()
-    ):  # it would be taken for a model of the published objective
+    if DESCRIPTION_KEY in config and not (path / DESCRIPTION).is_file():
+        # It would be taken for a model of the published objective.
         raise FileNotFoundError(
             f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file "
             "says how the model was trained; "
             "copy the complete folder, or export the model again"
         )
     family = FAMILIES[config["model_type"]]
-
-    def described() -> tuple[Config, Vocab]:
-        vocab = _vocab(config, family)
-        return family.backbone(config, vocab), vocab
-
-    network, backbone = _load_network(path, described)
-    time_conditioning = family.records_time and config.get("time_conditioning", False)
-    denoiser = Denoiser(
-        network,
-        noise=LogLinear() if time_conditioning else None,
-        time_conditioning=time_conditioning,
-    )
-    described_by = {
+    with names_file(path / CONFIG):
+        described = check_value(VOCAB_KEY, config.get(VOCAB_KEY), dict | None)
+        vocab = family.implied_vocab(config) if described is None else _read(Vocab, described)
+        backbone = family.backbone(config, vocab)
+    make = names_file(path / CONFIG)(lambda: build(backbone, vocab=vocab))
+    network, file = filled_network(path, make)
+    training: Config = {
         "backbone": backbone,
-        "objective": dict(family.objective),
-        "noise": dict(NOISE),
-        "time_conditioning": time_conditioning,
+        "objective": {
+            "_target_": f"dnadiff.diffusion.objective.{family.objective}",
+            "_partial_": True,
+        },
+        "noise": {"_target_": "dnadiff.diffusion.noise.LogLinear"},
+        "time_conditioning": family.records_time and config.get("time_conditioning", False),
     }
-    return PublishedModel(denoiser.eval(), described_by, path)
+    denoiser, process = wrapped(network, training)
+    dna = DNATokenizer()
+    tokenizer = dna if vocab == dna.vocab else UnknownTokenizer(vocab, path)
+    return Loaded(denoiser.eval(), process, tokenizer, training, file, 0)
 
 
 def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
@@ -156,51 +558,41 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
         folder: holds `config.json` and the weights.
         vocab: of its tokenizer; further ids (a mask, padding) are never emitted.
     """
-    config = read_config(Path(folder) / CONFIG, ("gpt2",))
-    network, _ = _load_network(Path(folder), lambda: (gpt2_backbone(config), vocab))
-    return CausalDenoiser(network).eval()
+    path = Path(folder)
+    config = read_config(path / CONFIG, ("gpt2",))
+    with names_file(path / CONFIG):
+        backbone = gpt2_backbone(config)
+    make = names_file(path / CONFIG)(lambda: build(backbone, vocab=vocab))
+    return CausalDenoiser(filled_network(path, make)[0]).eval()
 
 
-def _load_network(
-    path: Path, described: Callable[[], tuple[Config, Vocab]]
-) -> tuple[Backbone, Config]:
-    """The network of a folder with its weights, and its configuration; `described` reads that and
-    the vocabulary from `config.json`."""
-    with _names_config(path):
-        backbone, vocab = described()
-    file = find_tensors(path)
-    given = named_tensors(file)
-    with _names_config(path), tensors.without_memory(len(given), file):
-        layout = published_layout(build(backbone, vocab=vocab))
-    layout.check(
-        given, file
-    )  # before memory is allocated for a network that does not match the file
+def filled_network(path: Path, make: Callable[[], Backbone]) -> tuple[Backbone, Path]:
+    """A network with the weights of a folder, and their file."""
+    file = next((path / name for name in TENSORS if (path / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{path} holds neither {' nor '.join(TENSORS)}")
+    given = tensors.read(file)
+    if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in given.values()):
+        raise ValueError(f"{file} is not a file of named tensors")
+    # Before memory is allocated for a network that does not match the file.
+    with tensors.without_memory(len(given), file):
+        layout = published_layout(make())
+    layout.check(given, file)
     tensors.check_memory(given.values(), file)
-    with torch.random.fork_rng(
-        devices=()
-    ):  # the initial weights are overwritten: keep the caller's random state
-        network = build(backbone, vocab=vocab)
+    with torch.random.fork_rng(devices=()):  # the initial weights are overwritten
+        network = make()
     published_layout(network).fill(given, file)
-    return network, backbone
+    return network, file
 
 
-@contextmanager
-def _names_config(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyError as error:
-        raise ValueError(f"{path / CONFIG} lacks {error.args[0]}") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path / CONFIG}: {error}") from None
-
-
-def described_config(denoiser: BaseDenoiser, layout: PublishedLayout) -> Config:
-    """The contents of the `config.json` of a denoiser, given the layout of its network."""
-    config = dict(layout.config)
-    if FAMILIES[config["model_type"]].records_time:
-        config["time_conditioning"] = denoiser.time_conditioning
-    if _implied_vocab(layout) != denoiser.vocab:
-        config[VOCAB_KEY] = asdict(denoiser.vocab)
+def described_config(network: Backbone, time_conditioning: bool) -> Config:
+    """The contents of the `config.json` of a network."""
+    layout = published_layout(network)
+    config, family = dict(layout.config), FAMILIES[layout.config["model_type"]]
+    if family.records_time:
+        config["time_conditioning"] = time_conditioning
+    if family.implied_vocab(config) != network.vocab:
+        config[VOCAB_KEY] = asdict(network.vocab)
     return config
 
 
@@ -230,12 +622,12 @@ def export_published(
     """
     from safetensors.torch import save
 
-    layout, path = published_layout(denoiser.backbone), Path(folder)
-    config = described_config(denoiser, layout) | (
-        {DESCRIPTION_KEY: DESCRIPTION} if needs_description else {}
-    )
+    path, config = Path(folder), described_config(denoiser.backbone, denoiser.time_conditioning)
+    if needs_description:
+        config[DESCRIPTION_KEY] = DESCRIPTION
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
+    layout = published_layout(denoiser.backbone)
     content = save(layout.tensors(duplicate_tied, dtype), metadata={"format": "pt"})
     with atomic_write(path / TENSORS[0], overwrite, len(content)) as file:
         file.write(content)
@@ -259,112 +651,32 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
     return config
 
 
-def find_tensors(path: Path) -> Path:
-    """The file of tensors in a folder; safetensors if there are both."""
-    for name in TENSORS:
-        if (path / name).is_file():
-            return path / name
-    raise FileNotFoundError(f"{path} holds neither {' nor '.join(TENSORS)}")
+def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) -> Path:
+    """Fetch files of the repository `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`, and return their
+    folder in the Hub's cache.
 
+    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If the
+    revision is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
+    without the Hub resolved to then, is logged.
 
-def named_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name; ValueError if it is damaged or holds anything else."""
-    content = tensors.read(path)
-    if not isinstance(content, dict) or not all(
-        isinstance(value, Tensor) for value in content.values()
-    ):
-        raise ValueError(f"{path} is not a file of named tensors")
-    return content
+    Raises:
+        ValueError: if the name has another form, the files can neither be fetched nor are in the
+            cache, or the repository lacks a required file; it says which files to put where.
+    """
+    import huggingface_hub
 
-
-def download(repository: str, revision: str | None) -> Path:
-    """Fetch a Hub repository at one commit, data files only; returns its local folder."""
-    if not _COMMIT.fullmatch(revision or ""):
-        raise ValueError(
-            f"{repository} is not a local folder; to fetch it from the Hub, name a commit: add "
-            "revision=, or @, with its 40 hexadecimal digits"
-        )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ValueError(
-            f"fetching {repository} needs huggingface_hub (pip install huggingface_hub); "
-            f"or download {CONFIG} and {TENSORS[0]} and name their folder"
-        ) from None
-    for name in TENSORS:
-        path = Path(
-            snapshot_download(
-                repository, revision=revision, allow_patterns=[CONFIG, DESCRIPTION, name]
-            )
-        )
-        if (path / name).is_file():
-            break
-    return path
-
-
-_VOCAB_KEYS = {
-    "size": Key(int, minimum=2, maximum=MAX_VOCAB),
-    "mask_id": Key(int, minimum=0, maximum=MAX_VOCAB),
-    "pad_id": Key(int, minimum=0, maximum=MAX_VOCAB),
-    "never_emitted": Key(list),
-    "complement": Key(list, None, null=True),
-}
-
-
-def _vocab(config: Config, family: Family) -> Vocab:
-    described = Key(dict, None).read(VOCAB_KEY, config)
-    return (
-        family.implied_vocab(config)
-        if described is None
-        else Vocab(**read_keys(described, _VOCAB_KEYS))
-    )
-
-
-def _implied_vocab(layout: PublishedLayout) -> Vocab:
-    return FAMILIES[layout.config["model_type"]].implied_vocab(layout.config)
-
-
-def parse_hub(name: str) -> tuple[str, str | None]:
-    """Repository and revision of `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`; ValueError for another
-    form."""
-    found = _HUB_NAME.fullmatch(name)
+    found = _HUB.fullmatch(name)
     if found is None:
         raise ValueError(
             f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
             "hf:ORG/NAME@REVISION"
         )
-    return found["repository"], found["revision"]
-
-
-def fetch_hub(
-    repository: str, revision: str | None, required: Sequence[str], optional: Sequence[str] = ()
-) -> Path:
-    """Fetch files of a repository, and return their folder in the Hub's cache.
-
-    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If
-    `revision` is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
-    without the Hub resolved to then, is logged.
-
-    Raises:
-        ValueError: if the files can neither be fetched nor are in the cache, or the repository
-            lacks a required file; it says which files to put where.
-    """
-    listed = (
-        f"{' and '.join(required)} (and {', '.join(optional)}, if they exist)"
-        if optional
-        else " and ".join(required)
-    )
+    repository, revision = found["repository"], found["revision"]
+    shown = f"{HUB_PREFIX}{repository}"
     remedy = (
-        f"download {listed} of https://huggingface.co/{repository} into a folder, and give "
-        "checkpoint=FOLDER"
+        f"download {' and '.join(required)} (and {', '.join(optional)}, if they exist) of "
+        f"https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
     )
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ValueError(
-            f"{HUB_PREFIX}{repository} needs huggingface_hub (pip install -e '.[hub]' in the "
-            f"checkout); without it {remedy}"
-        ) from None
 
     def snapshot(local_files_only: bool) -> Path:
         return Path(
@@ -376,8 +688,7 @@ def fetch_hub(
             )
         )
 
-    # Several libraries raise, depending on what fails.
-    try:
+    try:  # several libraries raise, depending on what fails
         if not hub_is_reachable():
             raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
         # Raises where `snapshot_download` would use what is stored.
@@ -385,27 +696,23 @@ def fetch_hub(
         path = snapshot(local_files_only=False)
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        stored = None
+        path = Path()
         with suppress(Exception):
-            stored = snapshot(local_files_only=True)
-        if stored is None or not all((stored / name).is_file() for name in required):
+            path = snapshot(local_files_only=True)
+        if not all((path / each).is_file() for each in required):
             raise ValueError(
-                f"{HUB_PREFIX}{repository} could not be fetched from the Hugging Face Hub "
+                f"{shown} could not be fetched from the Hugging Face Hub "
                 f"({reason}), nor is it in the Hub's cache; {remedy}"
             ) from error
         log.info(
-            f"{HUB_PREFIX}{repository}: not fetched ({reason}); the files of an earlier download "
-            f"are used, commit {stored.name}"
+            f"{shown}: not fetched ({reason}); the files of an earlier download "
+            f"are used, commit {path.name}"
         )
-        path = stored
     if not _COMMIT.fullmatch(revision or ""):
-        log.info(
-            f"{HUB_PREFIX}{repository}: commit {path.name}; to pin it: "
-            f"{HUB_PREFIX}{repository}@{path.name}"
-        )
-    if missing := [name for name in required if not (path / name).is_file()]:
+        log.info(f"{shown}: commit {path.name}; to pin it: {shown}@{path.name}")
+    if missing := [each for each in required if not (path / each).is_file()]:
         raise ValueError(
-            f"{HUB_PREFIX}{repository} has no {' and no '.join(missing)}, and only weights in "
+            f"{shown} has no {' and no '.join(missing)}, and only weights in "
             f"safetensors are read; {remedy}"
         )
     return path

@@ -1,5 +1,11 @@
-"""Reads files of tensors without running code from them, bounds the networks built for them, and
-hashes their weights."""
+"""Files of tensors: read without running code from them, bounds of the networks built for them,
+hashes of their weights, and checkpoints in several files.
+
+Such a checkpoint is `NAME.ckpt` with everything but the tensors that are sharded, and
+`NAME.shards/` with one file of each process. Sharded tensors are cut along their first axis, in the
+order of the processes. Reading puts them together, so that a checkpoint loads in any number of
+processes, and in commands that know nothing of processes.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +23,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from dnadiff.fields import Json
+from dnadiff.fields import Config, Json
+from dnadiff.store.disk import atomic_write
 
 if TYPE_CHECKING:
     from dnadiff.diffusion.denoiser import BaseDenoiser
 
+# Keys: the files of a checkpoint, and the name of a tensor in them.
+SHARDS, SHARDED = "shards", "sharded"
 # A tied or shared parameter is registered several times, and some only until they are replaced: at
 # most so often per tensor of a file.
 _REGISTRATIONS = 8
@@ -46,64 +55,149 @@ def read(path: Path) -> Json:
     Raises:
         ValueError: if the file is damaged or truncated, or holds pickled code.
     """
-    is_safetensors = path.suffix == ".safetensors"
-    is_zip = not is_safetensors and _is_zip(path)
-    if not is_safetensors and path.stat().st_size and not is_zip:
-        with open(path, "rb") as file:
-            first = file.read(4)
-        if (
-            first[:1] != b"\x80" and first[:2] != b"PK"
-        ):  # neither a pickle nor a zip file, the formats of torch.save
-            raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
+    with path.open("rb") as file:
+        first = file.read(4)
+    is_safetensors, is_zip = path.suffix == ".safetensors", first.startswith(b"PK")
+    # Neither a pickle nor a zip file, the formats of torch.save.
+    if first and not (is_safetensors or is_zip or first.startswith(b"\x80")):
+        raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
     try:
         if is_safetensors:
-            return _read_safetensors(path)
+            from safetensors.torch import load_file
+
+            return load_file(path)
         if is_zip:
-            _check_members(path)
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.infolist():
+                    # So that the size of the file bounds the work and the memory.
+                    if (member.compress_type, member.compress_size) != (
+                        zipfile.ZIP_STORED,
+                        member.file_size,
+                    ):
+                        raise ValueError(
+                            f"{member.filename} is compressed, which torch.save does not do"
+                        )
+                if (damaged := archive.testzip()) is not None:
+                    raise ValueError(f"the checksum of {damaged} differs")
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} holds more than tensors and plain values, and was not loaded: it could run "
             "code on this machine"
         ) from error
-    # A damaged pickle or index makes torch and zipfile raise errors of many kinds.
-    except (
-        RuntimeError,
-        EOFError,
-        OSError,
-        zipfile.BadZipFile,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        AssertionError,
-    ) as error:
+    except Exception as error:  # a damaged pickle or index raises errors of many kinds
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise ValueError(
             f"{path} is damaged or truncated ({reason}); use another copy of it"
         ) from error
 
 
-def _is_zip(path: Path) -> bool:
-    try:
-        return zipfile.is_zipfile(path)
-    except zipfile.BadZipFile:  # an index with impossible numbers
-        return True
+def shards_of(path: Path) -> Path:
+    """The folder of the shards of a checkpoint."""
+    return path.with_suffix(".shards")
 
 
-def _check_members(path: Path) -> None:
-    # `torch.save` does not compress, so the size of the file bounds the work and the memory.
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if (
-                member.compress_type != zipfile.ZIP_STORED
-                or member.compress_size != member.file_size
-            ):
-                raise zipfile.BadZipFile(
-                    f"{member.filename} is compressed, which torch.save does not do"
+def split(
+    content: Json, local: Callable[[Json], Tensor | None], parts: dict[str, Tensor], name: str = ""
+) -> Json:
+    """A nested checkpoint with each sharded tensor replaced by its name, under which this process's
+    part of it is added to `parts`.
+
+    `local` returns this process's part of a sharded tensor, and None for any other value.
+    """
+    if (part := local(content)) is not None:
+        # Not a view, with which all it is part of would be saved.
+        parts[name] = part.detach().cpu().clone()
+        return {SHARDED: name}
+    inner = content if isinstance(content, Mapping) else {}
+    if isinstance(content, (list, tuple)):
+        inner = dict(enumerate(content))
+    kept = {key: split(value, local, parts, f"{name}/{key}") for key, value in inner.items()}
+    if all(kept[key] is value for key, value in inner.items()):
+        return content
+    return kept if inner is content else list(kept.values())
+
+
+def write_sharded(
+    path: Path,
+    content: Config,
+    local: Callable[[Json], Tensor | None],
+    rank: int,
+    size: int,
+    token: str,
+    wait: Callable[[], None],
+) -> None:
+    """Write a checkpoint from all its processes; a run killed at any time leaves the old checkpoint
+    or the new one.
+
+    Args:
+        path: of `NAME.ckpt`.
+        local: as of `split`.
+        rank, size: number of this process, and number of processes.
+        token: the same new word in all processes; it is in the names of the files.
+        wait: returns when all processes have called it.
+    """
+    parts: dict[str, Tensor] = {}
+    content, folder = split(content, local, parts), shards_of(path)
+    names = [f"{token}-{number}-of-{size}.ckpt" for number in range(1, size + 1)]
+    with atomic_write(folder / names[rank], overwrite=True) as file:
+        torch.save({"token": token, "tensors": parts}, file)
+    wait()
+    if rank == 0:
+        with atomic_write(path, overwrite=True) as file:
+            torch.save({**content, SHARDS: {"token": token, "files": names}}, file)
+        for old in folder.glob("*.ckpt"):
+            if old.name not in names:
+                old.unlink(missing_ok=True)
+    wait()
+
+
+def read_sharded(path: Path, provide: Callable[[str], None] | None = None) -> Json:
+    """The content of a checkpoint in one file or in several, with whole tensors.
+
+    Args:
+        provide: called with the name of each shard, such as to fetch it; None: the shards are next
+            to the file.
+
+    Raises:
+        ValueError: if a file is missing or damaged, belongs to another checkpoint, or holds pickled
+            code.
+    """
+    content = read(path)
+    if not isinstance(content, dict) or SHARDS not in content:
+        return content
+    listed = content.pop(SHARDS)
+    if not isinstance(listed, dict) or not isinstance(listed.get("files"), list):
+        raise ValueError(f"{path} is damaged: it does not list its shards; use another copy of it")
+    parts = []
+    for name in listed["files"]:
+        file = shards_of(path) / Path(str(name)).name
+        if provide is not None:
+            provide(file.name)
+        if not file.is_file():
+            raise ValueError(
+                f"{path} needs {file}, which does not exist; copy the folder {file.parent.name} "
+                f"together with {path.name}"
+            )
+        shard = read(file)
+        tensors = shard.get("tensors") if isinstance(shard, dict) else None
+        if not isinstance(tensors, dict) or shard.get("token") != listed.get("token"):
+            raise ValueError(f"{file} does not belong to {path}; copy both from the same run")
+        parts.append(tensors)
+
+    def merged(value: Json) -> Json:
+        if isinstance(value, dict) and value.keys() == {SHARDED}:
+            name = value[SHARDED]
+            if not all(isinstance(part.get(name), Tensor) for part in parts):
+                raise ValueError(
+                    f"{path} is damaged: its shards lack {str(name)[:80]}; use another copy of it"
                 )
-        if (damaged := archive.testzip()) is not None:
-            raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
+            return torch.cat([part.pop(name) for part in parts])
+        if isinstance(value, dict):
+            return {key: merged(each) for key, each in value.items()}
+        return type(value)(map(merged, value)) if isinstance(value, (list, tuple)) else value
+
+    return merged(content)
 
 
 def fingerprint(network: torch.nn.Module) -> str:
@@ -214,16 +308,25 @@ class _WithoutNumbers(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """The missing, surplus and misshapen tensors of a file; a network may be without memory."""
+    return [
+        *(f"missing {name}" for name in own if name not in given),
+        *(f"surplus {name}" for name in given if name not in own),
+        *(
+            f"{name} is {tuple(given[name].shape)}, expected {tuple(tensor.shape)}"
+            for name, tensor in own.items()
+            if name in given and given[name].shape != tensor.shape
+        ),
+    ]
 
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
-
-def listing(faults: Sequence[str]) -> str:
-    """All faults in one line, with their number if there are many."""
-    return (f"{len(faults)} faults: " if len(faults) > 30 else "") + "; ".join(faults)
+def refuse(faults: Sequence[str], source: Path) -> None:
+    """Raise ValueError if a file's tensors have faults: all in one line, with their number if there
+    are many."""
+    if faults:
+        number = f"{len(faults)} faults: " if len(faults) > 30 else ""
+        raise ValueError(
+            f"the weights in {source} do not fit its configuration: {number}{'; '.join(faults)}. "
+            "Was it trained with another vocabulary or size?"
+        )

@@ -44,7 +44,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.weights.layouts import published_layout
+from dnadiff.weights.published import published_layout
 
 ROOT = Path(__file__).parents[2]
 FULL = {

@@ -27,7 +27,7 @@ import mutations as m
 from formats import Anything, InvalidError
 
 from dnadiff.weights import published
-from dnadiff.weights.layouts import gpt2_backbone
+from dnadiff.weights.published import gpt2_backbone
 
 if TYPE_CHECKING:
     from dnadiff.data.text.corpus import Hub
@@ -1056,7 +1056,7 @@ def _gpt2(folder: Path) -> None:
     import torch
     from safetensors.torch import save
 
-    from dnadiff.weights.layouts import published_layout
+    from dnadiff.weights.published import published_layout
 
     torch.manual_seed(0)
     sizes = {

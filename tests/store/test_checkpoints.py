@@ -17,8 +17,8 @@ from dnadiff.store import remote
 from dnadiff.store.files import resolve
 from dnadiff.store.objects import build
 from dnadiff.store.remote import LostError
-from dnadiff.weights import checkpoint, shards
-from dnadiff.weights.tensors import fingerprint
+from dnadiff.weights import checkpoint
+from dnadiff.weights.tensors import fingerprint, write_sharded
 
 
 @pytest.fixture
@@ -50,44 +50,40 @@ def test_a_file_a_run_folder_and_an_exported_folder_are_loaded_from_a_server(mod
         assert all(torch.equal(weights, expected[key]) for key, weights in found.items())
 
 
-def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, tmp_path):
-    expected, folder = checkpoint.load(trained), tmp_path / "served" / "sharded"
+@pytest.fixture
+def sharded(trained, tmp_path):
+    """The folder of the run on the server, with all tensors of its checkpoint in a shard."""
+    folder = tmp_path / "served" / "sharded"
     content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
-    plain, parts = shards.split(
-        content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None
-    )
-    shards.write(folder / "checkpoints" / "best.ckpt", plain, parts, 0, 1, "ab", lambda: None)
-    (folder / "evaluate.json").write_text('{"of": "the run"}')
-    for name in (f"{models}/sharded", f"{models}/sharded/checkpoints/best.ckpt"):
-        found = checkpoint.load(name)
-        assert fingerprint(found.denoiser) == fingerprint(expected.denoiser) and parts
-        assert found.path.parent.name == "checkpoints"
-        assert StoredCurve(found.path, found.denoiser).file.read_text() == '{"of": "the run"}'
-
-
-@pytest.mark.parametrize("hard_links", [True, False])
-def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(
-    hard_links, models, trained, tmp_path, monkeypatch
-):
-    def refuse(*args):
-        raise PermissionError(1, "Operation not permitted")
-
-    content = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)
-    plain, parts = shards.split(
-        content, lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None
-    )
-    shards.write(
-        tmp_path / "served" / "sharded" / "checkpoints" / "best.ckpt",
-        plain,
-        parts,
+    write_sharded(
+        folder / "checkpoints" / "best.ckpt",
+        content,
+        lambda value: value if isinstance(value, torch.Tensor) and value.ndim else None,
         0,
         1,
         "ab",
         lambda: None,
     )
+    return folder
+
+
+def test_a_run_on_a_server_has_its_evaluation_and_its_shards(models, trained, sharded):
+    expected = checkpoint.load(trained)
+    (sharded / "evaluate.json").write_text('{"of": "the run"}')
+    for name in (f"{models}/sharded", f"{models}/sharded/checkpoints/best.ckpt"):
+        found = checkpoint.load(name)
+        assert fingerprint(found.denoiser) == fingerprint(expected.denoiser)
+        assert found.path.parent.name == "checkpoints"
+        assert StoredCurve(found.path, found.denoiser).file.read_text() == '{"of": "the run"}'
+
+
+def test_a_run_on_a_server_is_loaded_where_the_cache_has_no_links(
+    models, trained, sharded, monkeypatch
+):
+    def refuse(*args):
+        raise PermissionError(1, "Operation not permitted")
+
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    if not hard_links:
-        monkeypatch.setattr("os.link", refuse)
     expected = fingerprint(checkpoint.load(trained).denoiser)
     for name in ("run", "sharded", "sharded"):
         assert fingerprint(checkpoint.load(f"{models}/{name}").denoiser) == expected

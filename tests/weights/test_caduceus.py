@@ -5,13 +5,13 @@ import pytest
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
-from dnadiff.weights.layouts import (
-    CaduceusFamily,
+from dnadiff.weights.published import (
+    FAMILIES,
     caduceus_layout,
+    load_published,
     published_layout,
     published_names,
 )
-from dnadiff.weights.published import load_published
 
 DNA = DNATokenizer().vocab
 
@@ -56,7 +56,7 @@ def test_published_names_of_tied_and_untied_projections():
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
 def test_the_config_of_a_layout_describes_the_network(kind, options):
     network = kind(DNA, 16, 2, **options)
-    described = CaduceusFamily().backbone(published_layout(network).config, DNA)
+    described = FAMILIES["caduceus"].backbone(published_layout(network).config, DNA)
     target = described.pop("_target_")
     described.pop("swap_strands", None)
     again = kind(DNA, **described)
@@ -81,10 +81,3 @@ def test_networks_without_a_published_form_are_refused():
             caduceus_layout(Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True))
     with pytest.raises(ValueError, match="n_layers 0 must be an integer of at least 1"):
         caduceus_layout(Caduceus(DNA, 16, 0))
-
-
-def test_a_number_of_any_length_is_compared_with_its_limits():
-    from dnadiff.weights.layouts import Key
-
-    with pytest.raises(ValueError, match="layers is '111111"):
-        Key(int).read("layers", {"layers": int("1" * 400)})

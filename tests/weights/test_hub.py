@@ -5,7 +5,6 @@ import hashlib
 import importlib
 import json
 import re
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -18,7 +17,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.weights import checkpoint
-from dnadiff.weights.published import export_published
+from dnadiff.weights.published import export_published, load_published
 
 COMMIT, NAME = "0123456789abcdef0123456789abcdef01234567", "kuleshov-group/caduceus"
 PINNED = f"hf:{NAME}@{COMMIT}"
@@ -279,12 +278,15 @@ def test_an_exported_model_on_the_hub_without_its_description_is_refused(server,
         checkpoint.load(PINNED)
 
 
-def test_without_the_package_the_error_says_which_files_to_put_where(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(
-        ValueError, match=rf"pip install -e '\.\[hub\]' in the checkout\); without it {FILES}"
-    ):
-        checkpoint.load(f"hf:{NAME}")
+def test_load_published_fetches_safetensors_of_a_commit(server):
+    assert isinstance(load_published(f"{NAME}@{COMMIT}").backbone, Caduceus)
+    assert sorted(server.sent) == ["config.json", "model.safetensors"]
+
+
+def test_load_published_fetches_other_weights_if_there_are_no_safetensors(server):
+    del server.files["model.safetensors"]
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is not a file of tensors"):
+        load_published(NAME, revision=COMMIT)
 
 
 @pytest.mark.parametrize(

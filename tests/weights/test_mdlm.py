@@ -9,8 +9,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint, published
-from dnadiff.weights.layouts import MDLMFamily, published_layout
-from dnadiff.weights.published import load_published
+from dnadiff.weights.published import FAMILIES, load_published, published_layout
 
 DNA = DNATokenizer().vocab
 PADDED = Vocab(34, 32, 33, (32, 33))  # of a tokenizer: padding has its own id
@@ -167,12 +166,12 @@ def test_training_starts_from_published_weights_of_a_text_model(cli, tmp_path, f
 
 def test_the_config_of_a_layout_describes_the_network():
     network = DiT(PADDED, 16, 2, 2, 8, dropout=0.3, max_length=7)
-    described = MDLMFamily().backbone(published_layout(network).config, PADDED)
+    described = FAMILIES["mdlm"].backbone(published_layout(network).config, PADDED)
     assert described == {
         "_target_": "dnadiff.networks.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2,
         "cond_dim": 8, "dropout": 0.3, "max_length": 7,
     }  # fmt: skip
-    assert MDLMFamily().implied_vocab({"vocab_size": 33}) == Vocab(33, 32, 32, (32,))
+    assert FAMILIES["mdlm"].implied_vocab({"vocab_size": 33}) == Vocab(33, 32, 32, (32,))
 
 
 def test_networks_without_a_published_form_are_refused():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dnadiff.training.callbacks import AtomicCheckpoints
-from dnadiff.weights import shards
+from dnadiff.weights.tensors import read_sharded, write_sharded
 
 
 class Part(torch.Tensor):
@@ -33,8 +33,7 @@ def save(path, token, size=2, scale=1.0, ranks=None):
                 else None
             )
 
-        plain, parts = shards.split(content(scale), own)
-        shards.write(path, plain, parts, rank, size, token, lambda: None)
+        write_sharded(path, content(scale), own, rank, size, token, lambda: None)
 
 
 def test_whole_tensors_come_back(tmp_path):
@@ -42,7 +41,7 @@ def test_whole_tensors_come_back(tmp_path):
     assert sorted(p.name for p in (tmp_path / "last.shards").iterdir()) == [
         f"ab-{n}-of-3.ckpt" for n in (1, 2, 3)
     ]
-    found, expected = shards.read(tmp_path / "last.ckpt"), content()
+    found, expected = read_sharded(tmp_path / "last.ckpt"), content()
     assert found["global_step"] == 3 and found["state_dict"]["id"].tolist() == [7]
     assert torch.equal(
         found["state_dict"]["weight"], expected["state_dict"]["weight"].as_subclass(torch.Tensor)
@@ -60,12 +59,12 @@ def test_a_run_killed_while_it_writes_keeps_the_old_checkpoint(tmp_path):
         tmp_path / "last.ckpt", "new", scale=2.0, ranks=[1]
     )  # the first process does not get there
     assert (
-        shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
+        read_sharded(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
         == content()["state_dict"]["weight"].tolist()
     )
     save(tmp_path / "last.ckpt", "newer", scale=3.0)
     assert (
-        shards.read(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
+        read_sharded(tmp_path / "last.ckpt")["state_dict"]["weight"].tolist()
         == content(3.0)["state_dict"]["weight"].tolist()
     )
     assert len(list((tmp_path / "last.shards").iterdir())) == 2
@@ -75,7 +74,7 @@ def test_one_file_replaces_shards(tmp_path):
     save(tmp_path / "last.ckpt", "ab")
     AtomicCheckpoints().save_checkpoint({"global_step": 4}, tmp_path / "last.ckpt")
     assert (
-        shards.read(tmp_path / "last.ckpt") == {"global_step": 4}
+        read_sharded(tmp_path / "last.ckpt") == {"global_step": 4}
         and not (tmp_path / "last.shards").exists()
     )
 
@@ -111,11 +110,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage, what):
     save(tmp_path / "last.ckpt", "ab")
     damage(tmp_path / "last.shards")
     with pytest.raises(ValueError, match=what):
-        shards.read(tmp_path / "last.ckpt")
+        read_sharded(tmp_path / "last.ckpt")
 
 
 def test_a_shard_outside_the_folder_is_not_read(tmp_path):
     save(tmp_path / "last.ckpt", "ab")
     torch.save({"shards": {"token": "ab", "files": ["../../secret.ckpt"]}}, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"last\.shards/secret\.ckpt, which does not exist"):
-        shards.read(tmp_path / "last.ckpt")
+        read_sharded(tmp_path / "last.ckpt")

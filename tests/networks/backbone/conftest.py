@@ -4,7 +4,7 @@ folders."""
 import pytest
 
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.weights.layouts import published_layout
+from dnadiff.weights.published import published_layout
 
 
 @pytest.fixture(scope="session")
