@@ -6,18 +6,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
-
 from dnadiff.fields import Json, Natural, PositiveInt
-from dnadiff.options.base import (
-    DRAWS,
-    PROTOCOL,
-    Accelerator,
-    Group,
-    Options,
-    Result,
-    group,
-)
+from dnadiff.options.base import Accelerator, Draws, Group, Options, Protocol, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
 
@@ -35,26 +25,33 @@ class CompareOptions(Options):
     on -log p. novel: bases in no 24-mer of the training part of either model.
     """
 
-    tokenizer: Group | None = group(description="of text; data= chooses its own")
-    data: Group | None = group(description="other data than those of the run of a")
-    a: str = Field(description="the first model: any name that checkpoint= of other commands takes")
-    b: str = Field(description="the second one, with the same tokenizer")
-    part: Literal["test", "valid", "train"] = Field("test", description="of the data")
-    length: PositiveInt | None = Field(
-        None, description="tokens in a window; null: as in the training of a"
-    )
-    num_draws: PositiveInt = Field(8, description=DRAWS)
-    protocol: Literal["count", "mdlm"] = Field("count", description=PROTOCOL)
-    conjoin: bool | list[Literal["a", "b"]] = Field(
-        False,
-        description="DNA: average the probabilities of both strands at every call: true, or [a] or "
-        "[b] for one of the models",
-    )
-    batch_size: PositiveInt = Field(32, description="windows in a batch")
-    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
-    accelerator: Accelerator = Field("auto", description="where the networks compute")
-    seed: Natural = Field(1, description="of the masks, which are the same for both models")
-    output: str | None = Field(None, description="JSON file; null: compare.json in the run folder")
+    tokenizer: Group | None = group()
+    """of text; data= chooses its own"""
+    data: Group | None = group()
+    """other data than those of the run of a"""
+    a: str
+    """the first model: any name that checkpoint= of other commands takes"""
+    b: str
+    """the second one, with the same tokenizer"""
+    part: Literal["test", "valid", "train"] = "test"
+    """of the data"""
+    length: PositiveInt | None = None
+    """tokens in a window; null: as in the training of a"""
+    num_draws: Draws = 8
+    protocol: Protocol = "count"
+    conjoin: bool | list[Literal["a", "b"]] = False
+    """DNA: average the probabilities of both strands at every call: true, or [a] or [b] for one of
+    the models"""
+    batch_size: PositiveInt = 32
+    """windows in a batch"""
+    block_size: PositiveInt = 16
+    """windows in a bootstrap block"""
+    accelerator: Accelerator = "auto"
+    """where the networks compute"""
+    seed: Natural = 1
+    """of the masks, which are the same for both models"""
+    output: str | None = None
+    """JSON file; null: compare.json in the run folder"""
 
 
 @command(CompareOptions)

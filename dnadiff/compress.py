@@ -6,8 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
-
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Accelerator, ModelOptions, Result
 from dnadiff.options.command import command
@@ -27,21 +25,21 @@ class CompressOptions(ModelOptions):
     """
 
     chooses_threads: ClassVar[bool] = False
-    input: str = Field(description="FASTA, plain or gzip")
-    output: str | None = Field(None, description=".dnd; null: INPUT.dnd in the run folder")
-    num_groups: PositiveInt = Field(
-        64,
-        description="network calls per batch of windows, or for each block of block_mdlm; more "
-        "calls give a shorter code",
-    )
-    window: PositiveInt | None = Field(
-        None, description="bases; longer records are cut into windows; null: the training window"
-    )
-    batch_size: PositiveInt = Field(32, description="the code depends on it, as on the seed")
-    threads: PositiveInt | None = Field(
-        None, description="the code depends on it; null: PyTorch's default"
-    )
-    accelerator: Accelerator = Field("cpu", description="where the network computes")
+    input: str
+    """FASTA, plain or gzip"""
+    output: str | None = None
+    """.dnd; null: INPUT.dnd in the run folder"""
+    num_groups: PositiveInt = 64
+    """network calls per batch of windows, or for each block of block_mdlm; more calls give a
+    shorter code"""
+    window: PositiveInt | None = None
+    """bases; longer records are cut into windows; null: the training window"""
+    batch_size: PositiveInt = 32
+    """the code depends on it, as on the seed"""
+    threads: PositiveInt | None = None
+    """the code depends on it; null: PyTorch's default"""
+    accelerator: Accelerator = "cpu"
+    """where the network computes"""
 
 
 @command(CompressOptions)

@@ -22,20 +22,16 @@ class CopiesOptions(Options):
 
     chooses_threads: ClassVar[bool] = False
     tokenizer: Group | None = group()  # so that data=text gets its own error message
-    data: Group | None = group(
-        description="the training data, for a model without a run or on another machine: data=fasta"
-        " data.path=my.fa"
-    )
-    input: str = Field(
-        description="FASTA; if a header has designed=first-last, only that part is searched"
-    )
+    data: Group | None = group()
+    """the training data, for a model without a run or on another machine: data=fasta
+    data.path=my.fa"""
+    input: str
+    """FASTA; if a header has designed=first-last, only that part is searched"""
     checkpoint: str = Field(description=f"the model whose training part is searched: {MODEL}")
-    output: str | None = Field(
-        None,
-        description="name, bases, longest match, fraction of 24-mers seen; null: copies.tsv in the "
-        "run folder",
-    )
-    seed: int = Field(1, description="of the data")
+    output: str | None = None
+    """name, bases, longest match, fraction of 24-mers seen; null: copies.tsv in the run folder"""
+    seed: int = 1
+    """of the data"""
 
 
 @command(CopiesOptions)

@@ -22,18 +22,14 @@ class DecompressOptions(Options):
 
     chooses_threads: ClassVar[bool] = False
     checkpoint: str = Field(description=f"the model used for compression: {MODEL}")
-    input: str = Field(description=".dnd")
-    output: str | None = Field(
-        None,
-        description="FASTA; a name that ends in .gz is compressed; null: INPUT without .dnd in the "
-        "run folder",
-    )
-    max_bytes: PositiveInt | None = Field(
-        None,
-        description="refuse a file that expands to more; null: 1 MiB or 100 times its size, "
-        "whichever is more",
-    )
-    accelerator: Accelerator = Field("cpu", description="the type of device used for compression")
+    input: str
+    """.dnd"""
+    output: str | None = None
+    """FASTA; a name that ends in .gz is compressed; null: INPUT without .dnd in the run folder"""
+    max_bytes: PositiveInt | None = None
+    """refuse a file that expands to more; null: 1 MiB or 100 times its size, whichever is more"""
+    accelerator: Accelerator = "cpu"
+    """the type of device used for compression"""
 
 
 @command(DecompressOptions)

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from dnadiff.fields import PositiveInt
-from dnadiff.options.base import MODEL, Accelerator, ShardedOptions
-from dnadiff.options.command import job_command
+from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
@@ -26,38 +24,31 @@ class EmbedOptions(ShardedOptions):
     and region_name if the regions have names, in the order of the input.
     """
 
-    checkpoint: str = Field(description=MODEL)
-    input: str | list[str] = Field(
-        description=(
-            "FASTA, plain or gzip; with genome: BED, GTF or GFF file, chrom:first-last "
-            "(1-based), or a list of these"
-        )
-    )
-    genome: str | None = Field(None, description="FASTA, 2bit or GenBank file with the regions")
-    feature: str | None = Field(
-        None, description="rows of a GTF or GFF file with this third column, null: all"
-    )
-    output: str | None = Field(
-        None, description=".npz, .parquet or .h5ad; null: embeddings.npz in the run folder"
-    )
-    pool: Literal["mean", "max", "none"] = Field(
-        "mean",
-        description=(
-            "mean or max over the positions of a sequence; none: a vector for each position"
-        ),
-    )
-    layer: PositiveInt | None = Field(
-        None, description="features after this many layers, null: all"
-    )
-    stranded: bool = Field(
-        False, description="read the given strand alone; otherwise both are averaged"
-    )
-    dtype: Literal["float32", "float16"] = Field("float32", description="or float16")
-    batch_size: PositiveInt = Field(32, description="sequences in a batch")
-    accelerator: Accelerator = Field("auto", description="where the network computes")
+    checkpoint: Checkpoint
+    input: str | list[str]
+    """FASTA, plain or gzip; with genome: BED, GTF or GFF file, chrom:first-last (1-based), or a
+    list of these"""
+    genome: str | None = None
+    """FASTA, 2bit or GenBank file with the regions"""
+    feature: str | None = None
+    """rows of a GTF or GFF file with this third column, null: all"""
+    output: str | None = None
+    """.npz, .parquet or .h5ad; null: embeddings.npz in the run folder"""
+    pool: Literal["mean", "max", "none"] = "mean"
+    """mean or max over the positions of a sequence; none: a vector for each position"""
+    layer: PositiveInt | None = None
+    """features after this many layers, null: all"""
+    stranded: bool = False
+    """read the given strand alone; otherwise both are averaged"""
+    dtype: Literal["float32", "float16"] = "float32"
+    """or float16"""
+    batch_size: PositiveInt = 32
+    """sequences in a batch"""
+    accelerator: Accelerator = "auto"
+    """where the network computes"""
 
 
-@job_command(EmbedOptions)
+@command(EmbedOptions)
 def embed(options: EmbedOptions) -> list[Job]:
     """The file of all embeddings."""
     from dnadiff.data.genome.inputs import open_input

@@ -10,7 +10,7 @@ from annotated_types import Interval
 from pydantic import Field
 
 from dnadiff.fields import Json, Positive, PositiveInt
-from dnadiff.options.base import DRAWS, PROTOCOL, Group, ModelOptions, Result, group
+from dnadiff.options.base import Draws, Group, ModelOptions, Protocol, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
 
@@ -28,46 +28,38 @@ class EvaluateOptions(ModelOptions):
     a fraction of its maximum.
     """
 
-    tokenizer: Group | None = group(description="of text; data= chooses its own")
-    data: Group | None = group(description="other data than those of the checkpoint's run")
-    part: Literal["test", "valid", "train"] = Field("test", description="of the data")
-    length: PositiveInt | None = Field(
-        None,
-        description="tokens in a window; null: as in training. Longer windows give a network "
-        "without max_length more context",
-    )
-    num_draws: PositiveInt = Field(8, description=DRAWS)
-    target_se: Positive | None = Field(
-        None, description="nats per token; draws are doubled until se_mc is at most this"
-    )
-    max_draws: Annotated[int, Field(ge=2)] = Field(1024, description="maximum number of draws")
-    protocol: Literal["count", "mdlm"] = Field("count", description=PROTOCOL)
-    order: Literal["left_to_right", "strided", "confidence"] | None = Field(
-        None,
-        description="left_to_right, strided or confidence: the exact -log p of unmasking in this "
-        "order, with a network call per token; null: the bound",
-    )
-    both_strands: bool = Field(
-        False, description="DNA: also the other strand, with their mean and difference"
-    )
-    conjoin: bool = Field(
-        False,
-        description="DNA: average the probabilities of both strands at every call; twice the work",
-    )
-    orders: list[Annotated[int, Interval(ge=0, le=26)]] = Field(
-        [0, 3, 6, 12], description="of the Markov models to compare with (DNA)"
-    )
-    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
-    output: str | None = Field(
-        None,
-        description="JSON file; null: evaluate.json in the folder of this command. sample reads "
-        "RUN/evaluate.json of the training run",
-    )
-    windows: str | None = Field(
-        None,
-        description=".npz file: nats of each window, for paired differences between models "
-        "(dnadiff.genomics.held_out.Scores)",
-    )
+    tokenizer: Group | None = group()
+    """of text; data= chooses its own"""
+    data: Group | None = group()
+    """other data than those of the checkpoint's run"""
+    part: Literal["test", "valid", "train"] = "test"
+    """of the data"""
+    length: PositiveInt | None = None
+    """tokens in a window; null: as in training. Longer windows give a network without max_length
+    more context"""
+    num_draws: Draws = 8
+    target_se: Positive | None = None
+    """nats per token; draws are doubled until se_mc is at most this"""
+    max_draws: Annotated[int, Field(ge=2)] = 1024
+    """maximum number of draws"""
+    protocol: Protocol = "count"
+    order: Literal["left_to_right", "strided", "confidence"] | None = None
+    """left_to_right, strided or confidence: the exact -log p of unmasking in this order, with a
+    network call per token; null: the bound"""
+    both_strands: bool = False
+    """DNA: also the other strand, with their mean and difference"""
+    conjoin: bool = False
+    """DNA: average the probabilities of both strands at every call; twice the work"""
+    orders: list[Annotated[int, Interval(ge=0, le=26)]] = [0, 3, 6, 12]
+    """of the Markov models to compare with (DNA)"""
+    block_size: PositiveInt = 16
+    """windows in a bootstrap block"""
+    output: str | None = None
+    """JSON file; null: evaluate.json in the folder of this command. sample reads RUN/evaluate.json
+    of the training run"""
+    windows: str | None = None
+    """.npz file: nats of each window, for paired differences between models
+    (dnadiff.genomics.held_out.Scores)"""
 
 
 @command(EvaluateOptions)

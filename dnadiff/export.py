@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from dnadiff.options.base import MODEL, Options, Result
+from dnadiff.options.base import Checkpoint, Options, Result
 from dnadiff.options.command import command
 from dnadiff.progress import table
 
@@ -27,33 +27,22 @@ class ExportOptions(Options):
     """
 
     chooses_threads: ClassVar[bool] = False
-    checkpoint: str = Field(description=MODEL)
-    output: str | None = Field(
-        None,
-        description="folder; it appears when it is complete; null: model in the run folder",
-    )
-    name: str | None = Field(
-        None, description="title of the model card; null: the name of the folder"
-    )
-    license: str | None = Field(
-        None,
-        description="of the weights, an identifier of the Hugging Face Hub: apache-2.0, cc-by-4.0, "
-        "other, ...; null: as recorded, or unknown",
-    )
-    data_license: str | None = Field(
-        None, description="of the training data, in words; null: as recorded"
-    )
-    duplicate_tied: bool = Field(
-        True,
-        description="false writes tied projections once, for a smaller file that only dnadiff "
-        "loads",
-    )
-    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
-        None, description="of the weights in the file, which are rounded; null: as in the network"
-    )
-    note: str | None = Field(
-        None, description="for the model card: how it was trained, what it is for"
-    )
+    checkpoint: Checkpoint
+    output: str | None = None
+    """folder; it appears when it is complete; null: model in the run folder"""
+    name: str | None = None
+    """title of the model card; null: the name of the folder"""
+    license: str | None = None
+    """of the weights, an identifier of the Hugging Face Hub: apache-2.0, cc-by-4.0, other, ...;
+    null: as recorded, or unknown"""
+    data_license: str | None = None
+    """of the training data, in words; null: as recorded"""
+    duplicate_tied: bool = True
+    """false writes tied projections once, for a smaller file that only dnadiff loads"""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """of the weights in the file, which are rounded; null: as in the network"""
+    note: str | None = None
+    """for the model card: how it was trained, what it is for"""
 
     @model_validator(mode="after")
     def _license_is_an_identifier(self) -> Self:

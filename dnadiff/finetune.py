@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from annotated_types import Interval
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from typing_extensions import TypedDict
 
 from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
-from dnadiff.options.base import MODEL, Accelerator, Config, Group, Options, Result, group
+from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import expand_user
@@ -80,130 +80,92 @@ class FinetuneOptions(Options):
         ("task.name", "task.genome", "task.fly_genome", "task.mouse_genome"), str | None
     )
 
-    checkpoint: str = Field(description=MODEL)
-    task: Group = group("ecoli_coding", "what is predicted")
-    baselines: Group | None = group(
-        "none",
-        "none, all (length, GC, k-mers, boosting, the published CNN, convolutions on the bases), "
-        "ecoli_promoter (with the -10/-35 weight matrix)",
-    )
-    head: Group = group(
-        "conv",
-        "conv, mean (as published, and the default with task.protocol=paper), attention, flatten "
-        "(one length), auto (chosen on validation)",
-    )
-    adapter: Group = group("none", "none, lora: train updates of low rank instead of the weights")
-    seed: Natural = Field(1, description="the first of consecutive seeds")
-    seeds: PositiveInt = Field(5, description="number of times each network is trained")
-    epochs: PositiveInt | Literal["auto"] = Field(
-        AUTO,
-        description="passes over the training items; auto: about 2,000 steps in 2 to 20 epochs, 10 "
-        "with task.protocol=paper",
-    )
-    minutes: Positive | None = Field(
-        None,
-        description="wall-clock budget of each trained network with its search, which sets the "
-        "epochs; null: none",
-    )
-    patience: PositiveInt | Literal["auto"] | None = Field(
-        AUTO,
-        description="stop after N epochs without a better validation score (accuracy, weighted "
-        "with class_weights=balanced; loss for values and labels); auto: 5 with epochs=auto; null: "
-        "never",
-    )
-    batch_size: PositiveInt | list[PositiveInt] = Field(
-        16, description="or a list, of which validation chooses"
-    )
-    lr: Rate | Literal["auto"] | list[Rate] = Field(
-        AUTO,
-        description="peak learning rate of the fine-tuned network and of the same head on one-hot; "
-        "auto: short trials of four rates; from a list, complete training of each",
-    )
-    lr_scratch: Rate | Literal["auto"] | list[Rate] = Field(
-        AUTO, description="of the same network from scratch"
-    )
-    layer_decay: Rate | Literal["auto"] = Field(
-        AUTO,
-        description="factor of the rate from layer to layer towards the input of the fine-tuned "
-        "network; auto: 0.8, 1 with task.protocol=paper, adapter=lora or freeze=backbone",
-    )
-    freeze: Literal["none", "backbone"] | PositiveInt = Field(
-        "none",
-        description="of the fine-tuned network: none, backbone (only the head is trained), or the "
-        "number of first layers",
-    )
-    head_epochs: Natural | Literal["auto"] = Field(
-        AUTO,
-        description="of the head alone, on features of the pretrained network, before the whole "
-        "network is trained; auto: about 1,000 steps, but at least 4 and at most 30 epochs, 0 with "
-        "task.protocol=paper; 0: none",
-    )
-    class_weights: Literal["none", "balanced"] = Field(
-        "none",
-        description="balanced, for classes: weight the loss of each class, and the accuracy that "
-        "chooses the epoch, by the inverse of its frequency",
-    )
-    mixup: NonNegative = Field(
-        0.0,
-        description="a of Beta(a, a), from which shares of mixed features are drawn; 0: none",
-    )
-    average: bool = Field(
-        True,
-        description="without train_items and task.protocol=kfold, also report the mean of the "
-        "predictions (of classes and labels, the probabilities) over the seeds",
-    )
-    stack: bool = Field(
-        False,
-        description="also report the fine-tuned network stacked with the k-mers, with a weight "
-        "fitted on validation",
-    )
+    checkpoint: Checkpoint
+    task: Group = group("ecoli_coding")
+    """what is predicted"""
+    baselines: Group | None = group("none")
+    """none, all (length, GC, k-mers, boosting, the published CNN, convolutions on the bases),
+    ecoli_promoter (with the -10/-35 weight matrix)"""
+    head: Group = group("conv")
+    """conv, mean (as published, and the default with task.protocol=paper), attention, flatten (one
+    length), auto (chosen on validation)"""
+    adapter: Group = group("none")
+    """none, lora: train updates of low rank instead of the weights"""
+    seed: Natural = 1
+    """the first of consecutive seeds"""
+    seeds: PositiveInt = 5
+    """number of times each network is trained"""
+    epochs: PositiveInt | Literal["auto"] = AUTO
+    """passes over the training items; auto: about 2,000 steps in 2 to 20 epochs, 10 with
+    task.protocol=paper"""
+    minutes: Positive | None = None
+    """wall-clock budget of each trained network with its search, which sets the epochs; null: none
+    """
+    patience: PositiveInt | Literal["auto"] | None = AUTO
+    """stop after N epochs without a better validation score (accuracy, weighted with
+    class_weights=balanced; loss for values and labels); auto: 5 with epochs=auto; null: never"""
+    batch_size: PositiveInt | list[PositiveInt] = 16
+    """or a list, of which validation chooses"""
+    lr: Rate | Literal["auto"] | list[Rate] = AUTO
+    """peak learning rate of the fine-tuned network and of the same head on one-hot; auto: short
+    trials of four rates; from a list, complete training of each"""
+    lr_scratch: Rate | Literal["auto"] | list[Rate] = AUTO
+    """of the same network from scratch"""
+    layer_decay: Rate | Literal["auto"] = AUTO
+    """factor of the rate from layer to layer towards the input of the fine-tuned network; auto:
+    0.8, 1 with task.protocol=paper, adapter=lora or freeze=backbone"""
+    freeze: Literal["none", "backbone"] | PositiveInt = "none"
+    """of the fine-tuned network: none, backbone (only the head is trained), or the number of first
+    layers"""
+    head_epochs: Natural | Literal["auto"] = AUTO
+    """of the head alone, on features of the pretrained network, before the whole network is
+    trained; auto: about 1,000 steps, but at least 4 and at most 30 epochs, 0 with
+    task.protocol=paper; 0: none"""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced, for classes: weight the loss of each class, and the accuracy that chooses the
+    epoch, by the inverse of its frequency"""
+    mixup: NonNegative = 0.0
+    """a of Beta(a, a), from which shares of mixed features are drawn; 0: none"""
+    average: bool = True
+    """without train_items and task.protocol=kfold, also report the mean of the predictions (of
+    classes and labels, the probabilities) over the seeds"""
+    stack: bool = False
+    """also report the fine-tuned network stacked with the k-mers, with a weight fitted on
+    validation"""
     weight_decay: NonNegative = 0.1
-    warmup: Fraction | None = Field(
-        None, description="fraction of all steps; null: 0.1, or 0.01 with task.protocol=paper"
-    )
-    kmer: Annotated[int, Interval(ge=1, le=8)] = Field(
-        6, description="k of the logistic (for values, ridge) regression on k-mers"
-    )
-    fine_tune: bool = Field(True, description="train the whole network")
-    scratch: bool = Field(True, description="the same network from random weights")
-    probe: bool = Field(
-        False,
-        description="logistic regression on frozen features of the trained and of an untrained "
-        "network",
-    )
-    neighbors: bool = Field(False, description="nearest neighbors on frozen features")
-    layer: PositiveInt | None = Field(
-        None, description="use only the first N layers of the network; null: all"
-    )
-    train_items: PositiveInt | None = Field(
-        None,
-        description="use only N training items, drawn for each seed, and a validation part reduced "
-        "in the same proportion; null: all",
-    )
-    inputs: Inputs = Field(
-        Inputs(layers=[], one_hot=AUTO, length=False),
-        description="what the heads read besides the features of the network: outputs of layers, "
-        "such as [1, 2]; the bases, by a second head whose outputs are added (auto: true, false "
-        "with task.protocol=paper); the number of bases",
-    )
-    pretraining_overlap: bool | str = Field(
-        False,
-        description="true: also report the accuracy inside and outside the pretraining data (reads "
-        "that genome again); a FASTA file: those data, for a model that is exported without their "
-        "path",
-    )
-    save_models: list[Literal["fine-tuned", "scratch"]] = Field(
-        ["fine-tuned"],
-        description="networks of which every seed is saved in models/ of the run folder, for "
-        "python -m dnadiff.predict",
-    )
-    results: str | None = Field(
-        None,
-        description="folder of finished predictions, which several processes can share, and from "
-        "which an interrupted study resumes; null: results in the run folder",
-    )
+    warmup: Fraction | None = None
+    """fraction of all steps; null: 0.1, or 0.01 with task.protocol=paper"""
+    kmer: Annotated[int, Interval(ge=1, le=8)] = 6
+    """k of the logistic (for values, ridge) regression on k-mers"""
+    fine_tune: bool = True
+    """train the whole network"""
+    scratch: bool = True
+    """the same network from random weights"""
+    probe: bool = False
+    """logistic regression on frozen features of the trained and of an untrained network"""
+    neighbors: bool = False
+    """nearest neighbors on frozen features"""
+    layer: PositiveInt | None = None
+    """use only the first N layers of the network; null: all"""
+    train_items: PositiveInt | None = None
+    """use only N training items, drawn for each seed, and a validation part reduced in the same
+    proportion; null: all"""
+    inputs: Inputs = Inputs(layers=[], one_hot=AUTO, length=False)
+    """what the heads read besides the features of the network: outputs of layers, such as [1, 2];
+    the bases, by a second head whose outputs are added (auto: true, false with
+    task.protocol=paper); the number of bases"""
+    pretraining_overlap: bool | str = False
+    """true: also report the accuracy inside and outside the pretraining data (reads that genome
+    again); a FASTA file: those data, for a model that is exported without their path"""
+    save_models: list[Literal["fine-tuned", "scratch"]] = ["fine-tuned"]
+    """networks of which every seed is saved in models/ of the run folder, for python -m
+    dnadiff.predict"""
+    results: str | None = None
+    """folder of finished predictions, which several processes can share, and from which an
+    interrupted study resumes; null: results in the run folder"""
     accelerator: Accelerator = "auto"
-    output: str | None = Field(None, description="JSON file; null: finetune.json in the run folder")
+    output: str | None = None
+    """JSON file; null: finetune.json in the run folder"""
 
     @model_validator(mode="after")
     def _fitting(self) -> Self:
@@ -281,7 +243,7 @@ def finetune(options: FinetuneOptions) -> Result:
             log.warning(f"{name} is left out: {left_out[name]}")
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
-    settings = options.model_dump() | (study.settings if several is None else {})
+    settings = dict(options) | (study.settings if several is None else {})
     with disk.atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
         text = yaml.safe_dump(shown_addresses(settings), sort_keys=False, width=120)
         file.write(text.encode())
@@ -616,7 +578,7 @@ class TaskStudy:
                 "each fold; fixed and paper save one for each seed"
             )
         network = loaded.denoiser.backbone
-        version = results.code_version(type(network), options.model_dump() | self.settings)
+        version = results.code_version(type(network), dict(options) | self.settings)
         provenance = {**origin, "command": " ".join(shown_addresses(options.overrides))}
         stored = results.ResultsFolder(folder, provenance, version, kept)
         steps = sum(

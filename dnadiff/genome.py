@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import Json, Natural
 from dnadiff.options.base import Group, Result, ShardedOptions, group
-from dnadiff.options.command import command, run_jobs_of
+from dnadiff.options.command import command
 from dnadiff.progress import table
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import build
@@ -44,20 +44,15 @@ class GenomeOptions(ShardedOptions):
     chooses_threads: ClassVar[bool] = False
     tokenizer: Group | None = group()
     data: Group = group("fasta")
-    action: Literal["describe", "pack", "verify", "extract"] = Field(
-        "describe", description="pack, verify, extract"
-    )
-    regions: str | list[str] | None = Field(
-        None,
-        description="extract: a BED, GTF or GFF file, chr:first-last, a record, or a list of these",
-    )
-    feature: str | None = Field(
-        None, description="extract: third column of the GTF or GFF rows that are wanted"
-    )
-    output: str | None = Field(
-        None, description="extract: the FASTA file; describe and pack: a JSON file, null: none"
-    )
-    seed: Natural = Field(1, description="")
+    action: Literal["describe", "pack", "verify", "extract"] = "describe"
+    """pack, verify, extract"""
+    regions: str | list[str] | None = None
+    """extract: a BED, GTF or GFF file, chr:first-last, a record, or a list of these"""
+    feature: str | None = None
+    """extract: third column of the GTF or GFF rows that are wanted"""
+    output: str | None = None
+    """extract: the FASTA file; describe and pack: a JSON file, null: none"""
+    seed: Natural = 1
 
     @model_validator(mode="after")
     def _keys_belong_to_the_action(self) -> Self:
@@ -75,20 +70,15 @@ class GenomeOptions(ShardedOptions):
         return self
 
 
-def jobs(options: GenomeOptions) -> list[Job]:
-    """The list of packed files."""
-    from dnadiff.data.genome.work import PackJob
+@command(GenomeOptions)
+def genome(options: GenomeOptions) -> Result | list[Job]:
+    """Run the action; packing with a list of the packed files is a job."""
+    data = genome_data(options.data)
+    if options.action == "pack" and options.output is not None:
+        from dnadiff.data.genome.work import PackJob
 
-    assert options.output is not None  # shards and listings have one
-    return [PackJob(genome_data(options.data), expand_user(options.output), packed)]
-
-
-@command(GenomeOptions, jobs)
-def genome(options: GenomeOptions) -> Result:
-    """Run the action."""
-    if options.action == "pack" and (options.output is not None or options.shard is not None):
-        return run_jobs_of("genome", options, jobs)
-    content = ACTIONS[options.action](genome_data(options.data), options)
+        return [PackJob(data, expand_user(options.output), packed)]
+    content = ACTIONS[options.action](data, options)
     output = [] if options.output is None else [Path(options.output)]
     return Result(content if isinstance(content, dict) else {}, tuple(output))
 

@@ -3,10 +3,8 @@ it is for."""
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from dnadiff.fields import Config, Json
-from dnadiff.options.base import MODEL, Options, Result
+from dnadiff.options.base import Checkpoint, Options, Result
 from dnadiff.options.command import command
 from dnadiff.progress import printable, table
 
@@ -43,8 +41,9 @@ class InfoOptions(Options):
         python -m dnadiff.info checkpoint=hf:ORG/NAME@COMMIT output=info.json
     """
 
-    checkpoint: str = Field(description=MODEL)
-    output: str | None = Field(None, description="JSON file with the same facts")
+    checkpoint: Checkpoint
+    output: str | None = None
+    """JSON file with the same facts"""
 
 
 @command(InfoOptions)

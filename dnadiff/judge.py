@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
-from dnadiff.options.command import job_command
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
@@ -47,35 +47,27 @@ class JudgeOptions(ShardedOptions):
 
     tokenizer: Group | None = group()
     data: Group | None = group()
-    samples: str = Field(description="FASTA, plain or gzip; all records have the same length")
-    checkpoint: str | None = Field(
-        None,
-        description=(
-            "the run whose held-out part gives real windows, and whose training part is "
-            "searched for copies"
-        ),
-    )
-    real: str | None = Field(None, description="FASTA file with real sequences")
-    part: str = Field("test", description="valid")
-    order: Natural = Field(
-        6, description="order of the Markov models trained on samples and on real windows"
-    )
-    num_splits: Annotated[int, Field(ge=20)] = Field(
-        100, description="random sets of real windows for the baseline"
-    )
-    stranded: bool | None = Field(
-        None, description="true: k-mers of one strand; null: as the run's data, or both strands"
-    )
-    output: str | None = Field(
-        None,
-        description=(
-            "JSON file, with a picture of the same name; null: judge.json in the run folder"
-        ),
-    )
-    seed: Natural = Field(0, description="")
+    samples: str
+    """FASTA, plain or gzip; all records have the same length"""
+    checkpoint: str | None = None
+    """the run whose held-out part gives real windows, and whose training part is searched for
+    copies"""
+    real: str | None = None
+    """FASTA file with real sequences"""
+    part: str = "test"
+    """valid"""
+    order: Natural = 6
+    """order of the Markov models trained on samples and on real windows"""
+    num_splits: Annotated[int, Field(ge=20)] = 100
+    """random sets of real windows for the baseline"""
+    stranded: bool | None = None
+    """true: k-mers of one strand; null: as the run's data, or both strands"""
+    output: str | None = None
+    """JSON file, with a picture of the same name; null: judge.json in the run folder"""
+    seed: Natural = 0
 
 
-@job_command(JudgeOptions)
+@command(JudgeOptions)
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.genomics.metrics import memorization

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import Config, Json, Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Group, Options, Result, group
@@ -39,35 +39,32 @@ class JudgeTextOptions(Options):
     tokens, and both with those of real text (the test part of the judge's own data).
     """
 
-    sampler: Group = group("grouped", "as of dnadiff.sample")
-    checkpoint: str | None = Field(None, description="run to sample from")
-    samples: str | None = Field(
-        None,
-        description="or a file with texts: .jsonl with a field text, or .txt with blank lines "
-        "between texts",
-    )
-    judge: str = Field(
-        description="a run of objective=ar, or a folder with GPT-2 (config.json, "
-        "model.safetensors, tokenizer.json)"
-    )
-    num_samples: PositiveInt = Field(16, description="number of samples")
-    length: PositiveInt | None = Field(
-        None, description="tokens per sample; null: the training window"
-    )
-    stride: PositiveInt | None = Field(
-        None,
-        description="tokens in each row of the table by position; null: sampler.stride, or else a "
-        "quarter of the training window",
-    )
-    ngram_size: PositiveInt = Field(
-        4, description="n of the n-grams of tokens whose repetition is measured"
-    )
-    batch_size: PositiveInt = Field(16, description="sequences in a batch")
-    accelerator: Accelerator = Field("auto", description="where the networks compute")
-    seed: Natural = Field(1, description="of the samples")
-    output: str | None = Field(
-        None, description="JSON file; null: judge_text.json in the run folder"
-    )
+    sampler: Group = group("grouped")
+    """as of dnadiff.sample"""
+    checkpoint: str | None = None
+    """run to sample from"""
+    samples: str | None = None
+    """or a file with texts: .jsonl with a field text, or .txt with blank lines between texts"""
+    judge: str
+    """a run of objective=ar, or a folder with GPT-2 (config.json, model.safetensors,
+    tokenizer.json)"""
+    num_samples: PositiveInt = 16
+    """number of samples"""
+    length: PositiveInt | None = None
+    """tokens per sample; null: the training window"""
+    stride: PositiveInt | None = None
+    """tokens in each row of the table by position; null: sampler.stride, or else a quarter of the
+    training window"""
+    ngram_size: PositiveInt = 4
+    """n of the n-grams of tokens whose repetition is measured"""
+    batch_size: PositiveInt = 16
+    """sequences in a batch"""
+    accelerator: Accelerator = "auto"
+    """where the networks compute"""
+    seed: Natural = 1
+    """of the samples"""
+    output: str | None = None
+    """JSON file; null: judge_text.json in the run folder"""
 
     @model_validator(mode="after")
     def _names_one_source(self) -> Self:

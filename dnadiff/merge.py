@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
 from dnadiff.fields import Json
-from dnadiff.options.base import Options, Result
+from dnadiff.options.base import Options, Result, ShardedOptions
 from dnadiff.options.command import command, command_names, named
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, config_dir, locate
@@ -40,15 +38,12 @@ class MergeOptions(Options):
     """
 
     chooses_threads: ClassVar[bool] = False
-    output: str = Field(
-        description=(
-            "the output= of all shards; other files of the command, such as per_base=, "
-            "are "
-            "written too"
-        )
-    )
-    shards: str | None = Field(None, description="folder of the shards; null: OUTPUT.shards")
-    keep: bool = Field(False, description="keep the shards")
+    output: str
+    """the output= of all shards; other files of the command, such as per_base=, are written too"""
+    shards: str | None = None
+    """folder of the shards; null: OUTPUT.shards"""
+    keep: bool = False
+    """keep the shards"""
 
 
 @command(MergeOptions)
@@ -126,13 +121,13 @@ def jobs_of(
             in a YAML file nor trusted.
     """
     found = named(manifest.command) if manifest.command in command_names() else None
-    if found is None or found.jobs is None:
+    if found is None or not issubclass(found.options, ShardedOptions):
         raise ValueError(
             f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its "
             "folder and start over"
         )
     chosen = found.compose(manifest.overrides, options.run_dir, options.config_folder)
-    settings = chosen.model_dump()
+    settings = dict(chosen)
     known = {
         target
         for root in filter(None, (config_dir(), options.config_folder))
@@ -150,7 +145,9 @@ def jobs_of(
         "reward": on_cpu(settings.get("reward")),
     }
     changed = {key: value for key, value in given.items() if key in settings}
-    return found.jobs(chosen.model_copy(update=changed))
+    jobs = found.run(chosen.model_copy(update=changed))
+    assert isinstance(jobs, list)  # what has shards
+    return jobs
 
 
 def on_cpu(settings: Json) -> Json:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import PositiveInt
-from dnadiff.options.base import MODEL, Accelerator, ShardedOptions
-from dnadiff.options.command import job_command
+from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
@@ -35,42 +35,32 @@ class PredictOptions(ShardedOptions):
     metrics: OUTPUT.json.
     """
 
-    checkpoint: str = Field(description=MODEL)
-    input: str = Field(description="FASTA, or a table (.csv, .tsv, .parquet); plain or gzip")
-    sequence_column: str = Field(
-        "sequence", description="of a table; with labels, metrics are printed and written"
-    )
-    name_column: str | None = Field(None, description="of a table; null: the number of the line")
-    label_column: str | list[str] | None = Field(
-        None, description="of a table: true classes or values, for metrics; several as [a, b]"
-    )
-    window: PositiveInt | None = Field(None, description="bases; null: complete sequences")
-    stride: PositiveInt | None = Field(
-        None, description="bases between the starts of windows; null: window"
-    )
-    per_seed: bool = Field(
-        False, description="true: also the predictions of each seed; a label_column implies it"
-    )
-    track: str | None = Field(
-        None, description="bedGraph file of the probability of track_class, plain or .gz"
-    )
-    track_class: str | None = Field(
-        None, description="a class, or a column of a regression; null: the only one"
-    )
-    batch_size: PositiveInt | None = Field(
-        None, description="null: as the test items of the task were predicted"
-    )
-    output: str | None = Field(
-        None, description=".tsv, .tsv.gz or .parquet; null: predictions.tsv in the run folder"
-    )
-    resume: bool = Field(
-        False,
-        description=(
-            "resume an interrupted run; the output is byte-identical to that of an "
-            "uninterrupted one"
-        ),
-    )
-    accelerator: Accelerator = Field("auto", description="")
+    checkpoint: Checkpoint
+    input: str
+    """FASTA, or a table (.csv, .tsv, .parquet); plain or gzip"""
+    sequence_column: str = "sequence"
+    """of a table; with labels, metrics are printed and written"""
+    name_column: str | None = None
+    """of a table; null: the number of the line"""
+    label_column: str | list[str] | None = None
+    """of a table: true classes or values, for metrics; several as [a, b]"""
+    window: PositiveInt | None = None
+    """bases; null: complete sequences"""
+    stride: PositiveInt | None = None
+    """bases between the starts of windows; null: window"""
+    per_seed: bool = False
+    """true: also the predictions of each seed; a label_column implies it"""
+    track: str | None = None
+    """bedGraph file of the probability of track_class, plain or .gz"""
+    track_class: str | None = None
+    """a class, or a column of a regression; null: the only one"""
+    batch_size: PositiveInt | None = None
+    """null: as the test items of the task were predicted"""
+    output: str | None = None
+    """.tsv, .tsv.gz or .parquet; null: predictions.tsv in the run folder"""
+    resume: bool = False
+    """resume an interrupted run; the output is byte-identical to that of an uninterrupted one"""
+    accelerator: Accelerator = "auto"
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> Self:
@@ -88,7 +78,7 @@ class PredictOptions(ShardedOptions):
         return self
 
 
-@job_command(PredictOptions)
+@command(PredictOptions)
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Interval
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import Config, Json, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
-from dnadiff.options.command import job_command
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
 
@@ -66,121 +66,63 @@ class SampleOptions(ModelOptions, ShardedOptions):
     output=designs.fa
     """
 
-    sampler: Group = group(
-        "grouped",
-        "grouped, first_hitting, ancestral, confidence, semi_ar (any length), ... (grouped);",
-    )
-    reward: Group = group(
-        "none", "what designs are optimized for: gc, motif, restriction_sites, homopolymer,"
-    )
-    method: Group = group(
-        "best_of_n", "best_of_n, smc, svdd, classifier_guidance, metropolis, resample_move"
-    )
-    num_samples: PositiveInt = Field(
-        16, description="number of sequences; with templates or intervals, for each of them"
-    )
-    length: PositiveInt | str | None = Field(
-        None,
-        description=(
-            "tokens, or a range to draw from such as 200:1000; with infill the window "
-            "that "
-            "the network reads; null: the training window"
-        ),
-    )
-    template: str | None = Field(
-        None,
-        description="FASTA of IUPAC letters (DNA), or a text file with [MASK] or [MASK*20] (text)",
-    )
-    motif: str | list[str] | None = Field(
-        None,
-        description=(
-            "'motif=[TATAAT@100,CCAAT@-40:-]': MOTIF@start[:strand], 0-based, negative from the end"
-        ),
-    )
-    prompt: str | None = Field(None, description="the beginning of each sequence")
-    infill: str | list[str] | None = Field(
-        None, description="BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"
-    )
-    feature: str | None = Field(
-        None, description="infill: rows of a GTF or GFF file with this third column; null: all"
-    )
-    genome: str | None = Field(
-        None,
-        description=(
-            "intervals (BED) and their genome (FASTA): designs conditioned on the real flanks"
-        ),
-    )
-    write: Literal["window", "designed"] = Field(
-        "window", description="infill: window (with flanks) or designed (without)"
-    )
-    gc: Annotated[float, Interval(gt=0, lt=1)] | None = Field(
-        None, description="target mean fraction of G and C, calibrated on a pilot batch"
-    )
-    resample: bool = Field(
-        False,
-        description="resample by importance weights from this many proposals (docs/designing.md)",
-    )
-    proposals: PositiveInt | None = Field(
-        None,
-        description=(
-            "samples that resample draws num_samples from, for each target; null: the same number"
-        ),
-    )
-    copies: bool = Field(
-        False,
-        description=(
-            "report the longest exact match of each record with the training part, either strand"
-        ),
-    )
-    output: str | None = Field(
-        None,
-        description=(
-            ".fa, .fa.gz (DNA), .txt, .jsonl, .txt.gz (text); null: samples.fa or "
-            "samples.txt in the run folder; with a JSON file next to it"
-        ),
-    )
-    resume: bool = Field(False, description="resume an unfinished output=")
-    label: str | int | list[str | int] | None = Field(
-        None, description="label to condition on, for models trained with labels"
-    )
-    guidance: NonNegative = Field(
-        1.0, description="weight of the label: above 1 amplifies its effect"
-    )
-    start: str | None = Field(
-        None,
-        description=(
-            "FASTA of sequences to change, for method=metropolis; with template= only its "
-            "free positions"
-        ),
-    )
-    target: float | None = Field(
-        None, description="a value that the reward approaches; null: as large as possible"
-    )
-    beta: NonNegative = Field(
-        10.0,
-        description=(
-            "with a reward: inverse temperature; larger values weight the reward more "
-            "against the model"
-        ),
-    )
-    num_draws: Natural = Field(
-        8,
-        description=(
-            "with a reward: network calls for the bound on the log-probability of each "
-            "design; 0 leaves it out"
-        ),
-    )
-    report: str | None = Field(
-        None,
-        description=".html page about designs: reward against likelihood, logo, k-mers, diversity",
-    )
-    real: str | None = Field(
-        None,
-        description=(
-            "of the page: FASTA of real sequences to compare with; null: held-out windows "
-            "of the model's data"
-        ),
-    )
+    sampler: Group = group("grouped")
+    """grouped, first_hitting, ancestral, confidence, semi_ar (any length), ... (grouped);"""
+    reward: Group = group("none")
+    """what designs are optimized for: gc, motif, restriction_sites, homopolymer,"""
+    method: Group = group("best_of_n")
+    """best_of_n, smc, svdd, classifier_guidance, metropolis, resample_move"""
+    num_samples: PositiveInt = 16
+    """number of sequences; with templates or intervals, for each of them"""
+    length: PositiveInt | str | None = None
+    """tokens, or a range to draw from such as 200:1000; with infill the window that the network
+    reads; null: the training window"""
+    template: str | None = None
+    """FASTA of IUPAC letters (DNA), or a text file with [MASK] or [MASK*20] (text)"""
+    motif: str | list[str] | None = None
+    """'motif=[TATAAT@100,CCAAT@-40:-]': MOTIF@start[:strand], 0-based, negative from the end"""
+    prompt: str | None = None
+    """the beginning of each sequence"""
+    infill: str | list[str] | None = None
+    """BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"""
+    feature: str | None = None
+    """infill: rows of a GTF or GFF file with this third column; null: all"""
+    genome: str | None = None
+    """intervals (BED) and their genome (FASTA): designs conditioned on the real flanks"""
+    write: Literal["window", "designed"] = "window"
+    """infill: window (with flanks) or designed (without)"""
+    gc: Annotated[float, Interval(gt=0, lt=1)] | None = None
+    """target mean fraction of G and C, calibrated on a pilot batch"""
+    resample: bool = False
+    """resample by importance weights from this many proposals (docs/designing.md)"""
+    proposals: PositiveInt | None = None
+    """samples that resample draws num_samples from, for each target; null: the same number"""
+    copies: bool = False
+    """report the longest exact match of each record with the training part, either strand"""
+    output: str | None = None
+    """.fa, .fa.gz (DNA), .txt, .jsonl, .txt.gz (text); null: samples.fa or samples.txt in the run
+    folder; with a JSON file next to it"""
+    resume: bool = False
+    """resume an unfinished output="""
+    label: str | int | list[str | int] | None = None
+    """label to condition on, for models trained with labels"""
+    guidance: NonNegative = 1.0
+    """weight of the label: above 1 amplifies its effect"""
+    start: str | None = None
+    """FASTA of sequences to change, for method=metropolis; with template= only its free positions
+    """
+    target: float | None = None
+    """a value that the reward approaches; null: as large as possible"""
+    beta: NonNegative = 10.0
+    """with a reward: inverse temperature; larger values weight the reward more against the model"""
+    num_draws: Natural = 8
+    """with a reward: network calls for the bound on the log-probability of each design; 0 leaves it
+    out"""
+    report: str | None = None
+    """.html page about designs: reward against likelihood, logo, k-mers, diversity"""
+    real: str | None = None
+    """of the page: FASTA of real sequences to compare with; null: held-out windows of the model's
+    data"""
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> Self:
@@ -215,7 +157,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
         return self
 
 
-@job_command(SampleOptions)
+@command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
     from dnadiff.design import sampler_settings, samples

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import ModelOptions, ShardedOptions
-from dnadiff.options.command import job_command
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
@@ -31,36 +29,32 @@ class ScoreOptions(ModelOptions, ShardedOptions):
     T are read but not counted; a record without any of these four gets nan.
     """
 
-    input: str | None = Field(None, description="FASTA, plain or gzip; or genome and regions")
-    genome: str | None = Field(None, description="FASTA, 2bit or GenBank file with the regions")
-    regions: str | list[str] | None = Field(
-        None, description="BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"
-    )
-    feature: str | None = Field(
-        None, description="rows of a GTF or GFF file with this third column, null: all"
-    )
-    output: str | None = Field(None, description="null: scores.tsv in the run folder")
-    window: PositiveInt | None = Field(
-        None, description="bases; longer records are cut, null: the training window"
-    )
-    num_draws: PositiveInt = Field(
-        8, description="network calls per window, even; an autoregressive model always makes one"
-    )
-    per_base: str | None = Field(
-        None,
-        description=(
-            "track of each base's information content given both sides: .bedgraph, "
-            ".bedgraph.gz, or .bw (.bw needs pip install -e '.[tracks]')"
-        ),
-    )
-    spacing: PositiveInt = Field(
-        32, description="per_base: distance in bases between positions masked together"
-    )
-    stranded: bool = Field(False, description="per_base: read the given strand alone")
-    resume: bool = Field(False, description="continue the unfinished output")
+    input: str | None = None
+    """FASTA, plain or gzip; or genome and regions"""
+    genome: str | None = None
+    """FASTA, 2bit or GenBank file with the regions"""
+    regions: str | list[str] | None = None
+    """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
+    feature: str | None = None
+    """rows of a GTF or GFF file with this third column, null: all"""
+    output: str | None = None
+    """null: scores.tsv in the run folder"""
+    window: PositiveInt | None = None
+    """bases; longer records are cut, null: the training window"""
+    num_draws: PositiveInt = 8
+    """network calls per window, even; an autoregressive model always makes one"""
+    per_base: str | None = None
+    """track of each base's information content given both sides: .bedgraph, .bedgraph.gz, or .bw
+    (.bw needs pip install -e '.[tracks]')"""
+    spacing: PositiveInt = 32
+    """per_base: distance in bases between positions masked together"""
+    stranded: bool = False
+    """per_base: read the given strand alone"""
+    resume: bool = False
+    """continue the unfinished output"""
 
 
-@job_command(ScoreOptions)
+@command(ScoreOptions)
 def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from dnadiff.fields import Built, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, Options, Result, group
 from dnadiff.options.command import command
@@ -49,57 +47,51 @@ class TrainOptions(Options):
         "trainer.gradient_clip_val": NonNegative | None,
         "trainer.log_every_n_steps": PositiveInt,
     }
-    tokenizer: Group | None = group(description="of text; data= chooses its own")
-    data: Group = group("ecoli", "a genome (FASTA, 2bit or GenBank; plain or gzip) or a text")
-    backbone: Group = group(
-        "caduceus",
-        "caduceus, caduceus_ps (reverse-complement equivariant), dit; with objective=ar: mamba, "
-        "transformer",
-    )
-    objective: Group = group(
-        "mdlm",
-        "mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), or ar with backbone=transformer or "
-        "mamba",
-    )
-    noise: Group = group("loglinear", "noise schedule")
-    process: Group = group("absorbing", "what a noisy token becomes")
+    tokenizer: Group | None = group()
+    """of text; data= chooses its own"""
+    data: Group = group("ecoli")
+    """a genome (FASTA, 2bit or GenBank; plain or gzip) or a text"""
+    backbone: Group = group("caduceus")
+    """caduceus, caduceus_ps (reverse-complement equivariant), dit; with objective=ar: mamba,
+    transformer"""
+    objective: Group = group("mdlm")
+    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), or ar with backbone=transformer or mamba
+    """
+    noise: Group = group("loglinear")
+    """noise schedule"""
+    process: Group = group("absorbing")
+    """what a noisy token becomes"""
     optimizer: Group = group("adamw")
     lr_scheduler: Group = group("cosine")
-    trainer: Group = group("default", "Lightning's Trainer")
+    trainer: Group = group("default")
+    """Lightning's Trainer"""
     callbacks: dict[str, Built | None] = group("default")
-    logger: Group | None = group(
-        "csv", "csv, tensorboard, wandb, mlflow, or several as '[tensorboard,wandb]'"
-    )
-    experiment: str | None = group(description="a recipe that sets the keys above", last=True)
-    seed: Natural = Field(1, description="of weights, windows and masks")
-    init_from: str | None = Field(
-        None,
-        description="initial weights: any name that checkpoint= of other commands takes; their "
-        "network is used too",
-    )
-    resume: bool = Field(
-        False,
-        description="resume the run in hydra.run.dir; without that key, the newest unfinished run "
-        "of the same configuration",
-    )
-    time_conditioning: bool | None = Field(
-        None,
-        description="condition the network on the noise level; null: the default of the objective "
-        "(true for sedd, else false)",
-    )
-    context_parallel: PositiveInt = Field(
-        1,
-        description="processes that hold a piece each of the same windows, for windows too long "
-        "for one (docs/scaling.md)",
-    )
-    weight_decay: NonNegative = Field(0.1, description="of matrices")
-    matmul_precision: Literal["highest", "high", "medium"] = Field(
-        "highest", description="of float32 matrix products; lower may be faster"
-    )
+    logger: Group | None = group("csv")
+    """csv, tensorboard, wandb, mlflow, or several as '[tensorboard,wandb]'"""
+    experiment: str | None = group(last=True)
+    """a recipe that sets the keys above"""
+    seed: Natural = 1
+    """of weights, windows and masks"""
+    init_from: str | None = None
+    """initial weights: any name that checkpoint= of other commands takes; their network is used too
+    """
+    resume: bool = False
+    """resume the run in hydra.run.dir; without that key, the newest unfinished run of the same
+    configuration"""
+    time_conditioning: bool | None = None
+    """condition the network on the noise level; null: the default of the objective (true for sedd,
+    else false)"""
+    context_parallel: PositiveInt = 1
+    """processes that hold a piece each of the same windows, for windows too long for one
+    (docs/scaling.md)"""
+    weight_decay: NonNegative = 0.1
+    """of matrices"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """of float32 matrix products; lower may be faster"""
 
     def recorded(self) -> dict[str, Any]:
         """What the run records of its configuration: all keys but groups that were not chosen."""
-        values = self.model_dump()
+        values = dict(self)
         return {k: v for k, v in values.items() if v is not None or k not in self.groups()}
 
 

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import Json, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
-from dnadiff.options.command import job_command
+from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import build
 
@@ -50,94 +50,54 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     difference (ALT minus REF) and SE_seeds. See docs/variants.md.
     """
 
-    variant_method: Group = group(
-        "by_kind",
-        "by_kind (masked for SNVs, block for others, log_prob for ar and block_mdlm), masked, "
-        "block, window, log_prob",
-    )
-    vcf: str | None = Field(
-        None,
-        description="VCF, BCF or a table with tabs and chrom, pos, ref, alt; plain, gzip or bgzip",
-    )
-    saturate: str | list[str] | None = Field(
-        None,
-        description=(
-            "BED, GTF, GFF or chr1:1001-2000: regions whose SNVs are all scored, with a "
-            "heat map; deletions=true adds deletions of one base; feature=CDS chooses rows of a "
-            "GTF file"
-        ),
-    )
-    feature: str | None = Field(
-        None, description="saturate: rows of a GTF or GFF file with this third column; null: all"
-    )
-    deletions: bool = Field(False, description="saturate: also every deletion of one base")
-    target: str | None = Field(
-        None,
-        description=(
-            "of a fine-tuned run: the class or column whose predictions are compared; "
-            "null: the only one, or the second of two classes"
-        ),
-    )
-    genome: str = Field(description="FASTA, 2bit or GenBank")
-    output: str | None = Field(
-        None,
-        description=(
-            ".tsv, .tsv.gz, .vcf, .vcf.gz, .parquet; null: variants.tsv in the run "
-            "folder; "
-            "with a JSON file next to it"
-        ),
-    )
-    on_mismatch: Literal["error", "skip", "flag"] = Field(
-        "error", description="REF differs from the genome: skip leaves the row out, flag marks it"
-    )
-    window: PositiveInt | None = Field(
-        None,
-        description=(
-            "bases that the network reads; null: the training window, or the longest "
-            "sequence of a fine-tuned run's task"
-        ),
-    )
-    stranded: bool = Field(False, description="read the given strand alone")
-    sites_per_window: PositiveInt = Field(
-        1,
-        description=(
-            "SNVs: at most so many sites are masked together, window / sites_per_window "
-            "apart; faster, with an error that is reported"
-        ),
-    )
-    block: PositiveInt | None = Field(
-        None,
-        description=(
-            "variant_method=block: bases around the variant, half on each side; null: 4 "
-            "for SNVs and MNVs, 16 for indels"
-        ),
-    )
-    num_orders: PositiveInt = Field(
-        4, description="variant_method=block: random orders per variant and strand"
-    )
-    num_draws: PositiveInt = Field(
-        64,
-        description=(
-            "variant_method=window, and log_prob for block diffusion models: masks per "
-            "variant and strand, even"
-        ),
-    )
-    L2: bool = Field(False, description="also the distance of the mean embeddings of both windows")
-    dependency: str | None = Field(
-        None,
-        description=(
-            ".tsv file: how the predictions around the variant change; for a single variant"
-        ),
-    )
-    dependency_span: PositiveInt = Field(32, description="bases on each side in it")
-    report: str | None = Field(
-        None,
-        description=(
-            "saturate: page with heat maps, pictures next to it; null: report.html in the "
-            "run folder"
-        ),
-    )
-    resume: bool = Field(False, description="resume an unfinished output=")
+    variant_method: Group = group("by_kind")
+    """by_kind (masked for SNVs, block for others, log_prob for ar and block_mdlm), masked, block,
+    window, log_prob"""
+    vcf: str | None = None
+    """VCF, BCF or a table with tabs and chrom, pos, ref, alt; plain, gzip or bgzip"""
+    saturate: str | list[str] | None = None
+    """BED, GTF, GFF or chr1:1001-2000: regions whose SNVs are all scored, with a heat map;
+    deletions=true adds deletions of one base; feature=CDS chooses rows of a GTF file"""
+    feature: str | None = None
+    """saturate: rows of a GTF or GFF file with this third column; null: all"""
+    deletions: bool = False
+    """saturate: also every deletion of one base"""
+    target: str | None = None
+    """of a fine-tuned run: the class or column whose predictions are compared; null: the only one,
+    or the second of two classes"""
+    genome: str
+    """FASTA, 2bit or GenBank"""
+    output: str | None = None
+    """.tsv, .tsv.gz, .vcf, .vcf.gz, .parquet; null: variants.tsv in the run folder; with a JSON
+    file next to it"""
+    on_mismatch: Literal["error", "skip", "flag"] = "error"
+    """REF differs from the genome: skip leaves the row out, flag marks it"""
+    window: PositiveInt | None = None
+    """bases that the network reads; null: the training window, or the longest sequence of a
+    fine-tuned run's task"""
+    stranded: bool = False
+    """read the given strand alone"""
+    sites_per_window: PositiveInt = 1
+    """SNVs: at most so many sites are masked together, window / sites_per_window apart; faster,
+    with an error that is reported"""
+    block: PositiveInt | None = None
+    """variant_method=block: bases around the variant, half on each side; null: 4 for SNVs and MNVs,
+    16 for indels"""
+    num_orders: PositiveInt = 4
+    """variant_method=block: random orders per variant and strand"""
+    num_draws: PositiveInt = 64
+    """variant_method=window, and log_prob for block diffusion models: masks per variant and strand,
+    even"""
+    L2: bool = False
+    """also the distance of the mean embeddings of both windows"""
+    dependency: str | None = None
+    """.tsv file: how the predictions around the variant change; for a single variant"""
+    dependency_span: PositiveInt = 32
+    """bases on each side in it"""
+    report: str | None = None
+    """saturate: page with heat maps, pictures next to it; null: report.html in the run folder"""
+    resume: bool = False
+    """resume an unfinished output="""
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> Self:
@@ -163,7 +123,7 @@ class VariantsOptions(ModelOptions, ShardedOptions):
         return self
 
 
-@job_command(VariantsOptions)
+@command(VariantsOptions)
 def variants(options: VariantsOptions) -> list[Job]:
     """The file of effects, by a pretrained model or by the predictions of a fine-tuned run."""
     from dnadiff.supervised import runs

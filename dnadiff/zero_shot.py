@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dnadiff.fields import Config, Json, PositiveInt
 from dnadiff.options.base import MISSING, ModelOptions, Result
@@ -38,28 +38,20 @@ class ZeroShotOptions(ModelOptions):
     tokens); each set has its own detokenizer.
     """
 
-    sets: list[str] = Field(
-        ["ptb", "wikitext2", "wikitext103", "lm1b", "lambada", "ag_news"],
-        description="names of data=",
-    )
-    paths: dict[str, Paths] | None = Field(
-        None,
-        description="local files by set, FILE or {valid: FILE}; other sets are downloaded from the "
-        "Hub",
-    )
-    protocols: list[Literal["mdlm", "count"]] = Field(
-        ["mdlm", "count"],
-        description="autoregressive models (and blocks of one token) always use exact, block "
-        "diffusion count",
-    )
-    part: Literal["test", "valid", "train", "published"] = Field(
-        "test", description="published: the part of each set that the paper reports"
-    )
-    num_draws: PositiveInt = Field(8, description="network calls per window, for protocol count")
-    block_size: PositiveInt = Field(16, description="windows in a bootstrap block")
-    output: str | None = Field(
-        None, description="JSON file; null: zero_shot.json in the run folder"
-    )
+    sets: list[str] = ["ptb", "wikitext2", "wikitext103", "lm1b", "lambada", "ag_news"]
+    """names of data="""
+    paths: dict[str, Paths] | None = None
+    """local files by set, FILE or {valid: FILE}; other sets are downloaded from the Hub"""
+    protocols: list[Literal["mdlm", "count"]] = ["mdlm", "count"]
+    """autoregressive models (and blocks of one token) always use exact, block diffusion count"""
+    part: Literal["test", "valid", "train", "published"] = "test"
+    """published: the part of each set that the paper reports"""
+    num_draws: PositiveInt = 8
+    """network calls per window, for protocol count"""
+    block_size: PositiveInt = 16
+    """windows in a bootstrap block"""
+    output: str | None = None
+    """JSON file; null: zero_shot.json in the run folder"""
 
     @model_validator(mode="after")
     def _lists_are_of_different_names(self) -> Self:

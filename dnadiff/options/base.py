@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +26,18 @@ MODEL = (
     "a bundled model (ecoli, yeast, human_chr20, multi), a run folder, a .ckpt file, latest, an "
     "exported or published folder, hf:ORG/NAME@REVISION (docs/models.md)"
 )
-DRAWS = "network calls per window, even; an autoregressive model always makes one"
-PROTOCOL = "count, or mdlm: one draw per window, as in MDLM's tables, without se_mc"
+Checkpoint = Annotated[str, Field(description=MODEL)]
+Draws = Annotated[
+    PositiveInt,
+    Field(description="network calls per window, even; an autoregressive model always makes one"),
+]
+Protocol = Annotated[
+    Literal["count", "mdlm"],
+    Field(description="count, or mdlm: one draw per window, as in MDLM's tables, without se_mc"),
+]
 
 
-def group(default: str | None = None, description: str = "", last: bool = False) -> Any:
+def group(default: str | None = None, last: bool = False) -> Any:
     """A field that holds a choice of a config group: a name on the command line, and the content of
     that file here.
 
@@ -39,7 +45,7 @@ def group(default: str | None = None, description: str = "", last: bool = False)
         default: the name of the file.
         last: the file may set the other keys of the command, as those of `experiment=` do.
     """
-    return Field(None, description=description, json_schema_extra={"group": default, "last": last})
+    return Field(None, json_schema_extra={"group": default, "last": last})
 
 
 class Start(NamedTuple):
@@ -57,16 +63,18 @@ class Options(BaseModel):
     the paragraphs after the keys.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
+    )
     chooses_threads: ClassVar[bool] = True  # False: no network, or the number is in the output
     # Types of keys inside groups whose classes have no hints with limits.
     inner: ClassVar[Mapping[str, object]] = {}
     _start: Start = PrivateAttr(default_factory=Start)
 
-    overwrite: bool = Field(False, description="replace files that exist")
-    trust: list[str] = Field(
-        [], description="packages besides dnadiff whose classes a checkpoint may name"
-    )
+    overwrite: bool = False
+    """replace files that exist"""
+    trust: list[str] = []
+    """packages besides dnadiff whose classes a checkpoint may name"""
 
     @field_validator("*", mode="plain")
     @classmethod
@@ -114,10 +122,9 @@ class Options(BaseModel):
             for key, field in cls.model_fields.items()
             if key not in cls.groups()
         }
-        plain = {k: v.model_dump() if isinstance(v, BaseModel) else v for k, v in own.items()}
         run = {"dir": f"runs/{name}/${{now:%Y-%m-%d_%H-%M-%S}}"}
         defaults = [*first, "_self_", *last]
-        return {"defaults": defaults, **plain, "hydra": {"output_subdir": None, "run": run}}
+        return {"defaults": defaults, **own, "hydra": {"output_subdir": None, "run": run}}
 
     @property
     def run_dir(self) -> Path:
@@ -144,10 +151,12 @@ class Options(BaseModel):
         """The device of torch that the key `accelerator` means."""
         return device_of(getattr(self, "accelerator", "cpu"))
 
-    def into(self, kind: Callable[..., T], **more: Any) -> T:
-        """An object of a dataclass from the keys with the names of its fields, and `more`."""
-        names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        return kind(**{name: getattr(self, name) for name in names & set(self.__dict__)} | more)
+    def into(self, target: Callable[..., T], **more: Any) -> T:
+        """What a class or function makes of the keys with the names of its parameters, and of
+        `more`."""
+        known = {*type(self).model_fields, "device"} - more.keys()
+        names = [name for name in inspect.signature(target).parameters if name in known]
+        return target(**{name: getattr(self, name) for name in names}, **more)
 
     def given(self, *keys: str) -> Iterator[str]:
         """Those of the keys, or keys inside them, that the command line names."""
@@ -174,22 +183,22 @@ def pages(kind: type[Options]) -> tuple[str, str, str]:
 class ModelOptions(Options):
     """Of commands that compute with a trained model."""
 
-    checkpoint: str = Field(description=MODEL)
-    accelerator: Accelerator = Field("auto", description="where the network computes")
-
-    batch_size: PositiveInt = Field(32, description="sequences in a batch")
-    seed: Natural = Field(1, description="of everything that is random")
+    checkpoint: Checkpoint
+    accelerator: Accelerator = "auto"
+    """where the network computes"""
+    batch_size: PositiveInt = 32
+    """sequences in a batch"""
+    seed: Natural = 1
+    """of everything that is random"""
 
 
 class ShardedOptions(Options):
     """Of commands whose work can be divided among processes."""
 
-    launcher: Group | None = group(
-        description="run all shards: processes or ray, launcher.shards=N"
-    )
-    shard: Any = Field(
-        None, description="i/n: part i of n, for python -m dnadiff.merge (docs/scaling.md)"
-    )
+    launcher: Group | None = group()
+    """run all shards: processes or ray, launcher.shards=N"""
+    shard: Any = None
+    """i/n: part i of n, for python -m dnadiff.merge (docs/scaling.md)"""
 
 
 def device_of(accelerator: Accelerator) -> str:

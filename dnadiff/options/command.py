@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import inspect
 import itertools
+import json
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
@@ -33,13 +34,13 @@ from dnadiff.progress import configure_logging, printable
 from dnadiff.store.address import is_remote
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.objects import build, check, imported, leaves
+from dnadiff.supervised.runs import refuse_classifier
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
 P = ParamSpec("P")
 O = TypeVar("O", bound=Options)
-R = TypeVar("R")
 # glibc returns large freed arrays to the system and requests them again in the next step, page by
 # page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.
 # Commands keep the memory instead. The first two are mallopt's names in malloc.h.
@@ -51,7 +52,7 @@ OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
 log = logging.getLogger("dnadiff")
 
 
-class Command(Generic[P, R]):
+class Command(Generic[P]):
     """A command, from `@command(ItsOptions)`: called with the keys of its options as keyword
     arguments, it returns its result.
 
@@ -59,34 +60,28 @@ class Command(Generic[P, R]):
 
     Attributes:
         options: the class of its options.
-        run: the function of options.
-        jobs: what it computes, if that can be divided into shards.
+        run: the function of options; it returns the result, or jobs, which shards can divide.
         name: the word on the command line: `zero_shot` for ZeroShotOptions.
         known: all commands that were imported, by name.
     """
 
-    known: ClassVar[dict[str, Command[..., Any]]] = {}
+    known: ClassVar[dict[str, Command[...]]] = {}
 
-    def __init__(
-        self,
-        options: type[Options],
-        run: Callable[[Any], R],
-        jobs: Callable[[Any], list[Job]] | None = None,
-    ) -> None:
-        self.options, self.run, self.jobs = options, run, jobs
-        self.name = name_of(options)
+    def __init__(self, options: type[Options], run: Callable[[Any], Result | list[Job]]) -> None:
+        self.options, self.run = options, run
+        words = options.__name__.removesuffix("Options")
+        self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
         self.known[self.name] = self
-        parameters = options.__signature__.parameters.values()
-        self.__signature__ = inspect.Signature(list(parameters))
-        self.__doc__ = help_text(self.name, options, choice_list="")
+        self.__signature__ = inspect.Signature(list(options.__signature__.parameters.values()))
+        self.__doc__ = help_text(self.name, options)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
         """Run the command; raises ValueError or OSError with one line about what is wrong."""
         return self.start([override(key, value) for key, value in kwargs.items()])
 
     def compose(
         self, overrides: Sequence[str] = (), run_dir: Path | None = None, folder: Path | None = None
-    ) -> Options:
+    ) -> Any:
         """The options that the arguments of a command line give.
 
         Args:
@@ -98,41 +93,35 @@ class Command(Generic[P, R]):
         """
         import_plugins(overrides)
         config = hydra_config(self.name, self.options, overrides, folder)
-        run_dir = Path(config.hydra.run.dir) if run_dir is None else run_dir
+        run_dir = run_dir or Path(config.hydra.run.dir)
         values = plain(self.name, config)
         try:
             return self.options.of(values, Start(run_dir, tuple(overrides), folder))
         except ValidationError as error:
-            raise ValueError(self._explained(error, overrides, folder)) from None
-
-    def _explained(
-        self, error: ValidationError, overrides: Sequence[str], folder: Path | None
-    ) -> str:
-        first = error.errors(include_url=False)[0]
+            first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            return unknown_key(key, self.name, self.options, overrides, folder)
-        problem = first.get("ctx", {}).get("error")
-        return str(problem) if problem else f"{key}: {first['msg']}"
+            raise ValueError(unknown_key(key, self.name, self.options, overrides, folder))
+        raise ValueError(str(first.get("ctx", {}).get("error") or f"{key}: {first['msg']}"))
 
     def start(
         self, overrides: Sequence[str] = (), run_dir: Path | None = None, folder: Path | None = None
-    ) -> R:
+    ) -> Result:
         """Run the command with the arguments of a command line; see `compose`."""
         options = self.compose(overrides, run_dir, folder)
         with run_folder(options.run_dir, is_named(overrides) or run_dir is not None) as made:
             options._start = options._start._replace(run_dir=made)
+            values = dict(options)
             try:
-                return self._checked(options)
+                return self._run(options, values)
             except ValueError as error:
-                text = with_keys(str(error), options.model_dump())
+                text = with_keys(str(error), values)
                 if type(error) is not ValueError or text == str(error):
                     raise
                 raise ValueError(text) from error
 
-    def _checked(self, options: Options) -> R:
+    def _run(self, options: Any, values: Config) -> Result:
         """Check what the configuration builds, and run with a local file for each remote output."""
-        values = options.model_dump()
         first = all(
             os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
         )  # of several processes
@@ -141,15 +130,14 @@ class Command(Generic[P, R]):
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
         check(values, trust=None)
+        from dnadiff.jobs import runner
         from dnadiff.store.outputs import refuse_remote_shards, uploading
-        from dnadiff.supervised.runs import refuse_classifier
 
         refuse_classifier(values, self.name)
         if is_remote(options.run_dir):
             raise ValueError(
                 f"hydra.run.dir {parse_address(options.run_dir).shown} is on another machine, and "
-                f"a "
-                "run folder is on this one; give output=... instead"
+                "a run folder is on this one; give output=... instead"
             )
         outputs = {key: values.get(key) for key in OUTPUTS}
         launcher = values.get("launcher")
@@ -164,7 +152,15 @@ class Command(Generic[P, R]):
 
             choose_threads()
         with uploading(outputs, values.get("resume", False), options.overwrite) as local:
-            return self.run(options.model_copy(update=local) if local else options)
+            options = options.model_copy(update=local) if local else options
+            running = runner.RunOptions(self.name)
+            if "shard" in values:  # refuse what exists before anything is loaded
+                given = {"command": self.name, "overrides": options.overrides}
+                running = options.into(runner.RunOptions.checked, **given)
+            found = self.run(options)
+            if isinstance(found, list):
+                return result_of(runner.run_jobs(found, running))
+            return found
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The command line: an error ends the process with status 1 and one line on standard
@@ -198,47 +194,18 @@ class Command(Generic[P, R]):
 
 
 def command(
-    options: Callable[P, O], jobs: Callable[[O], list[Job]] | None = None
-) -> Callable[[Callable[[O], R]], Command[P, R]]:
-    """Make a function of options a command, whose signature for type checkers and editors is that
-    of the class of options; `jobs` are what it computes, if shards can."""
-
-    def make(run: Callable[[O], R]) -> Command[P, R]:
-        return Command(cast(type[Options], options), run, jobs)
-
-    return make
-
-
-def job_command(
     options: Callable[P, O],
-) -> Callable[[Callable[[O], list[Job]]], Command[P, Result]]:
-    """Make a function that returns the jobs of its options a command, which runs them."""
-
-    def make(jobs: Callable[[O], list[Job]]) -> Command[P, Result]:
-        kind = cast(type[Options], options)
-        return Command(kind, lambda chosen: run_jobs_of(name_of(kind), chosen, jobs), jobs)
-
-    return make
+) -> Callable[[Callable[[O], Result | list[Job]]], Command[P]]:
+    """Make a function of options a command, whose signature for type checkers and editors is that
+    of the class of options."""
+    return lambda run: Command(cast(type[Options], options), run)
 
 
-def run_jobs_of(name: str, options: Any, jobs: Callable[[Any], list[Job]]) -> Result:
-    """Run the jobs of a command; the path of the result is that of its first output."""
-    from dnadiff.jobs.runner import RunOptions, run_jobs
-
-    run_options = RunOptions.checked(
-        name,
-        options.overrides,
-        options.output,
-        shard=options.shard,
-        resume=getattr(options, "resume", False),
-        overwrite=options.overwrite,
-    )
-    return Result({}, (run_jobs(jobs(options), run_options),))
-
-
-def name_of(options: type[Options]) -> str:
-    """The word on the command line: `zero_shot` for ZeroShotOptions."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", options.__name__.removesuffix("Options")).lower()
+def result_of(output: Path) -> Result:
+    """The result of jobs, whose numbers are in a JSON file: the output, or the file next to it."""
+    about = output if output.suffix == ".json" else output.with_name(f"{output.name}.json")
+    content = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    return Result(content, (output,))
 
 
 def compose(
@@ -261,11 +228,11 @@ def command_names() -> list[str]:
     return sorted(
         p.stem
         for p in files
-        if re.search(r"^@(job_)?command\(", p.read_text(encoding="utf-8"), re.MULTILINE)
+        if re.search(r"^@command\(", p.read_text(encoding="utf-8"), re.MULTILINE)
     )
 
 
-def named(name: str) -> Command[..., Any]:
+def named(name: str) -> Command[...]:
     """The command of this package, or of an imported plugin, with this name."""
     if name not in Command.known:
         imported(f"dnadiff.{name}")
@@ -370,15 +337,11 @@ def help_text(name: str, options: type[Options], choice_list: str = "") -> str:
     fields = {k: f for k, f in options.model_fields.items() if k not in shared} | shared
     lines = []
     for key, field in fields.items():
-        default = field.get_default(call_default_factory=True)
-        group = options.groups().get(key, (None,))[0]
-        if isinstance(default, BaseModel):
-            default = default.model_dump()
-        shown = group if group else default
-        required = field.is_required()
-        value = "" if required or shown in (None, [], {}) else f" ({_shown(shown)})"
-        text = f"{field.description or described(hint_of(field))}{value}"
-        filled = textwrap.wrap(text, 76) or [""]
+        shown = options.groups().get(key, (None,))[0] or field.get_default()
+        known = not field.is_required() and shown not in (None, [], {})
+        value = f" ({override('', shown)[1:]})".replace("'", "") if known else ""
+        text = " ".join((field.description or described(hint_of(field))).split())
+        filled = textwrap.wrap(text + value, 76) or [""]
         lines += [f"  {key:20} {filled[0]}", *(f"  {'':20} {line}" for line in filled[1:])]
     lines.append(f"  {'plugins':20} modules to import first, as in plugins=[my_package.gc_skew]")
     parts = [header, examples, "\n".join(lines), notes]
@@ -390,10 +353,6 @@ def reference() -> str:
     """The page of all commands and their keys, in Markdown."""
     pages = (f"## {name}\n\n```text\n{named(name).__doc__}\n```\n" for name in command_names())
     return "\n".join(["# Commands and their keys\n", *pages])
-
-
-def _shown(value: object) -> str:
-    return override("", value)[1:].replace("'", "")
 
 
 def keep_freed_memory() -> bool:
