@@ -145,7 +145,7 @@ def jobs_of(
         "reward": on_cpu(settings.get("reward")),
     }
     changed = {key: value for key, value in given.items() if key in settings}
-    jobs = found.run(chosen.model_copy(update=changed))
+    jobs = found.function(chosen.model_copy(update=changed))
     assert isinstance(jobs, list)  # what has shards
     return jobs
 

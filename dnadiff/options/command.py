@@ -21,7 +21,7 @@ import yaml
 from pydantic import ValidationError
 
 from dnadiff.fields import described
-from dnadiff.options.base import Config, Options, Result, Start, hint_of, pages
+from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
 from dnadiff.options.compose import (
     choices,
     hydra_config,
@@ -60,15 +60,17 @@ class Command(Generic[P]):
 
     Attributes:
         options: the class of its options.
-        run: the function of options; it returns the result, or jobs, which shards can divide.
+        function: of options; it returns the result, or jobs, which shards can divide.
         name: the word on the command line: `zero_shot` for ZeroShotOptions.
         known: all commands that were imported, by name.
     """
 
     known: ClassVar[dict[str, Command[...]]] = {}
 
-    def __init__(self, options: type[Options], run: Callable[[Any], Result | list[Job]]) -> None:
-        self.options, self.run = options, run
+    def __init__(
+        self, options: type[Options], function: Callable[[Any], Result | list[Job]]
+    ) -> None:
+        self.options, self.function = options, function
         words = options.__name__.removesuffix("Options")
         self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
         self.known[self.name] = self
@@ -113,14 +115,14 @@ class Command(Generic[P]):
             options._start = options._start._replace(run_dir=made)
             values = dict(options)
             try:
-                return self._run(options, values)
+                return self._checked(options, values)
             except ValueError as error:
                 text = with_keys(str(error), values)
                 if type(error) is not ValueError or text == str(error):
                     raise
                 raise ValueError(text) from error
 
-    def _run(self, options: Any, values: Config) -> Result:
+    def _checked(self, options: Any, values: Config) -> Result:
         """Check what the configuration builds, and run with a local file for each remote output."""
         first = all(
             os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -130,7 +132,6 @@ class Command(Generic[P]):
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
         check(values, trust=None)
-        from dnadiff.jobs import runner
         from dnadiff.store.outputs import refuse_remote_shards, uploading
 
         refuse_classifier(values, self.name)
@@ -152,15 +153,18 @@ class Command(Generic[P]):
 
             choose_threads()
         with uploading(outputs, values.get("resume", False), options.overwrite) as local:
-            options = options.model_copy(update=local) if local else options
-            running = runner.RunOptions(self.name)
-            if "shard" in values:  # refuse what exists before anything is loaded
-                given = {"command": self.name, "overrides": options.overrides}
-                running = options.into(runner.RunOptions.checked, **given)
-            found = self.run(options)
-            if isinstance(found, list):
-                return result_of(runner.run_jobs(found, running))
-            return found
+            return self.run(options.model_copy(update=local) if local else options)
+
+    def run(self, options: Any) -> Result:
+        """Compute what the function returns, and run its jobs."""
+        from dnadiff.jobs.runner import RunOptions, run_jobs
+
+        running = RunOptions(self.name)
+        if isinstance(options, ShardedOptions):  # refuse what exists before anything is loaded
+            given = {"command": self.name, "overrides": options.overrides}
+            running = options.into(RunOptions.checked, **given)
+        found = self.function(options)
+        return result_of(run_jobs(found, running)) if isinstance(found, list) else found
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The command line: an error ends the process with status 1 and one line on standard
