@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from dnadiff.design.request import (
 )
 from dnadiff.design.reward import Reward, as_reward
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.ar import Autoregressive
@@ -37,7 +38,7 @@ from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import integer
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
-from dnadiff.genomics.information import Information, nll_per_token
+from dnadiff.genomics.information import Information, window_nats
 from dnadiff.supervised.features import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from pyfaidx import Fasta
 
     from dnadiff.formats.nucleotides import DNASequence
-    from dnadiff.genomics.variants.base import VariantMethod
-    from dnadiff.genomics.variants.frame import AnyVariants
+    from dnadiff.genomics.variants.effects import AnyVariants
+    from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
@@ -386,9 +387,15 @@ class Model:
         counted; a sequence without a countable letter gets NaN.
         """
         seed, batch_size = integer("seed", seed, 0), integer("batch_size", batch_size)
-        return nll_per_token(
-            self.denoiser, self.process, self._encoded(sequences), num_draws, seed, batch_size
-        )
+        encoded = self._encoded(sequences)
+        # The noise of a sequence does not depend on the others.
+        keys = [hash64(ids.numpy().tobytes().hex()) >> 1 for ids in encoded]
+        nats = window_nats(
+            self.denoiser, self.process, encoded, keys, num_draws, seed, batch_size
+        ).mean(1)
+        emitted = self.process.vocab.is_emitted()
+        tokens = np.array([int(emitted[ids].sum()) for ids in encoded])
+        return np.where(tokens > 0, nats / np.maximum(tokens, 1), np.nan)
 
     def embed(
         self,
@@ -463,7 +470,7 @@ class Model:
         method: VariantMethod | None = None,
         window: int | None = None,
         stranded: bool = False,
-        on_mismatch: str = "error",
+        on_mismatch: Literal["error", "skip", "flag"] = "error",
         sites_per_window: int = 1,
         L2: bool = False,
         seed: int = 1,
@@ -490,29 +497,24 @@ class Model:
             ValueError: naming the argument or the row that is not valid, such as one whose REF
                 differs.
         """
-        from dnadiff.genomics.variants import frame
+        from dnadiff.genomics.variants.effects import effects_frame, reference_of
+        from dnadiff.genomics.variants.network import Network
 
         if self.tokenizer.vocab.complement is None:
             raise ValueError(
                 f"variants are of DNA, and {self.path} was trained on text; give a model of DNA"
             )
-        network = frame.Network.checked(
+        network = Network(
             self.denoiser,
             self.process,
-            frame.reference_of(genome),
+            reference_of(genome),
             window=self.length if window is None else window,
             batch_size=batch_size,
             stranded=stranded,
             sites_per_window=sites_per_window,
             seed=seed,
         )
-        return frame.frame(
-            network,
-            frame.default_method() if method is None else method,
-            frame.source_of(variants),
-            on_mismatch,
-            L2,
-        )
+        return effects_frame(network, method, variants, on_mismatch, L2)
 
     def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
         if is_sequence(sequences):

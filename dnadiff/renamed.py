@@ -38,6 +38,11 @@ MOVED = {
     "dnadiff.downstream.table": "dnadiff.supervised.tasks",
     "dnadiff.downstream.target.multilabel": "dnadiff.supervised.targets.classes",
     "dnadiff.downstream.tasks": "dnadiff.supervised.regions",
+    **{
+        f"dnadiff.{folder}.{module}": "dnadiff.genomics.variants.methods"
+        for folder in ("variant_effect", "genomics.variants")
+        for module in ("block", "by_kind", "log_prob", "masked", "window")
+    },
     "dnadiff.noise.mask_fraction": "dnadiff.diffusion.noise",
     "dnadiff.noise.total_noise": "dnadiff.diffusion.noise",
     "dnadiff.objective.clipped": "dnadiff.diffusion.objective.masking",

@@ -19,12 +19,9 @@ from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.formats.regions import Region
-    from dnadiff.genomics.variants.base import VariantMethod
-    from dnadiff.genomics.variants.network import Network
-    from dnadiff.genomics.variants.sources import VariantSource
+    from dnadiff.formats.variants import VariantSource
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.jobs.job import Job
-    from dnadiff.weights.loaded import Loaded
 
 _OF_PRETRAINED = (  # key, verb of the message, default
     ("L2", "reads", False),
@@ -141,26 +138,32 @@ def variants(options: VariantsOptions) -> list[Job]:
 
 def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the log-likelihood ratios of a pretrained model."""
-    from dnadiff.genomics.variants.base import check_method
-    from dnadiff.genomics.variants.effects import COLUMNS, Scorer
-    from dnadiff.genomics.variants.summary import FLAG, SKIP, summarize, training_part
+    from dnadiff.data.genome.genome import Genome
+    from dnadiff.genomics.variants.effects import COLUMNS, FLAG, SKIP, Scorer
+    from dnadiff.genomics.variants.methods import check_method
+    from dnadiff.genomics.variants.network import Network
     from dnadiff.genomics.variants.variant import Alleles
-    from dnadiff.genomics.variants.work import ExtraOutputs, VariantJob
+    from dnadiff.genomics.variants.work import ExtraOutputs, VariantJob, training_part
     from dnadiff.genomics.variants.writers import writer_of
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.weights import checkpoint
-    from dnadiff.weights.tensors import earlier_identities
+    from dnadiff.weights.tensors import earlier_identities, identity
 
-    writer = writer_of(
-        output, (*COLUMNS, *(["L2"] if options.L2 else [])), options.on_mismatch == FLAG
-    )
+    columns = (*COLUMNS, *(["L2"] if options.L2 else []))
+    writer = writer_of(output, columns, options.on_mismatch == FLAG)
     method = build(options.variant_method, trust=None)
     model = checkpoint.load(options.checkpoint, options.trust)
-    network = open_network(options, model)
+    model.denoiser.to(options.device)
+    of_network = ("batch_size", "stranded", "sites_per_window", "seed")
+    network = Network(
+        model.denoiser,
+        model.process,
+        Genome.open(options.genome),
+        window=model.window(options.window),
+        **{key: getattr(options, key) for key in of_network},
+    )
     method = check_method(method, network.denoiser)
     source, regions = open_variants(options, network.reference)
-    training = training_part(model, network.reference, options.trust)
-    alleles = Alleles(network.reference, network.window, options.on_mismatch == SKIP)
     about = {
         "checkpoint": str(options.checkpoint),
         "method": method.name,
@@ -175,20 +178,23 @@ def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
         options.report is not None,
         partial(draw_regions, regions=regions, read=partial(writer.read, output), about=about),
     )
+    alleles = Alleles(network.reference, network.window, options.on_mismatch == SKIP)
+    keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return VariantJob(
         Scorer(network, method, alleles, options.L2),
         source,
         writer,
         output,
-        training=training,
-        summarized=partial(
-            summarize,
-            alleles=alleles,
-            method=method,
-            training=training,
-            mismatch_is_error=options.on_mismatch == "error",
-        ),
-        settings=output_settings(options, model, network, method, regions),
+        method=method,
+        training=training_part(model, network.reference, options.trust),
+        mismatch_is_error=options.on_mismatch == "error",
+        settings={
+            "model": identity(model.denoiser),
+            "device": network.device.type,
+            **input_settings(options, network.reference, network.window, regions),
+            "variant_method": method.settings(),
+            **{key: getattr(options, key) for key in keys},
+        },
         earlier=earlier_identities(model.denoiser),
         extras=extras,
     )
@@ -197,8 +203,13 @@ def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
 def compare_predictions(options: VariantsOptions, output: Path) -> Job:
     """Score the variants by the predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, GenomeWindows, PredictedScorer
-    from dnadiff.genomics.variants.summary import FLAG, SKIP, TrainingPart, summarize
+    from dnadiff.genomics.variants.effects import (
+        FLAG,
+        PREDICTED_COLUMNS,
+        SKIP,
+        PredictedScorer,
+        TrainingPart,
+    )
     from dnadiff.genomics.variants.variant import Alleles
     from dnadiff.genomics.variants.work import VariantJob
     from dnadiff.genomics.variants.writers import writer_of
@@ -212,35 +223,23 @@ def compare_predictions(options: VariantsOptions, output: Path) -> Job:
             )
     writer = writer_of(output, PREDICTED_COLUMNS, options.on_mismatch == FLAG)
     model = saved.load(options.checkpoint, options.trust, options.device)
-    predict, window = (
-        model.contrasts(options.target, options.batch_size),
-        model.window_of(options.window),
-    )
+    predict = model.contrasts(options.target, options.batch_size)
+    window = model.window_of(options.window)
     target = model.classes[model.number_of(options.target)]
     writer.predicted = model.target.contrast_name(target)
     reference = Genome.open(options.genome)
     source, regions = open_variants(options, reference)
-    alleles = Alleles(
-        reference,
-        window,
-        options.on_mismatch == SKIP,
-        fixed_length=model.limits.fixed is not None,
-    )
-    training = TrainingPart({}, {}, "not known of a fine-tuned run")
+    is_fixed = model.limits.fixed is not None
+    alleles = Alleles(reference, window, options.on_mismatch == SKIP, fixed_length=is_fixed)
     log.info(f"predictions are {writer.predicted}")
     return VariantJob(
-        PredictedScorer(predict, GenomeWindows(window, reference), alleles),
+        PredictedScorer(predict, alleles),
         source,
         writer,
         output,
-        training=training,
-        summarized=partial(
-            summarize,
-            alleles=alleles,
-            method=None,
-            training=training,
-            mismatch_is_error=options.on_mismatch == "error",
-        ),
+        method=None,
+        training=TrainingPart({}, "not known of a fine-tuned run"),
+        mismatch_is_error=options.on_mismatch == "error",
         settings={
             "networks": [member.sha256 for member in model.members],
             "device": model.device.type,
@@ -253,27 +252,13 @@ def compare_predictions(options: VariantsOptions, output: Path) -> Job:
     )
 
 
-def open_network(options: VariantsOptions, model: Loaded) -> Network:
-    """The model on its device, with the genome."""
-    from dnadiff.data.genome.genome import Genome
-    from dnadiff.genomics.variants.network import Network
-
-    model.denoiser.to(options.device)
-    window = model.window(options.window)
-    settings = {
-        key: getattr(options, key) for key in ("batch_size", "stranded", "sites_per_window", "seed")
-    }
-    return Network.checked(
-        model.denoiser, model.process, Genome.open(options.genome), window=window, **settings
-    )
-
-
 def open_variants(
     options: VariantsOptions, genome: Reference
 ) -> tuple[VariantSource, list[Region]]:
     """The variants, and the regions whose variants they all are."""
     from dnadiff.formats.regions import read_regions
-    from dnadiff.genomics.variants.sources import Saturation, open_source
+    from dnadiff.formats.variants import open_source
+    from dnadiff.genomics.variants.variant import Saturation
 
     if options.saturate is None:
         return open_source(str(options.vcf)), []
@@ -285,26 +270,6 @@ def open_variants(
             "leave stranded out, which averages both strands, or remove these regions"
         )
     return Saturation(regions, genome, options.deletions), regions
-
-
-def output_settings(
-    options: VariantsOptions,
-    model: Loaded,
-    network: Network,
-    method: VariantMethod,
-    regions: Sequence[Region],
-) -> dict[str, Json]:
-    """Everything that the contents of the output depend on."""
-    from dnadiff.weights.tensors import identity
-
-    keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
-    return {
-        "model": identity(model.denoiser),
-        "device": network.device.type,
-        **input_settings(options, network.reference, network.window, regions),
-        "variant_method": method.settings(),
-        **{key: getattr(options, key) for key in keys},
-    }
 
 
 def input_settings(

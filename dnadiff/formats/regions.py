@@ -287,18 +287,25 @@ def _bed_region(columns: list[str]) -> Region:
 Rows = Iterator[tuple[int, list[str]]]  # line number and columns
 
 
-def _rows(path: str | Path, handle: Iterable[str]) -> Rows:
+def filled_lines(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, without their ends, with their numbers; ValueError if very many
+    are blank: gzip makes a gigabyte of line ends from a megabyte."""
     num_blank = 0
-    for number, line in enumerate(handle, start=1):
-        line = line.rstrip("\r\n")
-        if not line.strip():
-            num_blank += 1
-            if num_blank > _MAX_BLANK:  # gzip makes a gigabyte of line ends from a megabyte
-                raise ValueError(
-                    f"{path} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; "
-                    "remove them"
-                )
-        elif not line.startswith("#"):
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, line.rstrip("\r\n")
+            continue
+        num_blank += 1
+        if num_blank > _MAX_BLANK:
+            raise ValueError(
+                f"{path} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove "
+                "them"
+            )
+
+
+def _rows(path: str | Path, handle: Iterable[str]) -> Rows:
+    for number, line in filled_lines(path, handle):
+        if not line.startswith("#"):
             yield number, line.split("\t") if "\t" in line else line.split()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.inputs import SequenceInput
-from dnadiff.genomics.information import Information
+from dnadiff.genomics.information import Information, tiles
 from dnadiff.genomics.scores import settings_of
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.store.disk import sync_folder
@@ -230,7 +230,7 @@ class TrackJob(ResumableJob):
     @property
     @override
     def total(self) -> int:
-        return self.information.num_tiles(self.source, self.sites)
+        return sum(1 for _ in tiles(self.sites, self.source.lengths, self.information.window))
 
     @override
     def starts(self) -> list[int]:

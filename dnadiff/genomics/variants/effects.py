@@ -1,18 +1,35 @@
 """The effects of variants: log-likelihood ratio with its error, entropy at the site, distance of
-embeddings."""
+embeddings, or the difference of predictions; a first pass over the variants that refuses what is
+wrong; and both together as a data frame, without any configuration."""
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import tee
-from typing import NamedTuple, Protocol
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from pyfaidx import Fasta
 from typing_extensions import override
 
-from dnadiff.genomics.variants.base import VariantMethod
+from dnadiff.data.genome.genome import Genome
+from dnadiff.fields import checked
+from dnadiff.formats.regions import listing
+from dnadiff.formats.variants import Row, Rows, VariantSource, open_source
+from dnadiff.genomics.variants.methods import (
+    Block,
+    ByKind,
+    LogProb,
+    Masked,
+    VariantMethod,
+    check_method,
+)
 from dnadiff.genomics.variants.network import (
     AUDITED,
     NUM_BASES,
@@ -22,7 +39,19 @@ from dnadiff.genomics.variants.network import (
     Site,
     SitePredictions,
 )
-from dnadiff.genomics.variants.variant import Alleles, Edit, Ids, Reference, Row, Skipped, pair
+from dnadiff.genomics.variants.variant import (
+    Alleles,
+    Edit,
+    Ids,
+    Reference,
+    Sequences,
+    Skipped,
+    pair,
+    record_of,
+)
+
+if TYPE_CHECKING:
+    import pandas
 
 # Alleles that are scored together; results may depend on it in the last bits, never on batch_size
 # alone.
@@ -34,6 +63,10 @@ LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NO_VALUE = "N at the end of a window"
 NAN = math.nan
+SKIP, FLAG = "skip", "flag"
+_SHOWN = 3  # rows in a message
+OnMismatch: TypeAlias = Literal["error", "skip", "flag"]
+log = logging.getLogger("dnadiff")
 
 
 class Effect(NamedTuple):
@@ -60,35 +93,27 @@ class Effect(NamedTuple):
     differs: bool = False
 
 
-COLUMNS = tuple(Effect._fields[:-2])  # of every output; L2 on request
+class PredictedEffect(NamedTuple):
+    """The effect of an allele on the predictions of a fine-tuned network.
+
+    Attributes:
+        predicted_REF, predicted_ALT: predictions of both windows, averaged over the seeds.
+        difference: ALT minus REF.
+        SE_seeds: standard error of the difference over the seeds; NaN for a single one.
+        differs: REF is not what the genome has.
+    """
+
+    predicted_REF: float
+    predicted_ALT: float
+    difference: float
+    SE_seeds: float
+    differs: bool = False
 
 
-class AlleleEffect(Protocol):
-    """Numbers under the names of columns; `differs`: REF is not what the genome has."""
-
-    @property
-    def differs(self) -> bool:
-        """Whether REF is not what the genome has."""
-
-
-class Scored(NamedTuple):
-    """A row with the effect of each alternative allele, or why it has none."""
-
-    row: Row
-    results: tuple[AlleleEffect | Skipped, ...]
-
-    @property
-    def effects(self) -> list[AlleleEffect | None]:
-        """The effects, None for an allele that is skipped."""
-        return [None if isinstance(each, Skipped) else each for each in self.results]
-
-
-class GenomeWindows(NamedTuple):
-    """The genome, and the bases that a network reads."""
-
-    window: int
-    reference: Reference
-    sites_per_window: int = 1
+COLUMNS = Effect._fields[:-2]  # of every output; L2 on request
+PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
+# A row with the effect of each alternative allele, or why it has none.
+Scored: TypeAlias = tuple[Row, Sequence[Effect | PredictedEffect | Skipped]]
 
 
 class RowScorer(ABC):
@@ -98,8 +123,9 @@ class RowScorer(ABC):
         alleles: turns rows into edits.
 
     Attributes:
-        network: what is read around a variant.
         method_name: how effects are computed.
+        sites_per_window: that may be masked together.
+        alleles_together: of a block: rows that are scored without reading others.
         audit: of `sites_per_window`, since the counts were taken.
         num_scored: alleles scored.
         num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were
@@ -107,11 +133,11 @@ class RowScorer(ABC):
         audited: sites that were compared before.
     """
 
-    network: Network | GenomeWindows
     method_name: str
+    sites_per_window = 1
 
     def __init__(self, alleles: Alleles) -> None:
-        self.alleles = alleles
+        self.alleles, self.alleles_together = alleles, CHUNK
         self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
 
     def take_counts(self) -> tuple[Audit, int]:
@@ -139,7 +165,14 @@ class RowScorer(ABC):
             for chunk in divided(block, CHUNK):
                 here, edits = edits[: len(chunk)], edits[len(chunk) :]
                 if done < len(chunk):
-                    yield self._score(chunk[done:], here[done:])
+                    scored = _scored_edits(here[done:])
+                    self.num_scored += len(scored)
+                    effects = iter(self.effects(scored) if scored else ())
+                    results = (
+                        [each if isinstance(each, Skipped) else next(effects) for each in found]
+                        for found in here[done:]
+                    )
+                    yield list(zip(chunk[done:], results))
                 done = max(done - len(chunk), 0)
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
@@ -147,31 +180,26 @@ class RowScorer(ABC):
         return None
 
     @abstractmethod
-    def effects(self, edits: Sequence[Edit]) -> Iterable[AlleleEffect]:
+    def effects(self, edits: Sequence[Edit]) -> Iterable[Effect | PredictedEffect]:
         """The effect of each edit, at least one, of the block that was begun."""
-
-    def _score(
-        self, rows: Sequence[Row], edits: Sequence[Sequence[Edit | Skipped]]
-    ) -> list[Scored]:
-        """The effects of some rows."""
-        scored = _scored_edits(edits)
-        self.num_scored += len(scored)
-        effects = iter(self.effects(scored) if scored else ())
-        return [
-            Scored(
-                row, tuple(each if isinstance(each, Skipped) else next(effects) for each in found)
-            )
-            for row, found in zip(rows, edits)
-        ]
-
-    @property
-    def alleles_together(self) -> int:
-        """Alleles of a block: rows that are scored without reading others."""
-        return CHUNK
 
 
 def _scored_edits(edits: Sequence[Sequence[Edit | Skipped]]) -> list[Edit]:
     return [each for found in edits for each in found if isinstance(each, Edit)]
+
+
+def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
+    """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
+    part: list[Row] = []
+    number = size = 0
+    for row in rows:
+        part.append(row)
+        number, size = number + len(row.alts), size + len(row.text)
+        if number >= alleles or size >= LARGEST_TEXT:
+            yield part
+            part, number, size = [], 0, 0
+    if part:
+        yield part
 
 
 class Scorer(RowScorer):
@@ -183,55 +211,53 @@ class Scorer(RowScorer):
         embeddings: also compute L2.
     """
 
-    network: Network
-
     def __init__(
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
         super().__init__(alleles)
         self.network, self.method, self.embeddings = network, method, embeddings
-        self.method_name = method.name
+        self.method_name, self.sites_per_window = method.name, network.sites_per_window
         self.predictions: SitePredictions | None = None
-
-    @property
-    @override
-    def alleles_together(self) -> int:
-        several = self.network.sites_per_window > 1 and not self.network.denoiser.left_to_right
-        return (
-            max(CHUNK, min(LOOK_AHEAD * self.network.window, LARGEST_LOOK_AHEAD))
-            if several
-            else CHUNK
-        )
+        if self.sites_per_window > 1 and not network.denoiser.left_to_right:
+            ahead = min(LOOK_AHEAD * network.window, LARGEST_LOOK_AHEAD)
+            self.alleles_together = max(CHUNK, ahead)
 
     @override
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
-        if not self.network.denoiser.left_to_right:
-            self.predictions = self.network.site_predictions(map(site_of, edits))
-            if is_new:
-                self._compare(self.predictions)
-
-    def _compare(self, predictions: SitePredictions) -> None:
-        """Predict some of the sites that share a window alone."""
-        self.audit.shared += len(predictions.shared)
-        if predictions.shared and self.audited + self.audit.sites < AUDITED:
-            places = np.unique(
-                np.linspace(0, len(predictions.shared) - 1, AUDITED).round().astype(int)
+        if self.network.denoiser.left_to_right:
+            return
+        self.predictions = self.network.site_predictions(map(site_of, edits))
+        shared = self.predictions.shared
+        if not is_new:
+            return
+        self.audit.shared += len(shared)
+        if shared and self.audited + self.audit.sites < AUDITED:  # predict some of them alone
+            places = np.linspace(0, len(shared) - 1, AUDITED).round().astype(int)
+            sites = [shared[i] for i in np.unique(places)]
+            self.audit.add(
+                self.predictions.at(sites), self.network.site_predictions(sites, 1).at(sites)
             )
-            sites = [predictions.shared[i] for i in places]
-            self.audit.add(predictions.at(sites), self.network.at_sites(sites, 1))
 
     @override
     def effects(self, edits: Sequence[Edit]) -> list[Effect]:
         strands = len(self.network.strands)
-        nothing = np.full((strands, len(edits), NUM_BASES), NAN)
-        sites = list(map(site_of, edits))
-        at_sites = nothing if self.predictions is None else self.predictions.at(sites)
+        nothing = np.full(len(edits), NAN)
+        at_sites = (
+            np.full((strands, len(edits), NUM_BASES), NAN)
+            if self.predictions is None
+            else self.predictions.at(list(map(site_of, edits)))
+        )
         llr, variance = self.method.llr(self.network, edits, at_sites)
-        se = np.sqrt(variance.sum(0)) / strands
         entropy = entropies(at_sites)
-        distance = self._distances(edits) if self.embeddings else np.full(len(edits), NAN)
-        reverse = llr[1] if strands > 1 else np.full(len(edits), NAN)
-        columns = (llr.mean(0), se, llr[0], reverse, entropy, 2 - entropy / math.log(2), distance)
+        columns = (
+            llr.mean(0),
+            np.sqrt(variance.sum(0)) / strands,
+            llr[0],
+            llr[1] if strands > 1 else nothing,
+            entropy,
+            2 - entropy / math.log(2),
+            self._distances(edits) if self.embeddings else nothing,
+        )
         self.num_missing += int(np.isnan(columns[0]).sum())
         return [
             Effect._make([*map(float, values), edit.differs])
@@ -243,8 +269,8 @@ class Scorer(RowScorer):
         for reverse in self.network.strands:
             pairs = [self.network.pair(edit, reverse) for edit in edits]
             ref, alt = (
-                self.network.mean_features([p.ref for p in pairs]),
-                self.network.mean_features([p.alt for p in pairs]),
+                self.network.mean_features(windows)
+                for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
             )
             found.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
         return np.mean(found, 0)
@@ -256,45 +282,6 @@ def site_of(edit: Edit) -> Site:
     return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
 
 
-def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
-    """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
-    part: list[Row] = []
-    counted, rows = tee(rows)
-    for row, is_last in zip(
-        rows, _ends(((len(row.alts), len(row.text)) for row in counted), alleles)
-    ):
-        part.append(row)
-        if is_last:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def first_rows(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[int]:
-    """The number of the first row of each part of `divided`, and the number of all rows; `sizes`
-    are alleles and characters of each row."""
-    start = number = 0
-    for number, is_last in enumerate(_ends(sizes, alleles), 1):
-        if is_last:
-            yield start
-            start = number
-    if start < number:
-        yield start
-    yield number
-
-
-def _ends(sizes: Iterable[tuple[int, int]], alleles: int) -> Iterator[bool]:
-    """Whether a part ends with each row."""
-    number = size = 0
-    for of_row, characters in sizes:
-        number, size = number + of_row, size + characters
-        is_last = number >= alleles or size >= LARGEST_TEXT
-        yield is_last
-        if is_last:
-            number = size = 0
-
-
 def entropies(at_sites: Floats) -> Floats:
     """Entropy in nats of the mean of the strands' distributions (K, n, 4): (n,); NaN where there is
     none."""
@@ -303,58 +290,230 @@ def entropies(at_sites: Floats) -> Floats:
     return -(probs * logs).sum(-1)
 
 
-Predict = Callable[[Sequence[Ids]], Floats]  # windows -> predictions (R, n) of R seeds
-
-
-class PredictedEffect(NamedTuple):
-    """The effect of an allele.
-
-    Attributes:
-        predicted_REF, predicted_ALT: predictions of both windows, averaged over the seeds.
-        difference: ALT minus REF.
-        SE_seeds: standard error of the difference over the seeds; NaN for a single one.
-        differs: REF is not what the genome has.
-    """
-
-    predicted_REF: float
-    predicted_ALT: float
-    difference: float
-    SE_seeds: float
-    differs: bool = False
-
-
-PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
-
-
 class PredictedScorer(RowScorer):
-    """Compares the predictions of both alleles.
+    """Compares the predictions of both alleles, in windows that are centered on the variants and
+    shorter where a record ends.
 
     Args:
-        predict: the predictions of windows, on the scale on which differences are taken.
-        windows: centered on the variants, shorter where a record ends.
+        predict: windows to predictions (R, n) of R seeds, on the scale on which differences are
+            taken.
     """
 
     method_name = "predicted"
 
-    def __init__(self, predict: Predict, windows: GenomeWindows, alleles: Alleles) -> None:
+    def __init__(self, predict: Callable[[Sequence[Ids]], Floats], alleles: Alleles) -> None:
         super().__init__(alleles)
-        self.predict, self.network = predict, windows
+        self.predict = predict
 
     @override
     def effects(self, edits: Sequence[Edit]) -> list[PredictedEffect]:
-        pairs = [pair(self.network.reference, edit, self.network.window) for edit in edits]
-        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs]).reshape(
-            -1, 2, len(edits)
-        )
-        difference = found[:, 1] - found[:, 0]
-        seeds = len(found)
-        error = (
-            difference.std(0, ddof=1) / math.sqrt(seeds)
-            if seeds > 1
-            else np.full(len(edits), math.nan)
-        )
-        columns = (found[:, 0].mean(0), found[:, 1].mean(0), difference.mean(0), error)
+        pairs = [pair(self.alleles.reference, edit, self.alleles.window) for edit in edits]
+        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs])
+        found = found.reshape(-1, 2, len(edits))
+        difference, seeds = found[:, 1] - found[:, 0], len(found)
+        error = np.full(len(edits), NAN)
+        if seeds > 1:
+            error = difference.std(0, ddof=1) / math.sqrt(seeds)
+        columns = (*found.mean(0), difference.mean(0), error)
         return [
             PredictedEffect._make([*map(float, values), edit.differs])
             for edit, *values in zip(edits, *columns)
         ]
+
+
+class TrainingPart(NamedTuple):
+    """The training intervals on the records of a genome.
+
+    Attributes:
+        intervals: start and end of those of each record that is the model's own, sorted.
+        note: what is known of the genome, for reports.
+    """
+
+    intervals: Mapping[str, Sequence[tuple[int, int]]]
+    note: str
+
+    def contains(self, edit: Edit) -> bool:
+        """Whether a variant touches a training interval."""
+        intervals = self.intervals.get(edit.record, ())
+        place = bisect_right(intervals, (max(edit.end - 1, edit.start), math.inf)) - 1
+        return place >= 0 and edit.start < intervals[place][1]
+
+    @property
+    def known(self) -> bool:
+        """Whether any record is the model's own."""
+        return bool(self.intervals)
+
+
+@dataclass
+class InputSummary:
+    """Counts of the rows and alleles of a source.
+
+    Attributes:
+        kinds: of the alleles that are scored.
+        skipped: reason to number of alleles.
+        mismatches: rows whose REF differs from the genome.
+        in_training: alleles in the training part of the model.
+        is_sorted: whether the rows of each contig are together and ascending.
+        first: the first edit.
+        records: the record of the genome of each contig, by the name that the rows use.
+    """
+
+    rows: int = 0
+    kinds: Counter[str] = field(default_factory=lambda: Counter(SNVs=0, MNVs=0, indels=0))
+    skipped: Counter[str] = field(default_factory=Counter)
+    mismatches: int = 0
+    in_training: int = 0
+    is_sorted: bool = True
+    first: Edit | None = None
+    records: dict[str, str] = field(default_factory=dict)
+
+    def contigs(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """The `lengths` of the records of the genome, under the names that the rows use where they
+        use another."""
+        names: dict[str, list[str]] = {}
+        for name, record in self.records.items():
+            names.setdefault(record, []).append(name)
+        return {
+            name: length
+            for record, length in lengths.items()
+            for name in names.get(record, [record])
+        }
+
+
+def summarize(
+    source: VariantSource,
+    alleles: Alleles,
+    method: VariantMethod | None,
+    training: TrainingPart,
+    mismatch_is_error: bool,
+    first: int = 0,
+    last: int | None = None,
+) -> InputSummary:
+    """Read all variants once, in constant memory, and check each of them.
+
+    Args:
+        method: None if it has an answer for every variant.
+        mismatch_is_error: raise an error if REF differs from the genome in any row.
+        first, last: read these rows alone.
+
+    Raises:
+        ValueError: naming the file and line of the first row that is not valid or on a contig of
+            another length, or the first rows whose REF differs.
+    """
+    summary, chrom, pos, messages = InputSummary(), "", 0, list[str]()
+    lengths = alleles.reference.lengths
+    others = {}  # the contigs whose length differs from that in the genome: both lengths
+    for contig, length in source.contigs.items():
+        here = record_of(contig, lengths)
+        if length and here is not None and lengths[here] != length:
+            others[contig] = length, lengths[here]
+    for row in source.between(first, last):
+        is_next = row.pos >= pos if row.chrom == chrom else row.chrom not in summary.records
+        summary.is_sorted &= is_next
+        chrom, pos = row.chrom, row.pos
+        if chrom not in summary.records:
+            if chrom in others:
+                length, known = others[chrom]
+                raise ValueError(
+                    f"{row.where}: the header says that {chrom} has {length:,} bases, and the "
+                    f"genome has {known:,}: a different assembly; "
+                    "give the genome that the variants were called with"
+                )
+            summary.records[chrom] = alleles.record(chrom, row.where)
+        found, mismatch = alleles.edits(row)
+        edits = _scored_edits([found])
+        summary.rows += 1
+        summary.kinds.update(edit.kind for edit in edits)
+        summary.skipped.update(each.reason for each in found if isinstance(each, Skipped))
+        summary.in_training += sum(map(training.contains, edits))
+        summary.first = summary.first or next(iter(edits), None)
+        if mismatch:
+            summary.mismatches += 1
+            messages += [mismatch] if len(messages) < _SHOWN else []
+        if method is not None:
+            for edit in edits:
+                method.check(edit)
+    if mismatch_is_error and messages:
+        raise ValueError(
+            f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: "
+            f"{'; '.join(messages)}; is the genome the "
+            "assembly of the variants? on_mismatch=skip leaves such rows out, on_mismatch=flag "
+            "marks them"
+        )
+    if not summary.rows:
+        raise ValueError(f"{source.name} contains no variant; give at least one")
+    if others:  # chrM of hg19 and of b37, for example
+        shown = [
+            f"{contig} ({length:,} bases, in the genome {known:,})"
+            for contig, (length, known) in others.items()
+        ]
+        log.warning(
+            f"{source.name} has contigs whose length differs from the genome, on which no variant "
+            f"was read: {listing(shown)}"
+        )
+    return summary
+
+
+AnyVariants: TypeAlias = (
+    "str | Path | Iterable[Sequence[object] | Mapping[str, object]] | pandas.DataFrame"
+)
+
+
+def default_method() -> ByKind:
+    """The methods that the command line uses by default."""
+    return ByKind(Masked(), Block(), Block(), LogProb())
+
+
+def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> Reference:
+    """A genome from a file, from letters in memory, or open already; raises ValueError for anything
+    else."""
+    if isinstance(genome, Mapping):
+        return Sequences(genome)
+    if isinstance(genome, (Genome, Sequences)):
+        return genome
+    if not isinstance(genome, (str, Path, Fasta)):
+        raise ValueError(
+            f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, "
+            "or an open Genome"
+        )
+    return Genome.open(genome)
+
+
+@checked
+def effects_frame(
+    network: Network,
+    variant_method: object,
+    variants: object,
+    on_mismatch: OnMismatch,
+    L2: bool,
+) -> pandas.DataFrame:
+    """The effects of all alleles in their order, one row each; `reason` is why an allele has no
+    value, and empty for others. Arguments as of `dnadiff.model.Model.variants`."""
+    import pandas
+
+    if isinstance(variants, (str, Path)):
+        source = open_source(variants)
+    elif isinstance(variants, pandas.DataFrame):
+        source = Rows(variants.to_dict("records"))
+    elif isinstance(variants, Iterable):
+        source = Rows(variants)
+    else:
+        raise ValueError(
+            f"variants is of type {type(variants).__name__}; give a file, a data frame, or rows "
+            "(chrom, pos, ref, alt)"
+        )
+    given = default_method() if variant_method is None else variant_method
+    method = check_method(given, network.denoiser)
+    alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
+    summarize(source, alleles, method, TrainingPart({}, ""), on_mismatch == "error")
+    columns = (*COLUMNS, "L2") if L2 else COLUMNS
+    rows: list[list[object]] = []
+    for chunk in Scorer(network, method, alleles, L2).chunks(source):
+        for row, results in chunk:
+            for alt, result in zip(row.alts, results):
+                values = [getattr(result, name, NAN) for name in columns]
+                why = getattr(result, "reason", NO_VALUE if math.isnan(values[0]) else "")
+                place = row.chrom, row.pos, row.id, row.ref, alt
+                rows.append([*place, *values, result.differs, why])
+    names = ("chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason")
+    return pandas.DataFrame(rows, columns=names)

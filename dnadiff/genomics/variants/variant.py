@@ -1,58 +1,62 @@
-"""Rows of variants as a file has them, each allele as an edit of the genome with its REF checked,
-and both alleles in windows of equal length, on either strand."""
+"""Alleles as edits of a genome with their REF checked, and both alleles in windows of equal length,
+on either strand. Rows of files are read by `dnadiff.formats.variants`; all variants of regions are
+made here."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Container, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.regions import check_names
+from dnadiff.formats.regions import Region, check_names
+from dnadiff.formats.variants import Row, VariantSource
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
 _PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
-MITOCHONDRION = ("M", "MT")
+_PIECE = 1 << 16  # bases that are read together
+_MITOCHONDRION = ("M", "MT")
 TOKENIZER = DNATokenizer()
+_COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
+Ids: TypeAlias = NDArray[np.uint8]
+Places: TypeAlias = NDArray[np.int64]
 
 
-class Reference(Protocol):
-    """Named records of token ids, such as a `Genome`."""
+class Sequences:
+    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter
+    is not a nucleotide."""
 
-    @property
-    def lengths(self) -> dict[str, int]:
-        """Record name to number of bases."""
+    def __init__(self, records: Mapping[str, str]) -> None:
+        self.ids = {}
+        for name, letters in records.items():
+            try:
+                self.ids[name] = TOKENIZER.encode(letters)
+            except ValueError as error:
+                raise ValueError(f"genome: in {name}, {error}") from None
+        self.lengths = {name: len(ids) for name, ids in self.ids.items()}
 
     @property
     def digest(self) -> str:
-        """A hash that changes with any base."""
+        """A hash of all bases."""
+        parts = (name.encode() + ids.tobytes() for name, ids in self.ids.items())
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
-    def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
-        """Token ids of `[start, end)`, 0-based."""
+    def window(self, record: str, start: int, end: int) -> Ids:
+        """Token ids of `[start, end)`."""
+        return self.ids[record][start:end]
 
 
-class Row(NamedTuple):
-    """One row of a file of variants.
-
-    Attributes:
-        where: file and line, for messages.
-        pos: position of the first base of REF, counted from 1.
-        text: the line of a VCF file; empty for other sources.
-    """
-
-    where: str
-    chrom: str
-    pos: int
-    id: str
-    ref: str
-    alts: tuple[str, ...]
-    text: str = ""
+Reference: TypeAlias = Genome | Sequences
 
 
 class Edit(NamedTuple):
@@ -72,14 +76,9 @@ class Edit(NamedTuple):
     differs: bool = False
 
     @property
-    def is_snv(self) -> bool:
-        """Whether it replaces one base."""
-        return len(self.ref) == len(self.alt) == 1
-
-    @property
-    def is_indel(self) -> bool:
-        """Whether both alleles have different lengths."""
-        return len(self.ref) != len(self.alt)
+    def kind(self) -> str:
+        """SNVs, MNVs (other replacements of equal length) or indels."""
+        return "indels" if self.surplus else "SNVs" if len(self.ref) == 1 else "MNVs"
 
     @property
     def end(self) -> int:
@@ -122,19 +121,14 @@ class Skipped(NamedTuple):
     differs: bool = False  # REF is not what the genome has
 
 
-class Mismatch(NamedTuple):
-    """A row whose REF is not what the genome has."""
-
-    message: str
-
-
 def shown(allele: str) -> str:
     """An allele in a message."""
-    return (
-        allele if len(allele) <= _SHOWN else f"{allele[:_SHOWN]}... ({len(allele)} bases)"
-    ) or "-"
+    if len(allele) > _SHOWN:
+        return f"{allele[:_SHOWN]}... ({len(allele)} bases)"
+    return allele or "-"
 
 
+@dataclass(frozen=True)
 class Alleles:
     """Turns rows into edits.
 
@@ -147,109 +141,88 @@ class Alleles:
             network does not accept.
     """
 
-    def __init__(
-        self,
-        reference: Reference,
-        window: int,
-        skip_mismatches: bool = False,
-        fixed_length: bool = False,
-    ) -> None:
-        self.reference, self.window, self.skip_mismatches, self.fixed_length = (
-            reference,
-            window,
-            skip_mismatches,
-            fixed_length,
-        )
-        self.lengths = reference.lengths
-        self._record: dict[str, str] = {}
+    reference: Reference
+    window: int
+    skip_mismatches: bool = False
+    fixed_length: bool = False
 
     def record(self, chrom: str, where: str) -> str:
         """The record of that name, with `chr` added or removed if needed; ValueError if the genome
         has none."""
-        if chrom not in self._record:
-            found = record_of(chrom, self.lengths)
-            if found is None:
-                check_names([chrom], self.lengths, f"{where}: the genome lacks a contig")
-                raise AssertionError  # check_names has raised
-            self._record[chrom] = found
-        return self._record[chrom]
+        lengths = self.reference.lengths
+        if (found := record_of(chrom, lengths)) is None:
+            check_names([chrom], lengths, f"{where}: the genome lacks a contig")
+            raise AssertionError  # check_names has raised
+        return found
 
-    def edits(self, row: Row) -> tuple[list[Edit | Skipped], Mismatch | None]:
-        """Each alternative allele of a row, and whether its REF differs from the genome.
+    def edits(self, row: Row) -> tuple[list[Edit | Skipped], str]:
+        """Each alternative allele of a row, and a message if its REF differs from the genome.
 
         Raises:
             ValueError: naming file and line, for an unknown contig, a position outside of it, or an
                 allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
-        start, ref, length = row.pos - 1, row.ref.upper(), self.lengths[record]
-        self._check_letters(row, "REF", ref)
+        start, ref, length = row.pos - 1, row.ref.upper(), self.reference.lengths[record]
+        _check_letters(row, "REF", ref)
         if start < 0 or start + len(ref) > length:
-            reasons = [_reason(alt) for alt in row.alts]
-            if row.pos in (0, length + 1) and all(
-                reasons
-            ):  # VCF: breakends and symbolic alleles at a telomere
-                return list(map(Skipped, reasons)), None
+            reasons = list(map(_no_bases, row.alts))
+            if row.pos in (0, length + 1) and all(reasons):  # VCF: at a telomere
+                return list(map(Skipped, reasons)), ""
             hint = "is it a different assembly?" if row.pos else "positions are counted from 1"
             raise ValueError(
                 f"{row.where}: REF {shown(ref)} at position {row.pos} is not inside {record} "
                 f"(1-{length}); {hint}"
             )
         here = TOKENIZER.decode(self.reference.window(record, start, start + len(ref)))
-        mismatch = None
-        if ref != here and any(
-            a != b for a, b in zip(ref, here) if a in _BASES and b in _BASES
-        ):  # N says nothing
-            mismatch = Mismatch(
-                f"{row.where}: {row.chrom}:{row.pos} has REF {shown(ref)}, the genome {shown(here)}"
-            )
-        return [
-            self._edit(row, Edit(record, start, ref, alt.upper(), mismatch is not None), here)
-            for alt in row.alts
-        ], mismatch
+        known = ((a, b) for a, b in zip(ref, here) if a in _BASES and b in _BASES)
+        differs = any(a != b for a, b in known)  # N says nothing
+        found: list[Edit | Skipped] = []
+        for alt in row.alts:
+            given = Edit(record, start, ref, alt.upper(), differs)
+            edit = trimmed(given)
+            reason = self._why_skipped(row, given, edit, here)
+            found.append(Skipped(reason, differs) if reason else edit)
+        place = f"{row.where}: {row.chrom}:{row.pos}"
+        message = f"{place} has REF {shown(ref)}, the genome {shown(here)}"
+        return found, message if differs else ""
 
-    def _edit(self, row: Row, given: Edit, here: str) -> Edit | Skipped:
-        """The edit of an allele as it is `given`, where the genome has the bases `here`."""
-        if reason := _reason(given.alt):
-            return Skipped(reason, given.differs)
-        self._check_letters(row, "ALT", given.alt)
+    def _why_skipped(self, row: Row, given: Edit, edit: Edit, here: str) -> str:
+        """Why an allele, as it is `given`, is skipped, where the genome has the bases `here`."""
+        if reason := _no_bases(given.alt):
+            return reason
+        _check_letters(row, "ALT", given.alt)
         if given.alt == given.ref:
-            return Skipped("ALT equals REF", given.differs)
+            return "ALT equals REF"
         if given.differs and self.skip_mismatches:
-            return Skipped("REF differs from the genome", given.differs)
-        edit = trimmed(given)
+            return "REF differs from the genome"
         if not _PLAIN.fullmatch(edit.ref + edit.alt):
-            return Skipped("an allele with N or another ambiguity code", given.differs)
+            return "an allele with N or another ambiguity code"
         if not _PLAIN.fullmatch(
             here[edit.start - given.start : edit.end - given.start] or edit.alt
         ):
-            return Skipped("N in the genome at REF", given.differs)
+            return "N in the genome at REF"
         if edit.longest > self.window:
-            return Skipped(f"longer than the window of {self.window:,} bases", given.differs)
-        if not edit.has_windows(self.lengths[edit.record]):
-            return Skipped("the record is too short for windows of equal length", given.differs)
-        if (
-            self.fixed_length
-            and edit.window_length(self.lengths[edit.record], self.window) < self.window
-        ):
-            return Skipped("the record is too short for a head of fixed length", given.differs)
-        return edit
-
-    def _check_letters(self, row: Row, column: str, allele: str) -> None:
-        if not _NUCLEOTIDES.fullmatch(allele):
-            hint = (
-                "; write a deletion or an insertion with the base before it, as in REF=CA ALT=C"
-                if allele in ("-", "")
-                else ""
-            )
-            raise ValueError(
-                f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, "
-                f"G, T){hint}"
-            )
+            return f"longer than the window of {self.window:,} bases"
+        length = self.reference.lengths[edit.record]
+        if not edit.has_windows(length):
+            return "the record is too short for windows of equal length"
+        if self.fixed_length and edit.window_length(length, self.window) < self.window:
+            return "the record is too short for a head of fixed length"
+        return ""
 
 
-def _reason(alt: str) -> str:
-    """Why an ALT is skipped whatever REF is; empty if it is not."""
+def _check_letters(row: Row, column: str, allele: str) -> None:
+    if not _NUCLEOTIDES.fullmatch(allele):
+        hint = "; write a deletion or an insertion with the base before it, as in REF=CA ALT=C"
+        raise ValueError(
+            f"{row.where}: {column} {shown(allele)!r} is not an allele of nucleotides (A, C, "
+            f"G, T){hint if allele in ('-', '') else ''}"
+        )
+
+
+def _no_bases(alt: str) -> str:
+    """What an ALT is that has no bases, whatever REF is; empty if it has."""
     if alt == "*":
         return "* (a deletion in another row)"
     if alt == ".":
@@ -260,16 +233,13 @@ def _reason(alt: str) -> str:
     return "a breakend" if "[" in alt or "]" in alt or is_single else ""
 
 
-def other_names(chrom: str) -> list[str]:
-    """The name of a record, and the same with or without `chr`; M and MT are the same."""
-    bare = chrom.removeprefix("chr")
-    names = [*MITOCHONDRION, bare] if bare in MITOCHONDRION else [bare]
-    return [chrom, *(prefix + name for name in names for prefix in ("", "chr"))]
-
-
 def record_of(chrom: str, records: Container[str]) -> str | None:
-    """The record of that name, see `other_names`; None if there is none."""
-    return next((name for name in other_names(chrom) if name in records), None)
+    """The record of that name, or the same with or without `chr` (M and MT are the same); None if
+    there is none."""
+    bare = chrom.removeprefix("chr")
+    bare_names = [*_MITOCHONDRION, bare] if bare in _MITOCHONDRION else [bare]
+    names = (chrom, *(prefix + name for name in bare_names for prefix in ("", "chr")))
+    return next((name for name in names if name in records), None)
 
 
 def trimmed(edit: Edit) -> Edit:
@@ -278,57 +248,9 @@ def trimmed(edit: Edit) -> Edit:
     ref, alt, start = edit.ref, edit.alt, edit.start
     while ref and alt and ref[-1] == alt[-1]:
         ref, alt = ref[:-1], alt[:-1]
-    shared = 0
-    while shared < min(len(ref), len(alt)) and ref[shared] == alt[shared]:
-        shared += 1
-    return edit._replace(start=start + shared, ref=ref[shared:], alt=alt[shared:])
-
-
-class Sequences:
-    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter
-    is not a nucleotide."""
-
-    def __init__(self, records: dict[str, str]) -> None:
-        self.ids = {}
-        for name, letters in records.items():
-            try:
-                self.ids[name] = TOKENIZER.encode(letters)
-            except ValueError as error:
-                raise ValueError(f"genome: in {name}, {error}") from None
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """Record name to number of bases."""
-        return {name: len(ids) for name, ids in self.ids.items()}
-
-    @property
-    def digest(self) -> str:
-        """A hash of all bases."""
-        import hashlib
-
-        return hashlib.sha256(
-            b"".join(name.encode() + ids.tobytes() for name, ids in self.ids.items())
-        ).hexdigest()
-
-    def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
-        """Token ids of `[start, end)`."""
-        return self.ids[record][start:end]
-
-
-def ids_of_allele(allele: str) -> NDArray[np.uint8]:
-    """Token ids of the letters of an allele; an empty one has none."""
-    return ids_of(allele) if allele else np.zeros(0, np.uint8)
-
-
-def kinds(edits: Sequence[Edit]) -> dict[str, int]:
-    """Numbers of SNVs, of other replacements of equal length (MNVs) and of indels."""
-    snv, indel = sum(e.is_snv for e in edits), sum(e.is_indel for e in edits)
-    return {"SNVs": snv, "MNVs": len(edits) - snv - indel, "indels": indel}
-
-
-_COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
-Ids = NDArray[np.uint8]
-Places = NDArray[np.int64]
+    while ref and alt and ref[0] == alt[0]:
+        ref, alt, start = ref[1:], alt[1:], start + 1
+    return edit._replace(start=start, ref=ref, alt=alt)
 
 
 class Pair(NamedTuple):
@@ -340,36 +262,27 @@ class Pair(NamedTuple):
 
     Attributes:
         ref, alt: (L,) token ids.
-        ref_start, alt_start: place of the allele in its window.
-        ref_len, alt_len: bases of the alleles.
+        starts: place of each allele in its window.
+        sizes: bases of the alleles.
         ends_right: whether these further bases are at the right end.
     """
 
     ref: Ids
     alt: Ids
-    ref_start: int
-    alt_start: int
-    ref_len: int
-    alt_len: int
+    starts: tuple[int, int]
+    sizes: tuple[int, int]
     ends_right: bool
 
     @property
     def equal(self) -> bool:
         """Whether both alleles have the same length."""
-        return self.ref_len == self.alt_len
+        return self.sizes[0] == self.sizes[1]
 
     def reverse_complement(self) -> Pair:
         """The same pair, read on the other strand."""
-        length = len(self.ref)
-        return Pair(
-            _COMPLEMENT[self.ref[::-1]],
-            _COMPLEMENT[self.alt[::-1]],
-            length - self.ref_start - self.ref_len,
-            length - self.alt_start - self.alt_len,
-            self.ref_len,
-            self.alt_len,
-            not self.ends_right,
-        )
+        ref, alt = (_COMPLEMENT[ids[::-1]] for ids in (self.ref, self.alt))
+        first, second = (len(ref) - s - size for s, size in zip(self.starts, self.sizes))
+        return Pair(ref, alt, (first, second), self.sizes, not self.ends_right)
 
     def aligned(self, flank: int | None) -> tuple[Places, Places] | None:
         """Places in both windows that belong together, (n,) each: up to `flank` bases on each side
@@ -383,41 +296,30 @@ class Pair(NamedTuple):
         Args:
             flank: None is as many as there are.
         """
-        length, shared, surplus = (
-            len(self.ref),
-            min(self.ref_len, self.alt_len),
-            abs(self.ref_len - self.alt_len),
-        )
+        shared, longest = sorted(self.sizes)
+        surplus, length = longest - shared, len(self.ref)
         ends = np.arange(length - surplus, length) if self.ends_right else np.arange(surplus)
         places = []
-        for (left, right), start, size in zip(
-            self.flanks(flank), (self.ref_start, self.alt_start), (self.ref_len, self.alt_len)
-        ):
+        for (left, right), start, size in zip(self.flanks(flank), self.starts, self.sizes):
             rest = np.arange(start + shared, start + size) if size > shared else ends
             places.append(np.concatenate([left, np.arange(start, start + shared), rest, right]))
-        known = [_known(ids[place]) for ids, place in zip((self.ref, self.alt), places)]
-        if not (known[0] == known[1]).all():
+        ref, alt = places
+        known = TOKENIZER.bases(self.ref[ref]) < 4
+        if not np.array_equal(known, TOKENIZER.bases(self.alt[alt]) < 4):
             return None
-        return places[0][known[0]], places[1][known[1]]
+        return ref[known], alt[known]
 
     def flanks(self, flank: int | None) -> list[tuple[Places, Places]]:
         """Places on the left and on the right of the allele in each window, at most `flank` of
         them, the same bases in both."""
-        left = min(self.ref_start, self.alt_start)
-        right = len(self.ref) - max(self.ref_start + self.ref_len, self.alt_start + self.alt_len)
+        spans = [(start, start + size) for start, size in zip(self.starts, self.sizes)]
+        left = min(start for start, _ in spans)
+        right = len(self.ref) - max(end for _, end in spans)
         if flank is not None:
             left, right = min(left, flank), min(right, flank)
-        ends = (
-            (self.ref_start, self.ref_start + self.ref_len),
-            (self.alt_start, self.alt_start + self.alt_len),
-        )
         return [
-            (np.arange(start - left, start), np.arange(end, end + right)) for start, end in ends
+            (np.arange(start - left, start), np.arange(end, end + right)) for start, end in spans
         ]
-
-
-def _known(ids: Ids) -> NDArray[np.bool_]:
-    return TOKENIZER.bases(ids) < 4
 
 
 def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -> Pair:
@@ -433,42 +335,71 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     Raises:
         ValueError: if the record is too short for windows of equal length.
     """
-    length = reference.lengths[edit.record]
+    length, size = reference.lengths[edit.record], len(edit.ref)
     if not edit.has_windows(length):
         raise ValueError(
             f"{edit.name}: {edit.record} is too short for windows of equal length around this "
             "variant; remove it"
         )
-    has_right, has_left = edit.surplus <= length - edit.end, edit.surplus <= edit.start
-    ends_right = not has_left if reverse else has_right
-    low, high = _interval(length, edit, window, ends_right)
-    extra = (0, edit.surplus) if ends_right else (edit.surplus, 0)
-    windows, starts = [], []
-    for allele, other in ((edit.ref, edit.alt), (edit.alt, edit.ref)):
-        before, after = extra if len(allele) < len(other) else (0, 0)
-        left = _cut(reference, edit.record, low - before, edit.start)
-        windows.append(
-            np.concatenate(
-                [left, ids_of_allele(allele), _cut(reference, edit.record, edit.end, high + after)]
-            )
-        )
-        starts.append(len(left))
-    forward = Pair(
-        windows[0], windows[1], starts[0], starts[1], len(edit.ref), len(edit.alt), ends_right
-    )
-    return forward.reverse_complement() if reverse else forward
-
-
-def _interval(length: int, edit: Edit, window: int, ends_right: bool) -> tuple[int, int]:
-    """The interval of the genome in the window of the longer allele, with room for the further
-    bases of the other on one side."""
-    start, size = edit.start if ends_right else length - edit.end, len(edit.ref)
-    bases = edit.window_length(length, window) + size - edit.longest  # of the genome
+    ends_right = edit.surplus > edit.start if reverse else edit.surplus <= length - edit.end
+    # The interval of the genome in the window of the longer allele, with room for the further bases
+    # of the other on one side, which counts from its other end.
+    start = edit.start if ends_right else length - edit.end
+    bases = edit.window_length(length, window) + size - edit.longest
     # Alleles of equal length are read in the same window on both strands.
     low = start - (bases - size + (0 if ends_right or edit.surplus else 1)) // 2
     low = min(max(low, 0, start + size - bases), length - edit.surplus - bases, start)
-    return (low, low + bases) if ends_right else (length - low - bases, length - low)
+    if not ends_right:
+        low = length - low - bases
+
+    def cut(start: int, end: int) -> Ids:
+        empty = np.zeros(0, np.uint8)
+        return reference.window(edit.record, start, end) if end > start else empty
+
+    windows, starts = [], []
+    for allele in (edit.ref, edit.alt):
+        extra = edit.longest - len(allele)
+        left = cut(low - (0 if ends_right else extra), edit.start)
+        right = cut(edit.end, low + bases + (extra if ends_right else 0))
+        windows.append(np.concatenate([left, ids_of(allele), right]))
+        starts.append(len(left))
+    sizes, places = (size, len(edit.alt)), (starts[0], starts[1])
+    forward = Pair(windows[0], windows[1], places, sizes, ends_right)
+    return forward.reverse_complement() if reverse else forward
 
 
-def _cut(reference: Reference, record: str, start: int, end: int) -> Ids:
-    return reference.window(record, start, end) if end > start else np.zeros(0, np.uint8)
+class Saturation(VariantSource):
+    """Every SNV of some regions, and every deletion of one base if requested; positions with N are
+    left out.
+
+    A deletion is written with the base before it, as in VCF, or at the first position with the base
+    after it. Overlapping regions give their variants repeatedly.
+    """
+
+    name = "saturate"
+
+    def __init__(
+        self, regions: Sequence[Region], reference: Reference, deletions: bool = False
+    ) -> None:
+        self.regions, self.reference, self.deletions = regions, reference, deletions
+
+    @override
+    def __iter__(self) -> Iterator[Row]:
+        for chrom, start, end, *_ in self.regions:
+            for first in range(start, end, _PIECE):
+                yield from self._rows(chrom, first, min(first + _PIECE, end))
+
+    def _rows(self, chrom: str, start: int, end: int) -> Iterator[Row]:
+        length, low = self.reference.lengths[chrom], max(start - 1, 0)
+        letters = TOKENIZER.decode(self.reference.window(chrom, low, min(end + 1, length)))
+        for place in range(start, end):
+            at, where = place - low, f"saturate: {chrom}:{place + 1}"
+            base = letters[at]
+            if base not in _BASES:
+                continue
+            if self.deletions and length > 1:  # first: VCF must be sorted by position
+                first = max(at - 1, 0)
+                kept = letters[first] if place else letters[1]
+                ref = letters[first : first + 2]
+                yield Row(where, chrom, max(place, 1), ".", ref, (kept,))
+            yield Row(where, chrom, place + 1, ".", base, tuple(b for b in _BASES if b != base))

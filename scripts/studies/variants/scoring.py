@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.genomics.markov.model import BackoffMarkov
-    from dnadiff.genomics.variants.base import VariantMethod
+    from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.model import Model
 
 ECOLI = "bundled:ecoli_K12_MG1655.fa.gz"

@@ -8,10 +8,9 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.genomics.variants.block import Block
+from dnadiff.genomics.variants.methods import Block, Masked, PairedWindow
 from dnadiff.genomics.variants.network import Network
 from dnadiff.genomics.variants.variant import Sequences
-from dnadiff.genomics.variants.window import PairedWindow
 
 VOCAB = DNATokenizer().vocab
 LENGTH = 5
@@ -64,8 +63,6 @@ class AllMasks(PairedWindow):
 @pytest.fixture
 def methods():
     """The methods without random numbers."""
-    from dnadiff.genomics.variants.masked import Masked
-
     return {
         "masked": Masked(),
         "block": AllOrders(block=2 * LENGTH),

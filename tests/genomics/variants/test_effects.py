@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from dnadiff.formats.regions import Region
+from dnadiff.formats.variants import Rows
 from dnadiff.genomics.variants import effects
-from dnadiff.genomics.variants.block import Block
-from dnadiff.genomics.variants.effects import Audit, Scorer
-from dnadiff.genomics.variants.frame import default_method
-from dnadiff.genomics.variants.sources import Rows, Saturation
-from dnadiff.genomics.variants.variant import Alleles, Edit
+from dnadiff.genomics.variants.effects import Audit, Scorer, default_method
+from dnadiff.genomics.variants.methods import Block
+from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation
 
 WINDOW = 64
 

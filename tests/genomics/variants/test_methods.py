@@ -11,15 +11,11 @@ from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.likelihood import exact_nelbo
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
-from dnadiff.genomics.variants.block import Block
-from dnadiff.genomics.variants.effects import Scorer
-from dnadiff.genomics.variants.frame import default_method
-from dnadiff.genomics.variants.log_prob import LogProb
-from dnadiff.genomics.variants.masked import Masked
+from dnadiff.formats.variants import Rows
+from dnadiff.genomics.variants.effects import Scorer, default_method
+from dnadiff.genomics.variants.methods import Block, LogProb, Masked, PairedWindow
 from dnadiff.genomics.variants.network import NUM_BASES
-from dnadiff.genomics.variants.sources import Rows, Saturation
-from dnadiff.genomics.variants.variant import Alleles, Edit, Skipped
-from dnadiff.genomics.variants.window import PairedWindow
+from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Skipped
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.options.command import compose
@@ -42,8 +38,12 @@ VOCAB = DNATokenizer().vocab
 
 
 def llr(network, method, edits):
-    at_sites = network.at_sites([(e.record, e.start) for e in edits])
+    at_sites = predicted(network, [(e.record, e.start) for e in edits])
     return method.llr(network, edits, at_sites)[0]
+
+
+def predicted(network, sites, sites_per_window=None):
+    return network.site_predictions(sites, sites_per_window).at(sites)
 
 
 def autoregressive():
@@ -118,7 +118,7 @@ def test_whole_windows_have_the_difference_of_the_bounds_whatever_the_network(
         assert llr(network, methods[name], [edit])[0, 0] == pytest.approx(
             float(bounds[0] - bounds[1]), abs=1e-9
         ), name
-    if edit.is_snv:  # and what is masked alone is something else
+    if edit.kind == "SNVs":  # and what is masked alone is something else
         assert (
             abs(llr(network, methods["masked"], [edit])[0, 0] - float(bounds[0] - bounds[1])) > 1e-3
         )
@@ -136,7 +136,7 @@ def test_the_other_strand_of_the_genome_exchanges_the_strands(
     )
     mirrored = Edit("one", len(GENOME) - edit.end, *(complemented(x) for x in (edit.ref, edit.alt)))
     for name, method in methods.items():
-        if name != "masked" or not edit.is_indel:
+        if name != "masked" or not edit.surplus:
             np.testing.assert_allclose(
                 llr(here, method, [edit])[:, 0],
                 llr(there, method, [mirrored])[::-1, 0],
@@ -160,9 +160,7 @@ def test_the_error_is_the_spread_over_seeds(method, edit, inconsistent, make_net
         make_network(inconsistent(), GENOME, seed=seed, stranded=True, batch_size=256)
         for seed in range(200)
     ]
-    values, variances = zip(
-        *(method.difference(n, n.pair(edit, False), edit, False) for n in network)
-    )
+    values, variances = zip(*(method.difference(n, edit, False) for n in network))
     assert math.sqrt(np.mean(variances)) == pytest.approx(np.std(values, ddof=1), rel=0.2)
 
 
@@ -194,7 +192,7 @@ def test_blocks_are_smaller_around_substitutions(inconsistent, make_network):
 def test_several_alternatives_and_neighbors_cost_one_call_each(inconsistent, make_network):
     network = make_network(inconsistent(), GENOME, stranded=True, batch_size=1)
     network.denoiser.calls = 0
-    found = network.at_sites([("one", 4)] * 3 + [("one", 5)])
+    found = predicted(network, [("one", 4)] * 3 + [("one", 5)])
     assert (
         network.denoiser.calls == 2
         and (found[0, 0] == found[0, 2]).all()
@@ -206,15 +204,15 @@ def test_several_alternatives_and_neighbors_cost_one_call_each(inconsistent, mak
 def test_distant_sites_of_a_local_network_can_share_a_window(sites, inconsistent, make_network):
     letters = "".join(np.random.default_rng(0).choice(list("ACGT"), 60))
     network = make_network(
-        inconsistent(16, local=True), letters, window=16, sites_per_window=sites, batch_size=1
+        inconsistent(32, local=True), letters, window=32, sites_per_window=sites, batch_size=1
     )
     everywhere = [("one", site) for site in range(60)]
     network.denoiser.calls = 0
-    several = network.at_sites(everywhere)
+    several = predicted(network, everywhere)
     assert (
         network.denoiser.calls == 2 * {2: 32, 4: 16}[sites]
     )  # both strands; the last 60 - 48 sites fill windows in part
-    np.testing.assert_allclose(several, network.at_sites(everywhere, 1), atol=1e-12)
+    np.testing.assert_allclose(several, predicted(network, everywhere, 1), atol=1e-12)
 
 
 def test_effects_do_not_depend_on_batches_or_other_variants(inconsistent, make_network):
@@ -226,7 +224,7 @@ def test_effects_do_not_depend_on_batches_or_other_variants(inconsistent, make_n
 
 def test_n_stays_visible_and_at_a_site_there_is_no_value(inconsistent, make_network):
     network = make_network(inconsistent(), "ACNTACGGT", stranded=True)
-    found = network.at_sites([("one", 2), ("one", 3)])
+    found = predicted(network, [("one", 2), ("one", 3)])
     assert np.isnan(found[0, 0]).all() and np.exp(found[0, 1]).sum() == pytest.approx(1)
     pair = network.pair(Edit("one", 3, "T", "G"), False)
     assert DNATokenizer().decode(pair.ref) == "CNTAC" and pair.aligned(None)[0].tolist() == [
@@ -256,7 +254,7 @@ def test_windows_at_the_ends_of_a_record(start, inconsistent, make_network):
 @pytest.mark.parametrize("length", [1, 4, 5, 6])
 def test_every_method_scores_every_variant_of_a_short_record(length, inconsistent, make_network):
     letters, draw = GENOME[:length], np.random.default_rng(length)
-    network = make_network(inconsistent(8, local=True), letters, sites_per_window=2)
+    network = make_network(inconsistent(8, local=True), letters, window=16, sites_per_window=2)
     alleles = Alleles(network.reference, network.window)
     rows = list(Saturation([Region("one", 0, length)], network.reference, deletions=True))
     for _ in range(8):
@@ -274,15 +272,15 @@ def test_every_method_scores_every_variant_of_a_short_record(length, inconsisten
         ]
         values = [
             result.LLR
-            for each in scored
-            for result in each.results
+            for _, results in scored
+            for result in results
             if not isinstance(result, Skipped)
         ]
         assert len(scored) == len(rows) and values and np.isfinite(values).all()
         skipped = {
             result.reason
-            for each in scored
-            for result in each.results
+            for _, results in scored
+            for result in results
             if isinstance(result, Skipped)
         }
         assert skipped <= {"the record is too short for windows of equal length", "ALT equals REF"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, PredictedEffect, Scored
-from dnadiff.genomics.variants.variant import Row
+from dnadiff.formats.variants import Row
+from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, PredictedEffect
 from dnadiff.genomics.variants.writers import writer_of
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised import saved
@@ -118,7 +118,7 @@ def test_the_class_and_the_scale_of_the_predictions_are_written(fine_tuned, cli,
 def test_small_predictions_keep_their_digits(tmp_path):
     effect = PredictedEffect(1.2345678e-6, 1.3e-6, 6.54322e-8, float("nan"))
     writer = writer_of(tmp_path / "y.tsv", PREDICTED_COLUMNS, False)
-    cells = writer.rows([Scored(Row("x", "chr1", 3, ".", "A", ("C",)), (effect,))]).decode().split()
+    cells = writer.rows([(Row("x", "chr1", 3, ".", "A", ("C",)), (effect,))]).decode().split()
     assert cells[5:] == ["1.23457e-06", "1.3e-06", "6.54322e-08", "."]
 
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from dnadiff.genomics.variants.sources import Rows, SomeRows, open_source
-from dnadiff.genomics.variants.summary import InputSummary, TrainingPart, summarize
+from dnadiff.formats.variants import Rows, open_source
+from dnadiff.genomics.variants.effects import InputSummary, TrainingPart, summarize
 from dnadiff.genomics.variants.variant import Alleles, Sequences
 from dnadiff.genomics.variants.work import ExtraOutputs, picture_of
 
@@ -13,10 +13,8 @@ GENOME = Sequences({"chr1": "ACGTACGTAC", "chrM": "ACGT", "chr2": "AC"})
 COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
 
 
-def summary_of(source) -> InputSummary:
-    return summarize(
-        source, Alleles(GENOME, 8), None, TrainingPart({}, {}, ""), mismatch_is_error=True
-    )
+def summary_of(source, *rows) -> InputSummary:
+    return summarize(source, Alleles(GENOME, 8), None, TrainingPart({}, ""), True, *rows)
 
 
 @pytest.fixture
@@ -36,15 +34,15 @@ def b37(tmp_path):
 
 def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
-    for source in (b37, SomeRows(b37, 2, 3)):
+    for rows in ((), (2, 3)):
         with pytest.raises(
             ValueError,
             match=r"x.vcf: line 8: the header says that MT has 3 bases, and the genome has 4: a "
             r"different assembly",
         ):
-            summary_of(source)
+            summary_of(b37, *rows)
     assert not caplog.messages
-    assert summary_of(SomeRows(b37, 0, 2)).rows == 2
+    assert summary_of(b37, 0, 2).rows == 2
     (message,) = caplog.messages
     assert (
         "x.vcf has contigs whose length differs from the genome, on which no variant was read: MT "

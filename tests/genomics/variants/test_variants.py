@@ -12,10 +12,11 @@ import pytest
 
 import dnadiff
 from dnadiff.genomics.variants import effects
-from dnadiff.genomics.variants.summary import training_part
-from dnadiff.genomics.variants.variant import Edit
+from dnadiff.genomics.variants.variant import Edit, Sequences
+from dnadiff.genomics.variants.work import training_part
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.store.files import open_text
+from dnadiff.weights import checkpoint
 
 COLUMNS = [
     "chrom",
@@ -480,7 +481,7 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
         {"chr1": "ACGTTGA" * 60},
     )
     for arguments, message in (
-        ({"on_mismatch": "no"}, "on_mismatch 'no' is not known; choose error, skip, flag"),
+        ({"on_mismatch": "no"}, "on_mismatch 'no' is not known; choose one of error, skip, flag"),
         (
             {"sites_per_window": 9},
             "sites_per_window 9 leaves fewer than 8 bases between the sites of a window of 64; set "
@@ -490,7 +491,7 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
         ({"window": 2.5}, "window 2.5 must be an integer of at least 1"),
         ({"batch_size": 0}, "batch_size 0 must be an integer of at least 1"),
         ({"seed": -1}, "seed -1 must be an integer of at least 0"),
-        ({"stranded": "no"}, "stranded 'no' must be true or false"),
+        ({"stranded": "no"}, "stranded=no is neither true nor false"),
         ({"L2": 1}, "L2 1 must be true or false"),
         ({"method": "masked"}, "variant_method is a str, not a method; choose by_kind, masked"),
         ({"genome": 5}, "genome is of type int; give a sequence file"),
@@ -506,9 +507,6 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
 
 
 def test_variants_of_the_training_part_are_counted(trained, tmp_path):
-    from dnadiff.genomics.variants.variant import Sequences
-    from dnadiff.weights import checkpoint
-
     loaded = checkpoint.load(trained)
     letters = "ACGTTGA" * 860
     part = training_part(loaded, Sequences({"one": letters, "two": "ACGT"}))

@@ -5,16 +5,8 @@ import pandas
 import pytest
 
 from dnadiff.formats.regions import Region
-from dnadiff.genomics.variants.sources import (
-    BcfSource,
-    Rows,
-    Saturation,
-    SomeRows,
-    TableSource,
-    VcfSource,
-    open_source,
-)
-from dnadiff.genomics.variants.variant import Sequences
+from dnadiff.formats.variants import BcfSource, Rows, TableSource, VcfSource, open_source
+from dnadiff.genomics.variants.variant import Saturation, Sequences
 from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
 
 HEADER = [
@@ -84,17 +76,9 @@ def test_a_truncated_bgzip_file_is_refused(tmp_path):
             list(open_source(tmp_path / "x.vcf.gz"))
 
 
-def test_contigs_of_another_length_are_found_under_either_name(tmp_path):
-    source = open_source(vcf(tmp_path / "x.vcf"))
-    assert (
-        source.other_lengths({"1": 10, "2": 3}) == source.other_lengths({"3": 9}) == {}
-    )  # chr2 has no length
-    assert (
-        source.other_lengths({"1": 11, "2": 3})
-        == SomeRows(source, 2, 3).other_lengths({"1": 11})
-        == {"chr1": (10, 11)}
-    )
-    assert TableSource(table(tmp_path / "x.tsv")).other_lengths({"1": 11}) == {}
+def test_contigs_have_the_length_that_the_header_declares(tmp_path):
+    assert open_source(vcf(tmp_path / "x.vcf")).contigs == {"chr1": 10, "chr2": 0}
+    assert open_source(table(tmp_path / "x.tsv")).contigs == {}
 
 
 def test_a_table_needs_four_columns(tmp_path):

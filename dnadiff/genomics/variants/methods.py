@@ -1,0 +1,396 @@
+"""Methods that compute the log-likelihood ratio of a variant.
+
+`by_kind`, the default, chooses another one for each kind of variant: `masked` (one network call for
+all alternatives of a site, without a Monte Carlo error), `block` (a block of bases around the
+variant), `window` (the NELBO of both windows, the check of the other methods, with a large error),
+and `log_prob` for models that go from left to right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
+from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.fields import Json, PositiveInt, Range, checked
+from dnadiff.genomics.information import window_nats
+from dnadiff.genomics.variants.network import NUM_BASES, Bools, Floats, Network
+from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Pair, Places
+
+_AROUND_SUBSTITUTIONS, _AROUND_INDELS = 4, 16  # bases of a block
+
+
+class VariantMethod:
+    """Base class of all methods.
+
+    Attributes:
+        name: on the command line.
+        for_left_to_right: whether it is for models that go from left to right (autoregressive or
+            block diffusion) or for all others.
+        process_type: of which process these models are.
+    """
+
+    buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.store.objects.locate`)
+    name: ClassVar[str]
+    for_left_to_right: ClassVar[bool] = False
+    process_type: ClassVar[type[Process]] = AbsorbingProcess
+
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
+        """log p(alt) - log p(ref) in nats of n variants on each of the K strands, and the variance
+        of these estimates: (K, n) both.
+
+        The variance is NaN for a method without a Monte Carlo error, and 0 for an exact result.
+
+        Args:
+            at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
+        """
+        found = [
+            [self.difference(network, edit, reverse) for edit in edits]
+            for reverse in network.strands
+        ]
+        values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
+        return values[..., 0], values[..., 1]
+
+    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+        """log p(alt) - log p(ref) of one variant on one strand, and its variance; asked by the
+        `llr` above alone."""
+        raise NotImplementedError
+
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        """The method for a model; raises ValueError if there is none, or a setting that the model
+        needs is not valid."""
+        if self.for_left_to_right != denoiser.left_to_right:
+            model, other = (
+                ("a left-to-right", "log_prob")
+                if denoiser.left_to_right
+                else ("a masked diffusion", "masked, block or window")
+            )
+            raise ValueError(
+                f"variant_method {self.name} cannot use {model} model; set variant_method to "
+                f"{other}, or leave it out"
+            )
+        require(f"variant_method {self.name}", denoiser, self.process_type)
+        return self
+
+    def check(self, edit: Edit) -> None:
+        """Raise ValueError for a variant that this method has no answer for."""
+
+    def settings(self) -> dict[str, Json]:
+        """Its name and arguments."""
+        return {"method": self.name, **vars(self)}
+
+
+def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
+    """`for_model` of a method; raises ValueError if it is not a method."""
+    if not isinstance(method, VariantMethod):
+        raise ValueError(
+            f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, "
+            "block, window or log_prob"
+        )
+    return method.for_model(denoiser)
+
+
+def log_ratio(
+    network: Network, pair: Pair, places: tuple[Places, Places], orders: Places
+) -> Floats:
+    """Sum over the steps of log p(alt base | visible) - log p(ref base | visible), for each order:
+    (R,).
+
+    At step s of an order the places order[0..s-1] are visible and order[s] is predicted. All other
+    bases of the window are visible. For alleles of equal length the steps before the first place at
+    which they differ cost the same and are left out, and there one network call serves both.
+
+    Args:
+        places: n places of each window that belong together, `Pair.aligned`.
+        orders: (R, n) permutations of 0..n-1.
+    """
+    tokens = [ids[where].astype(np.int64) for ids, where in zip((pair.ref, pair.alt), places)]
+    runs: list[tuple[int, int, Places]] = []  # number of the order, allele, predicted pairs
+    for number, order in enumerate(orders):
+        first = int(np.argmax((tokens[0] != tokens[1])[order])) if pair.equal else 0
+        runs += [(number, 0, order[first:]), (number, 1, order[first + pair.equal :])]
+
+    def masks() -> Iterator[tuple[Bools, Bools]]:
+        for _, allele, chosen in runs:
+            for step in range(len(chosen)):
+                hidden, asked = np.zeros((2, len(pair.ref)), bool)
+                hidden[places[allele][chosen[step:]]] = True
+                asked[places[allele][chosen[step]]] = True
+                yield hidden, asked
+
+    alleles = [allele for _, allele, chosen in runs for _ in chosen]
+    calls = network.predictions(pair, alleles, masks())
+    found = np.concatenate([values.numpy() for *_, values in calls])
+    ratios, row = np.zeros(len(orders)), 0
+    for number, allele, chosen in runs:
+        here = found[row : row + len(chosen)]
+        total = here[np.arange(len(here)), tokens[allele][chosen]].sum()
+        ratios[number] += total if allele else -total
+        if pair.equal and not allele:  # the shared first step
+            ratios[number] += here[0, tokens[1][chosen[0]]]
+        row += len(here)
+    return ratios
+
+
+class Masked(VariantMethod):
+    """log p(alt base | rest) - log p(ref base | rest), the network's prediction at the masked site.
+
+    For several bases (MNV) the chain rule over the bases that differ, from left to right on the
+    strand that is read; bases between them stay visible. It has no random numbers, so no error; how
+    consistent the network's conditionals are is not visible in it.
+    """
+
+    name = "masked"
+
+    @override
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
+        llr = np.full(at_sites.shape[:2], np.nan)
+        for number, edit in enumerate(edits):
+            if edit.kind == "SNVs":
+                ref, alt = TOKENIZER.bases(TOKENIZER.encode(edit.ref + edit.alt))
+                llr[:, number] = at_sites[:, number, alt] - at_sites[:, number, ref]
+            else:
+                both = [self.difference(network, edit, reverse) for reverse in network.strands]
+                llr[:, number] = [value for value, _ in both]
+        return llr, np.full(llr.shape, np.nan)
+
+    @override
+    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+        self.check(edit)
+        pair = network.pair(edit, reverse)
+        here = np.flatnonzero(pair.ref != pair.alt)
+        order = np.arange(len(here))[None]
+        return float(log_ratio(network, pair, (here, here), order)[0]), np.nan
+
+    @override
+    def check(self, edit: Edit) -> None:
+        if edit.surplus:
+            raise ValueError(
+                f"variant_method masked compares alleles of equal length, and those of {edit.name} "
+                "differ in length; "
+                "set variant_method to by_kind, block or window, or remove insertions and deletions"
+            )
+
+
+@checked
+class Block(VariantMethod):
+    """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain
+    rule.
+
+    The bases of the block are in the context of the variant, or the variant in theirs, depending on
+    the order. For alleles of equal length the estimate differs from that of `window` only in that
+    bases outside the block are always visible. For others both blocks hold equally many bases
+    (`Pair.aligned`); what remains is the assumption that the rest of both windows is equally
+    likely. The error is that of the mean over the orders.
+
+    Args:
+        block: bases around the alleles, half on each side. None is 4 around alleles of equal
+            length, because more of them only add variance, and 16 around others.
+        num_orders: orders per variant and strand; about `block` network calls each for a single
+            base, twice as many for an indel.
+    """
+
+    name = "block"
+
+    def __init__(
+        self, block: PositiveInt | None = None, num_orders: Annotated[int, Range(2)] = 4
+    ) -> None:
+        self.block, self.num_orders = block, num_orders
+
+    @override
+    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+        pair = network.pair(edit, reverse)
+        size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
+        if (places := pair.aligned(-(-size // 2))) is None:
+            return np.nan, np.nan
+        orders = self.orders(len(places[0]), network.draws(edit, reverse, self.num_orders))
+        ratios = log_ratio(network, pair, places, orders)
+        return float(ratios.mean()), float(ratios.var(ddof=1) / len(ratios))
+
+    def orders(self, count: int, draws: Draws) -> Places:
+        """Random orders of the places of a block: (R, count)."""
+        return draws.uniform("order", count).argsort(-1).numpy()
+
+
+@checked
+class PairedWindow(VariantMethod):
+    """NELBO of the window with REF minus that of the window with ALT, in count form with common
+    masks.
+
+    Each draw masks k of the n bases of both windows, the same ones (those that belong together,
+    `Pair.aligned`), and costs two network calls; n / k times the difference of the masked bases'
+    log-probabilities has the difference of the NELBOs as its mean. Counts are stratified, two draws
+    per stratum, so that the estimate of the error is unbiased
+    (`dnadiff.diffusion.likelihood.estimators`).
+
+    Args:
+        num_draws: per variant and strand, even.
+    """
+
+    name = "window"
+
+    def __init__(self, num_draws: PositiveInt = 64) -> None:
+        self.num_draws = check_num_draws(num_draws)
+
+    @override
+    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+        pair = network.pair(edit, reverse)
+        if (places := pair.aligned(None)) is None:
+            return np.nan, np.nan
+        chosen, weight = self.masks(len(places[0]), network.draws(edit, reverse, self.num_draws))
+        masked = np.zeros((2, len(chosen), len(pair.ref)), bool)
+        for hidden, where in zip(masked, places):
+            hidden[:, where] = chosen
+        rows = masked.reshape(-1, len(pair.ref))
+        sums = []
+        alleles = np.repeat((0, 1), len(chosen)).tolist()
+        for x, asked, found in network.predictions(pair, alleles, zip(rows, rows)):
+            values = found.gather(-1, x[asked][:, None])[:, 0]
+            empty = torch.zeros(len(x), dtype=torch.float64)
+            sums.append(empty.index_add_(0, asked.nonzero()[:, 0], values).numpy())
+        ref, alt = np.concatenate(sums).reshape(2, -1)
+        return self.mean(weight * (alt - ref))
+
+    def masks(self, count: int, draws: Draws) -> tuple[Bools, NDArray[np.float64]]:
+        """Which of `count` places each draw masks, (D, count), and the weights of the draws,
+        (D,)."""
+        strata = self.num_draws // 2
+        u = (draws.uniform("count").numpy() + np.arange(self.num_draws) // 2) / strata
+        number = np.minimum((u * count).astype(np.int64) + 1, count)
+        rank = draws.uniform("mask", count).argsort(-1).argsort(-1).numpy()
+        return rank < number[:, None], count / number
+
+    def mean(self, values: NDArray[np.float64]) -> tuple[float, float]:
+        """The mean of the draws and its variance, from the two draws of each stratum."""
+        first, second = values.reshape(-1, 2).T
+        return float(values.mean()), float(((first - second) ** 2 / 4).sum() / len(first) ** 2)
+
+
+@checked
+class LogProb(VariantMethod):
+    """log p(window with ALT) - log p(window with REF).
+
+    Exact, by the chain rule, for an autoregressive model and for block diffusion in blocks of one
+    token: the error is 0. For other block diffusion models it is the difference of the NELBOs, with
+        the same masks for both alleles. For an indel the windows have equal length. There is no
+        value if one of them has more N, because its sum would have fewer terms.
+
+    Args:
+        num_draws: masks per window under a block diffusion model, even; an exact result needs none.
+    """
+
+    name = "log_prob"
+    for_left_to_right: ClassVar[bool] = True
+
+    def __init__(self, num_draws: PositiveInt = 64) -> None:
+        self.num_draws = num_draws
+
+    @override
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        method = super().for_model(denoiser)
+        if not is_exact(denoiser):
+            check_num_draws(self.num_draws)
+        return method
+
+    @override
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
+        llr, variance = np.zeros((2, len(network.strands), len(edits)))
+        for strand, reverse in enumerate(network.strands):
+            pairs = [network.pair(edit, reverse) for edit in edits]
+            keys = [hash64("log_prob", *e[:4], "-" if reverse else "+") >> 1 for e in edits]
+            alleles = [p.ref for p in pairs], [p.alt for p in pairs]
+            ref, alt = (
+                window_nats(
+                    network.denoiser,
+                    network.process,
+                    [torch.from_numpy(ids.astype(np.int64)) for ids in windows],
+                    keys,
+                    self.num_draws,
+                    network.seed,
+                    network.batch_size,
+                )
+                for windows in alleles
+            )
+            counts = [
+                [(TOKENIZER.bases(ids) < NUM_BASES).sum() for ids in windows] for windows in alleles
+            ]
+            equal = np.equal(counts[0], counts[1])[:, None]
+            difference = np.where(equal, ref - alt, np.nan)  # (n, draws)
+            llr[strand] = difference.mean(1)
+            if difference.shape[1] > 1:  # two per stratum: see `Likelihood.variance_mc`
+                first, second = difference[:, ::2], difference[:, 1::2]
+                variance[strand] = ((first - second) ** 2 / 4).sum(1) / first.shape[1] ** 2
+        return llr, variance
+
+
+class ByKind(VariantMethod):
+    """Another method for each kind of variant.
+
+    Args:
+        snv: for single bases.
+        mnv: for other replacements of equal length.
+        indel: for insertions, deletions and replacements of another length.
+        left_to_right: for all variants under a model that goes from left to right: autoregressive
+            or block diffusion.
+    """
+
+    name = "by_kind"
+
+    def __init__(
+        self,
+        snv: VariantMethod,
+        mnv: VariantMethod,
+        indel: VariantMethod,
+        left_to_right: VariantMethod,
+    ) -> None:
+        self.snv, self.mnv, self.indel, self.left_to_right = snv, mnv, indel, left_to_right
+        for key, method in vars(self).items():
+            if not isinstance(method, VariantMethod):
+                raise ValueError(
+                    f"variant_method.{key} is {method!r}, not a method; choose masked, block, "
+                    "window or log_prob"
+                )
+        self._of = {"SNVs": snv, "MNVs": mnv, "indels": indel}
+
+    @override
+    def llr(
+        self, network: Network, edits: Sequence[Edit], at_sites: Floats
+    ) -> tuple[Floats, Floats]:
+        llr, variance = np.full((2, len(network.strands), len(edits)), np.nan)
+        for method in dict.fromkeys(self._of.values()):
+            chosen = [i for i, edit in enumerate(edits) if self._of[edit.kind] is method]
+            if chosen:
+                llr[:, chosen], variance[:, chosen] = method.llr(
+                    network, [edits[i] for i in chosen], at_sites[:, chosen]
+                )
+        return llr, variance
+
+    @override
+    def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
+        if denoiser.left_to_right:
+            return self.left_to_right.for_model(denoiser)
+        for method in self._of.values():
+            method.for_model(denoiser)
+        return self
+
+    @override
+    def check(self, edit: Edit) -> None:
+        self._of[edit.kind].check(edit)
+
+    @override
+    def settings(self) -> dict[str, Json]:
+        kinds = ("snv", "mnv", "indel", "left_to_right")
+        return {"method": self.name, **{kind: getattr(self, kind).settings() for kind in kinds}}
