@@ -71,7 +71,12 @@ class ZeroShotOptions(ModelOptions):
 @command(ZeroShotOptions)
 def zero_shot(options: ZeroShotOptions) -> Result:
     """Evaluate on all sets; a row for each set, protocol and group of tokens."""
-    from dnadiff.genomics.evaluation import Evaluation, estimator_for, evaluate
+    from dnadiff.genomics.evaluation import (
+        Evaluation,
+        check_estimator,
+        estimator_kind,
+        evaluate,
+    )
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
@@ -84,8 +89,8 @@ def zero_shot(options: ZeroShotOptions) -> Result:
         )
     protocols = protocols_of(model.denoiser, options.protocols)
     for protocol in protocols.values():
-        estimator = estimator_for(model.denoiser, protocol)
-        estimator.check(model.denoiser, model.process.noise, options.num_draws)
+        kind = estimator_kind(model.denoiser, protocol)
+        check_estimator(kind, model.denoiser, model.process.noise, options.num_draws)
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen: dict[str, tuple[str, Config]] = {}
     for name in options.sets:  # errors come before the first evaluation

@@ -9,10 +9,11 @@ import pytest
 import torch
 import yaml
 
+from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.likelihood.estimates import COUNT, EXACT, Likelihood
 from dnadiff.genomics import evaluation
-from dnadiff.genomics.held_out import Scores
+from dnadiff.genomics.held_out import Scores, token_groups
 from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
 
@@ -178,25 +179,27 @@ def test_draws_are_paired_and_an_exact_likelihood_is_subtracted_from_each():
             toy(4).minus(other)
 
 
-def test_a_base_is_novel_only_if_it_is_so_for_both_models(monkeypatch):
-    masks = {"x": [1, 1, 0, 0], "y": [1, 0, 1, 0]}
+def test_a_base_is_novel_only_if_it_is_so_for_both_models(tmp_path):
+    letters = "".join(np.random.default_rng(0).choice(list("ACGT"), 1000))
 
-    def groups(data, tiles, trained_on, part):
-        novel = np.array([masks[trained_on.name]], bool)
-        return {"all": np.ones((1, 4), bool), "novel": novel, "repeated": ~novel}
+    def data_of(name, text):
+        (tmp_path / f"{name}.fa").write_text(f">{name}\n{text}\n")
+        data = GenomeDataModule(tmp_path / f"{name}.fa", length=100, batch_size=2)
+        data.prepare()
+        return data
 
-    monkeypatch.setattr(evaluation, "token_groups", groups)
-    monkeypatch.setattr(
-        evaluation,
-        "training_data",
-        lambda model, own, trust: SimpleNamespace(name=model.config["data"]),
+    data = data_of("data", letters)  # the test part is 800 to 900
+    trained_on = [
+        data_of(*each) for each in (("x", letters[800:840] * 40), ("y", letters[870:900] * 50))
+    ]
+    tiles = data.test_windows("test")
+    x, y, both = (
+        token_groups(data, tiles, "test", parts)["repeated"]
+        for parts in (trained_on[:1], trained_on[1:], trained_on)
     )
-    models = [SimpleNamespace(config={"data": data}) for data in ("x", "y")]
-    found, words = evaluation.groups_of(models, None, False, None, "test")
-    assert found["novel"].tolist() == [[True, False, False, False]] and found[
-        "repeated"
-    ].tolist() == [[False, True, True, True]]
-    assert words == "against the training part of x and of y"
+    assert x.any() and y.any() and not (x & y).any() and (both == (x | y)).all()
+    found = token_groups(data, tiles, "test", trained_on)
+    assert (found["novel"] == ~both).all() and not both.all()
 
 
 @pytest.mark.parametrize(

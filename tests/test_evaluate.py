@@ -266,7 +266,7 @@ def test_special_tokens_are_counted_or_not():
     )  # 2 begins, 3 ends a text, 1 is padding
     tiles = [{"ids": row, "weight": (row != 1).float()} for row in ids]
     groups = token_groups(
-        SimpleNamespace(tokenizer=SimpleNamespace(special_ids=(2, 3))), tiles, None, "test"
+        SimpleNamespace(tokenizer=SimpleNamespace(special_ids=(2, 3))), tiles, "test"
     )
     np.testing.assert_array_equal(groups["all"].sum(1), [6, 3])
     np.testing.assert_array_equal(

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from annotated_types import Interval
-from typing_extensions import override
 
 from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
@@ -42,7 +40,7 @@ from dnadiff.diffusion.likelihood.strands import (
     both_strands,
 )
 from dnadiff.diffusion.noise import NoiseSchedule
-from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, Json, Natural, Positive, PositiveInt, checked
 from dnadiff.genomics.held_out import (
     MAX_KMERS,
@@ -106,7 +104,7 @@ class Evaluation:
             raise ValueError(
                 f"order={self.order} is exact and draws nothing; leave protocol and target_se out"
             )
-        if self.target_se is not None and not PROTOCOLS[self.protocol].has_se:
+        if self.target_se is not None and self.protocol == "mdlm":
             raise ValueError(
                 f"protocol={self.protocol} has no se_mc; leave target_se out, or set protocol=count"
             )
@@ -116,17 +114,17 @@ class Evaluation:
                 "max_draws to at least as many"
             )
 
-    def estimator_for(self, model: Loaded) -> type[Estimator]:
-        """How the likelihood of a model is estimated.
+    def kind_for(self, model: Loaded) -> str:
+        """How the likelihood of a model is estimated (`Estimator`).
 
         Raises:
             ValueError: if model and settings do not fit.
         """
-        is_dna, left_to_right = is_of_dna(model), model.denoiser.left_to_right
-        estimator = estimator_for(model.denoiser, self.protocol, self.order)
-        estimator.check(model.denoiser, model.process.noise, self.num_draws)
+        denoiser = model.denoiser
+        kind = estimator_kind(denoiser, self.protocol, self.order)
+        check_estimator(kind, denoiser, model.process.noise, self.num_draws)
         for key in ("both_strands", "conjoin"):
-            if getattr(self, key) and not is_dna:
+            if getattr(self, key) and not is_of_dna(model):
                 raise ValueError(
                     f"{key}=true needs DNA; this model was trained on text, which has one strand: "
                     "leave it out"
@@ -136,40 +134,52 @@ class Evaluation:
                 "with conjoin=true both strands have the same likelihood, so both_strands=true "
                 "compares nothing; leave one out"
             )
-        if self.conjoin and left_to_right:
+        if self.conjoin and denoiser.left_to_right:
             raise ValueError(
                 "conjoin=true needs a model that unmasks in any order; one that goes from left to "
                 "right predicts the bases of the other strand in the opposite order: set "
                 "both_strands=true"
             )
-        return estimator
+        return kind
 
 
-class Estimator(ABC):
+def estimator_kind(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> str:
+    """How the likelihood of a model is estimated (`Estimator`): exactly, if an order is given or
+    one call gives it (`is_exact`), or else with `protocol`."""
+    if order is not None:
+        return "order"
+    return "chain rule" if is_exact(denoiser) else protocol
+
+
+def check_estimator(
+    kind: str, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int
+) -> None:
+    """Raises ValueError if an estimate is not valid for this model, its schedule or this number of
+    draws."""
+    require(f"estimator {kind}", denoiser, AbsorbingProcess)
+    if kind == "count":
+        check_num_draws(num_draws)
+    elif kind == "mdlm":
+        check_one_draw(denoiser, noise)
+    elif kind == "order":
+        check_ordered(denoiser)
+
+
+@dataclass
+class Estimator:
     """A way to estimate the likelihood of windows.
 
     Attributes:
-        process_type: the process whose bound or likelihood it is.
-        has_curve: whether the estimates yield h(n).
-        has_se: whether they have a Monte Carlo error.
-        can_mirror: whether reading the other strand with mirrored masks is the same estimate of it.
-        calls: network calls for each window, for the progress bar.
+        kind: `count`, the NELBO in count form with stratified draws; `mdlm`, the NELBO by the
+            protocol of MDLM's tables, without a Monte Carlo error; `chain rule`, the exact
+            likelihood of an autoregressive model or of block diffusion in blocks of one token;
+            `order`, the exact likelihood of unmasking one token at a time in a deterministic order.
     """
 
-    process_type: ClassVar[type[Process]] = AbsorbingProcess
-    has_curve: ClassVar[bool] = False
-    has_se: ClassVar[bool] = True
-    can_mirror: ClassVar[bool] = True
-    calls = 1
-
-    def __init__(self, settings: Evaluation, process: AbsorbingProcess, windows: Windows) -> None:
-        self.settings, self.process, self.windows = settings, process, windows
-
-    @classmethod
-    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
-        """Raises ValueError if the estimate is not valid for this model, its schedule or this
-        number of draws."""
-        require(f"estimator {cls.__name__}", denoiser, cls.process_type)
+    kind: str
+    settings: Evaluation
+    process: AbsorbingProcess
+    windows: Windows
 
     def run(
         self,
@@ -182,198 +192,83 @@ class Estimator(ABC):
 
         Args:
             same_draws_as: an earlier result whose number of draws replaces `target_se`.
-            curve: measure all that h(n) needs, if `has_curve`.
+            curve: measure all that h(n) needs, for `count`.
         """
-        self.bar = Progress(len(self.windows), "evaluate")
-        result = self.estimate(
-            denoiser, self.windows if batches is None else batches, same_draws_as, curve
-        )
-        self.bar.close()
+        asked, length = self.settings, self.windows.tiles.length
+        batches = self.windows if batches is None else batches
+        calls = {"count": asked.num_draws, "order": length}.get(self.kind, 1)  # for each window
+        bar = Progress(len(self.windows), "evaluate")
+
+        def progress(windows: int) -> None:
+            bar.update(windows, windows * length * calls)
+
+        def on_doubling(draws: int, se: float) -> None:
+            nonlocal calls
+            calls = draws
+            bar.total = (bar.total or 0) + len(self.windows)
+            log.info(
+                f"se_mc is {se:.5f} nats after {draws} draws, target_se {asked.target_se}: "
+                f"{draws} more"
+            )
+
+        if asked.order is not None:
+            order = ORDERS[asked.order]
+            result = ordered(denoiser, self.process, batches, order, asked.block_size, progress)
+        elif self.kind == "chain rule":
+            result = chain_rule(denoiser, batches, asked.block_size, progress)
+        elif self.kind == "mdlm":
+            is_text = self.process.vocab.complement is None
+            result = one_draw(
+                denoiser, self.process, batches, asked.seed, asked.block_size, progress, is_text
+            )
+        else:
+            target_se = asked.target_se if same_draws_as is None else None
+            result = estimate_to(
+                denoiser,
+                self.process,
+                batches,
+                target_se,
+                asked.num_draws,
+                asked.max_draws,
+                asked.seed,
+                asked.block_size,
+                progress,
+                on_doubling,
+                0 if same_draws_as is None else same_draws_as.num_draws,
+                curve,
+            )
+            if target_se is not None and result.se_mc() > target_se:
+                log.warning(
+                    f"se_mc is {result.se_mc():.5f} after max_draws={asked.max_draws}, above "
+                    f"target_se {target_se}; raise max_draws"
+                )
+        bar.close()
         return result
-
-    def _progress(self, num_windows: int) -> None:
-        self.bar.update(num_windows, num_windows * self.windows.tiles.length * self.calls)
-
-    @abstractmethod
-    def estimate(
-        self,
-        denoiser: BaseDenoiser,
-        batches: Batches,
-        same_draws_as: Likelihood | None,
-        curve: bool,
-    ) -> Likelihood:
-        """The likelihood of the batches; see `run`."""
 
     def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
         vocab = self.process.vocab
-        if denoiser.left_to_right or not self.can_mirror:  # other blocks or another order
+        if denoiser.left_to_right or self.kind == "order":  # other blocks or another order
             return self.run(denoiser, ReverseComplemented(self.windows, vocab), result)
         return self.run(OtherStrand(denoiser, vocab), same_draws_as=result)
-
-    @abstractmethod
-    def describe(self, result: Likelihood, blocks: str) -> str:
-        """The protocol in words; `blocks` describes those of block diffusion."""
 
     def protocol(self, result: Likelihood, b: int | None, layout: str | None) -> str:
         """How the likelihood was estimated, in words, and for text how documents became windows;
         `b` is the block size of block diffusion."""
-        asked = self.settings.block_size
-        size = effective_block_size(len(result.available), asked)
-        bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
-        bootstrap += f" (not {asked}, to have 20)" * (size < asked)
-        both = "both strands' probabilities averaged at every call"
-        blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
-        parts = [self.describe(result, blocks), both if self.settings.conjoin else "", bootstrap]
-        return "; ".join(filter(None, [*parts, layout]))
-
-
-class CountForm(Estimator):
-    """The NELBO in count form, with stratified draws."""
-
-    has_curve = True
-
-    @classmethod
-    @override
-    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
-        super().check(denoiser, noise, num_draws)
-        check_num_draws(num_draws)
-
-    @override
-    def estimate(
-        self,
-        denoiser: BaseDenoiser,
-        batches: Batches,
-        same_draws_as: Likelihood | None,
-        curve: bool,
-    ) -> Likelihood:
         asked = self.settings
-        target_se = asked.target_se if same_draws_as is None else None
-        self.calls = asked.num_draws
-        result = estimate_to(
-            denoiser,
-            self.process,
-            batches,
-            target_se,
-            asked.num_draws,
-            asked.max_draws,
-            asked.seed,
-            asked.block_size,
-            self._progress,
-            self._on_doubling,
-            0 if same_draws_as is None else same_draws_as.num_draws,
-            curve,
-        )
-        if target_se is not None and result.se_mc() > target_se:
-            log.warning(
-                f"se_mc is {result.se_mc():.5f} after max_draws={asked.max_draws}, above target_se "
-                f"{target_se}; raise max_draws"
-            )
-        return result
-
-    def _on_doubling(self, draws: int, se: float) -> None:
-        self.calls = draws
-        self.bar.total = (self.bar.total or 0) + len(self.windows)
-        log.info(
-            f"se_mc is {se:.5f} nats after {draws} draws, target_se {self.settings.target_se}: "
-            f"{draws} more"
-        )
-
-    @override
-    def describe(self, result: Likelihood, blocks: str) -> str:
-        return f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window"
-
-
-class OneDraw(Estimator):
-    """The NELBO by the protocol of MDLM's tables."""
-
-    has_se = False
-
-    @classmethod
-    @override
-    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
-        super().check(denoiser, noise, num_draws)
-        check_one_draw(denoiser, noise)
-
-    @override
-    def estimate(
-        self,
-        denoiser: BaseDenoiser,
-        batches: Batches,
-        same_draws_as: Likelihood | None,
-        curve: bool,
-    ) -> Likelihood:
-        seed, block_size = self.settings.seed, self.settings.block_size
-        is_text = self.process.vocab.complement is None
-        return one_draw(denoiser, self.process, batches, seed, block_size, self._progress, is_text)
-
-    @override
-    def describe(self, result: Likelihood, blocks: str) -> str:
-        return (
-            "NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times stratified "
-            f"over batches of {self.settings.batch_size}"
-        )
-
-
-class ChainRule(Estimator):
-    """The exact likelihood of an autoregressive model, or of block diffusion in blocks of one
-    token."""
-
-    @override
-    def estimate(
-        self,
-        denoiser: BaseDenoiser,
-        batches: Batches,
-        same_draws_as: Likelihood | None,
-        curve: bool,
-    ) -> Likelihood:
-        return chain_rule(denoiser, batches, self.settings.block_size, self._progress)
-
-    @override
-    def describe(self, result: Likelihood, blocks: str) -> str:
-        return f"-log p by the chain rule{blocks}, exact"
-
-
-class Ordered(Estimator):
-    """The exact likelihood of a model that unmasks one token at a time in a deterministic order."""
-
-    can_mirror = False
-
-    @classmethod
-    @override
-    def check(cls, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int) -> None:
-        super().check(denoiser, noise, num_draws)
-        check_ordered(denoiser)
-
-    @override
-    def estimate(
-        self,
-        denoiser: BaseDenoiser,
-        batches: Batches,
-        same_draws_as: Likelihood | None,
-        curve: bool,
-    ) -> Likelihood:
-        self.calls, asked = self.windows.tiles.length, self.settings
-        assert asked.order is not None
-        order = ORDERS[asked.order]
-        return ordered(denoiser, self.process, batches, order, asked.block_size, self._progress)
-
-    @override
-    def describe(self, result: Likelihood, blocks: str) -> str:
-        return f"-log p of unmasking in the order {self.settings.order}, exact"
-
-
-PROTOCOLS: dict[str, type[Estimator]] = {"count": CountForm, "mdlm": OneDraw}
-
-
-def estimator_for(
-    denoiser: BaseDenoiser, protocol: str, order: str | None = None
-) -> type[Estimator]:
-    """How the likelihood of a model is estimated with `protocol`; exactly, if one call gives it
-    (`is_exact`) or an order is given."""
-    if order is not None:
-        return Ordered
-    return ChainRule if is_exact(denoiser) else PROTOCOLS[protocol]
+        blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
+        described = {
+            "count": f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window",
+            "mdlm": "NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times "
+            f"stratified over batches of {asked.batch_size}",
+            "chain rule": f"-log p by the chain rule{blocks}, exact",
+            "order": f"-log p of unmasking in the order {asked.order}, exact",
+        }
+        size = effective_block_size(len(result.available), asked.block_size)
+        bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
+        bootstrap += f" (not {asked.block_size}, to have 20)" * (size < asked.block_size)
+        both = "both strands' probabilities averaged at every call" if asked.conjoin else ""
+        return "; ".join(filter(None, [described[self.kind], both, bootstrap, layout]))
 
 
 @dataclass(frozen=True)
@@ -400,37 +295,45 @@ class HeldOut:
         given: Config | None,
         trust: Sequence[str],
     ) -> HeldOut:
-        """The windows of the data of the first model, or of data that are `given`.
+        """The windows of the data of the first model, or of data that are `given`. A base is novel
+        if it is so for all models, and repeated otherwise.
 
         Raises:
             ValueError: if the data do not fit a model.
         """
-        data, own = data_of(models[0], given, settings.length, trust)
-        for other in models[1:]:
+        first, *rest = models
+        data, own = data_of(first, given, settings.length, trust)
+        for other in rest:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
         tiles, part = data.test_windows(settings.part, settings.length), settings.part
-        model = models[0].with_tokenizer(data.tokenizer)
-        name = f"model: {model.path}, step {model.step:,}; " if len(models) == 1 else ""
+        name = "" if rest else f"model: {first.path}, step {first.step:,}; "
         log.info(f"{name}{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({part})")
-        if not is_of_dna(models[0]):
-            return cls(data, own, tiles, token_groups(data, tiles, None, part), None)
-        return cls(
-            data, own, tiles, *groups_of([model, *models[1:]], data, own, tiles, part, trust)
-        )
+        first = first.with_tokenizer(data.tokenizer)
+        found: list[SequenceDataModule | None] = []
+        if is_of_dna(models[0]):
+            found.append(training_data(first, data if own else None, trust))
+        for other in rest if found else ():
+            if first.config.get("data") != other.config.get("data"):
+                found.append(training_data(other, None, trust))
+                if own:
+                    log.warning(
+                        "b was trained with other settings of the data: windows held out for a "
+                        "may be in its training part (group repeated)"
+                    )
+        known = [one for one in found if one is not None]
+        known = known if len(known) == len(found) else []
+        names = " and of ".join(dict.fromkeys(one.name for one in known))
+        novelty = f"against the training part of {names}" if known else None
+        return cls(data, own, tiles, token_groups(data, tiles, part, known), novelty)
 
     def likelihood(
-        self,
-        model: Loaded,
-        settings: Evaluation,
-        estimator: type[Estimator],
-        device: str,
-        curve: bool = False,
+        self, model: Loaded, settings: Evaluation, kind: str, device: str, curve: bool = False
     ) -> tuple[Estimator, BaseDenoiser, Likelihood]:
         """The estimator, the denoiser that was evaluated and the likelihood of the windows."""
         denoiser = model.denoiser.to(device)
         takes_labels = denoiser.num_labels > 0
         windows = Windows(self.tiles, self.groups, settings.batch_size, takes_labels)
-        made = estimator(settings, model.process, windows)
+        made = Estimator(kind, settings, model.process, windows)
         if settings.conjoin:
             denoiser = Conjoined(denoiser, model.tokenizer.vocab)
         return made, denoiser, made.run(denoiser, curve=curve)
@@ -471,14 +374,14 @@ def evaluate(
     Raises:
         ValueError: if model, data and settings do not fit, before the network runs.
     """
-    estimator = settings.estimator_for(model)
+    kind = settings.kind_for(model)
     held_out = HeldOut.of([model], settings, data, trust)
     source, tiles, about = held_out.data, held_out.tiles, held_out.about()
     is_dna, model = is_of_dna(model), model.with_tokenizer(source.tokenizer)
     markov = fit_markov(source, settings.orders) if is_dna else {}  # errors before the network runs
-    made, evaluated, result = held_out.likelihood(model, settings, estimator, device, curve=True)
+    made, evaluated, result = held_out.likelihood(model, settings, kind, device, curve=True)
     curve, costs = None, None
-    if made.has_curve:
+    if kind == "count":
         points = result.curve()
         curve = {
             "visible": points.visible.tolist(),
@@ -488,11 +391,11 @@ def evaluate(
         is_measured = result.by_block is not None
         start = None if is_measured else all_masked(evaluated, model.process, made.windows)
         costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
-    reverse = made.other_strand(evaluated, result) if settings.both_strands else None
     named = [name for name in result.tokens if result.tokens[name].sum()]
-    strands = (
-        {} if reverse is None else {name: both_strands(result, reverse, name) for name in named}
-    )
+    strands = {}
+    if settings.both_strands:
+        reverse = made.other_strand(evaluated, result)
+        strands = {name: both_strands(result, reverse, name) for name in named}
     content = {
         "model": describe_model(model, settings.conjoin),
         "data": about,
@@ -511,8 +414,9 @@ def evaluate(
     }
     if windows is not None:
         nats = {name: result.per_sequence(name) for name in result.tokens}
-        positions, split = window_positions(tiles), about["split_hash"]
-        Scores(positions, nats, result.tokens, result.block_size, split).save(windows)
+        split = about["split_hash"]
+        scores = Scores(window_positions(tiles), nats, result.tokens, result.block_size, split)
+        scores.save(windows)
     write_json(output, content)
     return content | {"is_dna": is_dna}
 
@@ -541,20 +445,38 @@ def compare(
     """
     check_vocabularies(**models)
     each = {name: replace(settings, conjoin=name in conjoined) for name in models}
-    estimators = {}
+    kinds = {}
     for name, model in models.items():
         try:
-            estimators[name] = each[name].estimator_for(model)
+            kinds[name] = each[name].kind_for(model)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     held_out = HeldOut.of(list(models.values()), settings, data, trust)
     about, results, protocols = held_out.about(), {}, {}
     for name, model in models.items():
         log.info(f"{name}: {model.path}, step {model.step:,}")
-        made, _, result = held_out.likelihood(model, each[name], estimators[name], device)
+        made, _, result = held_out.likelihood(model, each[name], kinds[name], device)
         results[name] = result
         protocols[name] = made.protocol(result, model.denoiser.block_size, about.get("layout"))
-    difference = results["a"].minus(results["b"])
+    difference, groups = results["a"].minus(results["b"]), {}
+    for group, tokens in difference.tokens.items():
+        if not tokens.sum():
+            continue
+        found, se_mc = difference.interval(group), difference.se_mc(group)
+        groups[group] = {
+            **{name: result.summary(group) for name, result in results.items()},
+            "difference": {  # a minus b; lower is better
+                "nll": found.value,
+                "low": found.low,
+                "high": found.high,
+                "se_mc": None if math.isnan(se_mc) else se_mc,
+                "se_total": found.se,
+                "bits": found.value / BIT,
+                "bits_low": found.low / BIT,
+                "bits_high": found.high / BIT,
+                "verdict": verdict(found.low, found.high, above="worse", below="better"),
+            },
+        }
     content = {
         **{name: describe_model(model, each[name].conjoin) for name, model in models.items()},
         "data": about,
@@ -564,14 +486,7 @@ def compare(
         "seed": settings.seed,
         "protocol": protocols,
         **held_out.dependence(settings.block_size),
-        "groups": {
-            name: {
-                **{model: result.summary(name) for model, result in results.items()},
-                "difference": describe_difference(difference, name),
-            }
-            for name, tokens in difference.tokens.items()
-            if tokens.sum()
-        },
+        "groups": groups,
     }
     write_json(output, content)
     return content | {"is_dna": is_of_dna(models["a"])}
@@ -652,37 +567,6 @@ def training_data(
     return data
 
 
-def groups_of(
-    models: Sequence[Loaded],
-    data: SequenceDataModule,
-    own: bool,
-    tiles: TiledWindows,
-    part: str,
-    trust: Sequence[str] = (),
-) -> tuple[dict[str, np.ndarray], str | None]:
-    """`token_groups` of DNA and what novelty refers to: a base is novel if it is so for all models,
-    and repeated otherwise."""
-    first, *rest = models
-    trained_on = [training_data(first, data if own else None, trust)]
-    for other in rest:
-        if first.config.get("data") != other.config.get("data"):
-            trained_on.append(training_data(other, None, trust))
-            if own:
-                log.warning(
-                    "b was trained with other settings of the data: windows held out for a may be "
-                    "in its training part (group repeated)"
-                )
-    known = [one for one in trained_on if one is not None]
-    if len(known) < len(trained_on):
-        return token_groups(data, tiles, None, part), None
-    groups, *others = [token_groups(data, tiles, one, part) for one in known]
-    for other_groups in others:
-        groups["novel"] = groups["novel"] & other_groups["novel"]
-        groups["repeated"] = groups["repeated"] | other_groups["repeated"]
-    names = dict.fromkeys(one.name for one in known)
-    return groups, f"against the training part of {' and of '.join(names)}"
-
-
 def check_vocabularies(a: Loaded, b: Loaded) -> None:
     """ValueError unless the tokens of both models are the same, and their labels if both have
     some."""
@@ -702,23 +586,6 @@ def check_vocabularies(a: Loaded, b: Loaded) -> None:
             f"{', and '.join(labels)}: windows cannot have the labels of both; name two models "
             "with the same labels"
         )
-
-
-def describe_difference(difference: Likelihood, group: str) -> Json:
-    """a minus b in nats and bits per token, with its errors, the 95 % interval, and what it says
-    about a (lower is better)."""
-    found, se_mc = difference.interval(group), difference.se_mc(group)
-    return {
-        "nll": found.value,
-        "low": found.low,
-        "high": found.high,
-        "se_mc": None if math.isnan(se_mc) else se_mc,
-        "se_total": found.se,
-        "bits": found.value / BIT,
-        "bits_low": found.low / BIT,
-        "bits_high": found.high / BIT,
-        "verdict": verdict(found.low, found.high, above="worse", below="better"),
-    }
 
 
 def dependence_note(tiles: TiledWindows, block_size: int) -> str | None:

@@ -36,24 +36,28 @@ log = logging.getLogger("dnadiff")
 
 
 def token_groups(
-    data: SequenceDataModule, tiles: TiledWindows, trained_on: SequenceDataModule | None, part: str
+    data: SequenceDataModule,
+    tiles: TiledWindows,
+    part: str,
+    trained_on: Sequence[SequenceDataModule] = (),
 ) -> dict[str, np.ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
     `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out
-    the special tokens of the tokenizer (begin, end, separator), if it has any. `novel` and
-    `repeated` split DNA by its overlap with the training part of `trained_on`, the data that the
-    model was trained on; None leaves these two groups out.
+    the special tokens of the tokenizer (begin, end, separator), if it has any. `repeated` and
+    `novel` split DNA by its overlap with the training parts of the data that models were
+    `trained_on`; without any there are none of these two groups.
     """
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
     if special := data.tokenizer.special_ids:
         ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
         groups["without specials"] = weight & ~np.isin(ids, special)
-    if trained_on is not None:
-        to_bases = bases_of(data)
-        training = KmerSet([to_bases(s) for s in trained_on.sequences("train")], NOVELTY)
-        repeated = windows_of(per_position(data, part, training.covered, fill=False), tiles)
+    if trained_on:
+        repeated, to_bases = np.zeros_like(weight), bases_of(data)
+        for other in trained_on:
+            training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
+            repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
     return groups
 
@@ -68,25 +72,21 @@ def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
     return data.tokenizer.bases
 
 
-def per_position(
+def per_window(
     data: SequenceDataModule,
+    tiles: TiledWindows,
     part: str,
     score: Callable[[np.ndarray], np.ndarray],
-    fill: float | bool,
-) -> dict[int, np.ndarray]:
-    """`score(bases)` of every interval of a part, at its position in an array for each record."""
+) -> np.ndarray:
+    """`score(bases)` of every interval of a part, in windows `(S, L)`; 0 on padding, which is not
+    in the record."""
     values: dict[int, np.ndarray] = {}
     to_bases = bases_of(data)
-    for interval in data.intervals[part]:
-        ids = data.records[interval.record]
-        scored = score(to_bases(ids[interval.start : interval.end]))
-        row = values.setdefault(interval.record, np.full(len(ids), fill, dtype=scored.dtype))
-        row[interval.start : interval.end] = scored
-    return values
-
-
-def windows_of(values: Mapping[int, np.ndarray], tiles: TiledWindows) -> np.ndarray:
-    """The values of each window: `(S, L)`; 0 on padding, which is not in the record."""
+    for record, start, end in data.intervals[part]:
+        scored = score(to_bases(data.records[record][start:end]))
+        if record not in values:
+            values[record] = np.zeros(len(data.records[record]), scored.dtype)
+        values[record][start:end] = scored
     found = np.zeros((len(tiles), tiles.length), next(iter(values.values())).dtype)
     for row, tile in zip(found, tiles.tiles):
         here = values[tile.record][tile.start : tile.start + tiles.length]
@@ -109,24 +109,15 @@ class Windows:
 
     def __iter__(self) -> Iterator[WindowBatch]:
         for first in range(0, len(self.tiles), self.batch_size):
-            items = [
-                self.tiles[i] for i in range(first, min(first + self.batch_size, len(self.tiles)))
-            ]
+            part = slice(first, min(first + self.batch_size, len(self.tiles)))
+            items = [self.tiles[i] for i in range(part.start, part.stop)]
             stacked = {
                 key: torch.stack([item[key] for item in items])
                 for key in ("ids", "valid", "cond")
-                if key in items[0]
+                if key in items[0] and (key != "cond" or self.takes_labels)
             }
-            groups = {
-                name: torch.from_numpy(mask[first : first + self.batch_size])
-                for name, mask in self.groups.items()
-            }
-            yield WindowBatch(
-                stacked["ids"],
-                groups,
-                stacked.get("valid"),
-                stacked.get("cond") if self.takes_labels else None,
-            )
+            groups = {name: torch.from_numpy(mask[part]) for name, mask in self.groups.items()}
+            yield WindowBatch(**stacked, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -247,8 +238,8 @@ def markov_nats(
     """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S,
     L); 0 for unknown bases."""
     for order, model in tuned.items():
-        log_probs = per_position(data, part, partial(model.log_probs, order=order), fill=0.0)
-        yield order, model, -np.nan_to_num(windows_of(log_probs, tiles))
+        log_probs = per_window(data, tiles, part, partial(model.log_probs, order=order))
+        yield order, model, -np.nan_to_num(log_probs)
 
 
 def markov_rows(

@@ -207,7 +207,7 @@ class Study:
         data = build(compose("train", self.size["data"])["data"])
         data.prepare()
         tiles = data.test_windows("test")
-        groups = token_groups(data, tiles, data, "test")
+        groups = token_groups(data, tiles, "test", [data])
         about = data.describe()
         rows = {}
         for order, model, nats in markov_nats(

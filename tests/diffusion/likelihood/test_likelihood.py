@@ -9,7 +9,7 @@ from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.genomics.evaluation import OneDraw
+from dnadiff.genomics.evaluation import check_estimator
 from dnadiff.networks.backbone.base import BlockBackbone
 
 
@@ -262,7 +262,7 @@ def test_mdlm_protocol_refuses_a_model_from_left_to_right_before_data_is_read(pr
         ValueError,
         match=r"protocol=mdlm is for models that unmask in any order.* set protocol=count",
     ):
-        OneDraw.check(denoiser, process.noise, 8)
+        check_estimator("mdlm", denoiser, process.noise, 8)
 
 
 def test_the_chain_rule_is_exact_and_has_no_monte_carlo_error(process, many):

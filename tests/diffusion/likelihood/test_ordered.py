@@ -13,7 +13,7 @@ from dnadiff.diffusion.likelihood import ORDERS, WindowBatch, exact_nelbo, order
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.genomics.evaluation import Evaluation, Ordered
+from dnadiff.genomics.evaluation import Estimator, Evaluation
 from dnadiff.networks.backbone.caduceus import Caduceus
 
 VOCAB = Vocab(4, 3, 3, (3,))
@@ -168,7 +168,7 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
     windows = Windowed(
         [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
     )
-    estimator = Ordered(Evaluation(order=order), process, windows)
+    estimator = Estimator("order", Evaluation(order=order), process, windows)
     found = estimator.other_strand(denoiser, estimator.run(denoiser))
     mirrored = vocab.reverse_complement(ids)
     expected = ordered(
