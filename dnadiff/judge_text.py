@@ -155,7 +155,7 @@ def draw(options: JudgeTextOptions, model: Model) -> tuple[np.ndarray, Config]:
     import numpy as np
 
     from dnadiff.design.request import Free
-    from dnadiff.design.sampler_settings import check_settings, resolved_sampler
+    from dnadiff.design.samples import check_settings, resolved_sampler
 
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(
@@ -163,7 +163,7 @@ def draw(options: JudgeTextOptions, model: Model) -> tuple[np.ndarray, Config]:
         )
     check_settings(options.sampler)
     length = model.length if options.length is None else options.length
-    chosen = resolved_sampler(options.sampler, model, length)
+    chosen = resolved_sampler(options.sampler, model.loaded, model.stored_curve, length)
     request = Free(model.tokenizer, options.num_samples, (length, length), options.seed)
     sampler = model.conditional_sampler(build(chosen, trust=None), request)
     bar, rows = Progress(options.num_samples, "sample"), []

@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dnadiff.design.conditioning import Labels, conditioned
-from dnadiff.design.designer import Designer
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
-from dnadiff.design.method.base import DesignMethod
+from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.request import (
     Request,

@@ -20,9 +20,8 @@ from dnadiff.store.objects import PACKAGE, build
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dnadiff.design.designer import Designer
     from dnadiff.design.generate import ConditionalSampler
-    from dnadiff.design.method.base import DesignMethod
+    from dnadiff.design.method.base import Designer, DesignMethod
     from dnadiff.design.request import Request
     from dnadiff.genomics.metrics.memorization import TrainingIndex
     from dnadiff.jobs.job import Job
@@ -160,7 +159,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import sampler_settings, samples
+    from dnadiff.design import samples
     from dnadiff.design.generate import check_gc, check_weights
     from dnadiff.genomics.metrics import memorization
     from dnadiff.model import Model
@@ -168,7 +167,7 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.weights import checkpoint
 
     method = check_design(options)
-    sampler_settings.check_settings(options.sampler)
+    samples.check_settings(options.sampler)
     device = options.device
     model = Model(checkpoint.load(options.checkpoint, options.trust), device)
     is_dna = model.tokenizer.vocab.complement is not None
@@ -178,11 +177,11 @@ def sample(options: SampleOptions) -> list[Job]:
     samples.check_suffix(output, is_dna)
     model.conditioned(options.label, options.guidance)
     request = make_request(options, model)
-    started, lengths = options.sampler, request.lengths
+    started, lengths, source = options.sampler, request.lengths, (model.loaded, model.stored_curve)
     settings = (
-        sampler_settings.continued_sampler(started, model, lengths, output, options.overwrite)
+        samples.continued_sampler(started, *source, lengths, output, options.overwrite)
         if options.resume
-        else sampler_settings.resolved_sampler(started, model, lengths[1], lengths[0])
+        else samples.resolved_sampler(started, *source, lengths[1], lengths[0])
     )
     generator = model.conditional_sampler(
         build(settings, trust=None), request, options.label, options.guidance
@@ -333,7 +332,7 @@ def make_designer(
         ValueError: if the reward cannot be built, or it or the method do not fit the model, the
             sampler, the request or the size of a batch.
     """
-    from dnadiff.design.designer import Designer
+    from dnadiff.design.method.base import Designer
     from dnadiff.design.reward import Reward, as_reward
     from dnadiff.store.address import shown_addresses
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,32 +58,24 @@ class Constrained(DenoiserWrapper):
         super().__init__(denoiser)
         require("a constraint on samples", denoiser, AbsorbingProcess)
         allowed, self.kind = allowed.to(kind.device), kind
-        emitted, zero = (
-            self.vocab.is_emitted(kind.device),
-            torch.zeros(self.vocab.size, device=kind.device),
-        )
-        self.added = torch.where(
-            allowed & emitted, zero if tilt is None else tilt.to(zero), -torch.inf
-        )  # (K, V)
+        emitted = self.vocab.is_emitted(kind.device)
+        added = torch.zeros(self.vocab.size, device=kind.device)
+        if tilt is not None:
+            added += tilt.to(added)
+        self.added = torch.where(allowed & emitted, added, -torch.inf)  # (K, V)
         self.changes = (
             (allowed != emitted).any(-1) if tilt is None else torch.ones_like(allowed[:, 0])
         )
-        self.log_mass = torch.zeros(
-            kind.shape, dtype=torch.float64, device=float64_device(kind.device)
-        )
+        exact = float64_device(kind.device)
+        self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device=exact)
         self.rows, self.start = torch.arange(len(kind), device=kind.device), 0
         self.recording = True
-        self.template = template if self.left_to_right else None
-        self.given = None if self.template is None else self._unseen(self.template)
-
-    def _unseen(self, template: Tensor) -> Tensor:
-        """The fixed tokens (B, L) bool of a template that not every draw can see."""
-        masked = template == self.vocab.mask_id
-        return (
-            after_first(masked, self.block_size or 1)
-            & ~masked
-            & self.vocab.is_emitted(template.device)[template]
-        )
+        self.template = self.given = None
+        if template is not None and self.left_to_right:
+            # The fixed tokens (B, L) bool that not every draw can see are `given`.
+            masked = template == self.vocab.mask_id
+            later = after_first(masked, self.block_size or 1)
+            self.template, self.given = template, later & ~masked & emitted[template]
 
     @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
@@ -140,34 +133,28 @@ class Constrained(DenoiserWrapper):
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """See `CausalDenoiser.step`."""
-        # Called on `for_rows` of the column that is predicted.
+        """See `CausalDenoiser.step`; called on `for_rows` of the column that is predicted."""
         log_probs, state = self.denoiser.step(token, state, cond)
         return self._next(log_probs[:, None])[:, 0], state
 
     def read(
         self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """See `CausalDenoiser.read`."""
-        # Called on `for_rows` of the columns that are predicted.
+        """See `CausalDenoiser.read`; called on `for_rows` of the columns that are predicted."""
         log_probs, state = self.denoiser.read(tokens, state, cond)
         return self._next(log_probs), state
 
     def _next(self, log_probs: Tensor) -> Tensor:
         """Restricts predictions (B, n, V) of an autoregressive model at all columns of this part,
         and records the mass."""
-        restricted, mass = (
-            x.view(log_probs.shape[: x.ndim + 1])
-            for x in self._restrict(log_probs.flatten(0, 1), self.kind.flatten())
-        )
+        restricted, mass = self._restrict(log_probs.flatten(0, 1), self.kind.flatten())
         if self.template is not None and self.given is not None:
-            row, column = torch.ones_like(self.kind).nonzero().unbind(-1)
             fixed = log_probs.gather(-1, self.template[..., None])[..., 0]
-            mass = torch.where(
-                self.template == self.vocab.mask_id, mass, torch.where(self.given, fixed, 0.0)
-            )
-            self._record(row, column, mass[row, column])
-        return restricted
+            seen = torch.where(self.given, fixed, 0.0).flatten()
+            mass = torch.where(self.template.flatten() == self.vocab.mask_id, mass, seen)
+            row, column = torch.ones_like(self.kind).nonzero().unbind(-1)
+            self._record(row, column, mass)
+        return restricted.view(log_probs.shape)
 
     def step_block(
         self,
@@ -177,24 +164,17 @@ class Constrained(DenoiserWrapper):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        """See `BlockDenoiser.step_block`."""
-        # Called on `for_rows` of the columns of the block.
-        return self._constrain(
-            self.denoiser.step_block(xt, state, cond, positions, valid),
-            xt,
-            positions,
-            self._restrict,
-        )
+        """See `BlockDenoiser.step_block`; called on `for_rows` of the columns of the block."""
+        log_probs = self.denoiser.step_block(xt, state, cond, positions, valid)
+        return self._constrain(log_probs, xt, positions, self._restrict)
 
-    def advance(
-        self,
-        x0: Tensor,
-        state: State | None = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> State:
+    def advance(self, *inputs: Any) -> State:
         """See `BlockDenoiser.advance`."""
-        return self.denoiser.advance(x0, state, cond, valid)
+        return self.denoiser.advance(*inputs)
+
+    def around(self, *inputs: Any) -> State:
+        """See `Denoiser.around`."""
+        return self.denoiser.around(*inputs)
 
     def score_given(
         self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
@@ -212,11 +192,8 @@ class Constrained(DenoiserWrapper):
         # does not depend on the number of tokens.
         if self.template is None or self.given is None:
             return []
-        place, index, sizes = (
-            torch.arange(self.template.shape[1], device=self.template.device),
-            self.given.nonzero(),
-            [],
-        )
+        place = torch.arange(self.template.shape[1], device=self.template.device)
+        index, sizes = self.given.nonzero(), []
         for first in range(0, len(index), len(self.template)):
             row, column = index[first : first + len(self.template)].unbind(-1)
             asked, template = column[:, None], self.template[row]
@@ -227,12 +204,6 @@ class Constrained(DenoiserWrapper):
             self._record(row, column, log_probs.gather(-1, template.gather(-1, asked))[:, 0])
             sizes.append(len(row))
         return sizes
-
-    def around(
-        self, xt: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
-    ) -> State:
-        """See `Denoiser.around`."""
-        return self.denoiser.around(xt, columns, cond, valid)
 
     def log_weight(self) -> Tensor:
         """The log importance weight of each sample of the batch that was drawn, (B,) float64, in
@@ -329,14 +300,7 @@ class Guided(DenoiserWrapper):
         positions: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        if self._single(cond) is not None:
-            return self.denoiser.log_probs(xt, t, self._single(cond), positions, valid)
-        t, positions, valid = (
-            None if x is None else torch.cat([x, x]) for x in (t, positions, valid)
-        )
-        return self._mixed(
-            self.denoiser.log_probs(torch.cat([xt, xt]), t, _with_unlabeled(cond), positions, valid)
-        )
+        return self._mixed(self.denoiser.log_probs, xt, t, cond, positions, valid)
 
     def step_block(
         self,
@@ -347,14 +311,7 @@ class Guided(DenoiserWrapper):
         valid: OptTensor = None,
     ) -> Tensor:
         """See `BlockDenoiser.step_block`."""
-        if self._single(cond) is not None:
-            return self.denoiser.step_block(xt, state, self._single(cond), positions, valid)
-        positions, valid = (None if x is None else torch.cat([x, x]) for x in (positions, valid))
-        return self._mixed(
-            self.denoiser.step_block(
-                torch.cat([xt, xt]), _joined(state), _with_unlabeled(cond), positions, valid
-            )
-        )
+        return self._mixed(self.denoiser.step_block, xt, state, cond, positions, valid)
 
     def advance(
         self,
@@ -364,47 +321,49 @@ class Guided(DenoiserWrapper):
         valid: OptTensor = None,
     ) -> State:
         """The state has the tensors of the labeled sequences, then those of the unlabeled ones."""
-        if self._single(cond) is not None:
-            return self.denoiser.advance(x0, state, self._single(cond), valid)
-        valid = None if valid is None else torch.cat([valid, valid])
-        both = self.denoiser.advance(
-            torch.cat([x0, x0]), _joined(state), _with_unlabeled(cond), valid
-        )
-        return State(
-            [half for which in (0, 1) for half in (x.chunk(2)[which] for x in both.tensors)],
-            both.length,
-        )
+        labels, is_single = self._labels(cond)
+        if is_single:
+            return self.denoiser.advance(x0, state, labels, valid)
+        both = self.denoiser.advance(_twice(x0), _twice(state), labels, _twice(valid))
+        halves = [x.chunk(2) for x in both.tensors]
+        return State([pair[which] for which in (0, 1) for pair in halves], both.length)
 
-    def _single(self, cond: OptTensor) -> OptTensor:
-        """The labels if one distribution is enough, None if both are needed."""
+    def _labels(self, cond: OptTensor) -> tuple[Tensor, bool]:
+        """The labels, and whether one distribution is enough; otherwise they are of twice the
+        sequences."""
         if cond is None:
             raise ValueError("guidance needs a label: pass cond (B, C)")
         if self.weight == 1:
-            return cond
-        return torch.zeros_like(cond) if self.weight == 0 else None
+            return cond, True
+        unlabeled = torch.zeros_like(cond)
+        return (unlabeled, True) if self.weight == 0 else (torch.cat([cond, unlabeled]), False)
 
-    def _mixed(self, both: Tensor) -> Tensor:
+    def _mixed(
+        self,
+        predict: Callable[..., Tensor],
+        xt: Tensor,
+        given: Tensor | State | None,
+        cond: OptTensor,
+        *places: OptTensor,
+    ) -> Tensor:
+        labels, is_single = self._labels(cond)
+        if is_single:
+            return predict(xt, given, labels, *places)
+        both = predict(_twice(xt), _twice(given), labels, *map(_twice, places))
         labeled, unlabeled = both.chunk(2)
         mixed = self.weight * labeled + (1 - self.weight) * unlabeled
-        impossible = (
-            labeled.isneginf() | unlabeled.isneginf()
-        )  # both give 0 to ids that are never emitted; inf - inf otherwise
+        # Both give 0 to ids that are never emitted; inf - inf otherwise.
+        impossible = labeled.isneginf() | unlabeled.isneginf()
         return torch.log_softmax(mixed.masked_fill(impossible, -torch.inf), dim=-1)
 
 
-def _with_unlabeled(cond: OptTensor) -> Tensor:
-    assert cond is not None
-    return torch.cat([cond, torch.zeros_like(cond)])
-
-
-def _joined(state: State | None) -> State | None:
-    """The state of 2B sequences, the labeled ones first, from that of `Guided.advance`."""
-    if state is None:
-        return None
-    half = len(state.tensors) // 2
-    return State(
-        [torch.cat(pair) for pair in zip(state.tensors[:half], state.tensors[half:])], state.length
-    )
+def _twice(x: Any) -> Any:
+    """The tensor of labeled sequences again for the unlabeled ones; a state has both already."""
+    if isinstance(x, State):
+        half = len(x.tensors) // 2
+        pairs = zip(x.tensors[:half], x.tensors[half:])
+        return State([torch.cat(pair) for pair in pairs], x.length)
+    return None if x is None else torch.cat([x, x])
 
 
 Labels = str | int | Sequence[str | int] | None

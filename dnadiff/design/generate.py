@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff.design.conditioning import Constrained
@@ -30,7 +29,7 @@ from dnadiff.diffusion.blocks import after_first
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import Sampler, Samples
+from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Json, fraction
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("dnadiff")
-_OF_DESIGNS = ("reward_calls", "ess", "changes", "longest_match")
-_OTHERS: dict[str, float | None] = dict.fromkeys(("reward", *_OF_DESIGNS))
 
 
 class Design(str):
@@ -62,24 +59,18 @@ class Design(str):
         longest_match: the longest exact match with the training data, bases; None if not searched.
     """
 
-    log_prob: float | None
-    log_weight: float | None
-    reward: float | None
-    reward_calls: float | None
-    ess: float | None
-    changes: int | None
-    longest_match: int | None
+    log_prob: float | None = None
+    log_weight: float | None = 0.0
+    reward: float | None = None
+    reward_calls: float | None = None
+    ess: float | None = None
+    changes: int | None = None
+    longest_match: int | None = None
 
-    def __new__(
-        cls,
-        text: str,
-        log_prob: float | None = None,
-        log_weight: float | None = 0.0,
-        **others: float | None,
-    ) -> Design:
+    def __new__(cls, text: str, **numbers: float | None) -> Design:
         """The string with its numbers, by the names of its attributes."""
         design = super().__new__(cls, text)
-        vars(design).update(log_prob=log_prob, log_weight=log_weight, **_OTHERS | others)
+        vars(design).update(numbers)
         return design
 
 
@@ -91,13 +82,10 @@ class Designs(list[Design]):
         attributes of `Design` that one of them has."""
         import pandas
 
-        others = [
-            name for name in _OF_DESIGNS if any(vars(each)[name] is not None for each in self)
-        ]
-        rows = [{"sequence": str(each), **vars(each)} for each in self]
-        return pandas.DataFrame(
-            rows, columns=["sequence", "log_prob", "log_weight", "reward", *others]
-        )
+        names = list(Design.__annotations__)
+        rows = [[str(each), *(getattr(each, name) for name in names)] for each in self]
+        table = pandas.DataFrame(rows, columns=["sequence", *names])
+        return table.drop(columns=[name for name in names[3:] if table[name].isna().all()])
 
 
 class SampleBatch(NamedTuple):
@@ -115,11 +103,11 @@ class SampleBatch(NamedTuple):
     """
 
     targets: list[Target]
-    tokens: list[NDArray[np.int64]]
+    tokens: list[np.ndarray]
     nfe: int
     rows: int
-    log_weight: NDArray[np.float64] | None
-    rewards: NDArray[np.float64] | None = None
+    log_weight: np.ndarray | None
+    rewards: np.ndarray | None = None
     reward_calls: int = 0
 
 
@@ -133,6 +121,7 @@ class Prepared(NamedTuple):
         valid: (B, L) bool, False on padding; None without padding.
         denoiser: keeps the constraints.
         constrained: the same, which records importance weights; None if nothing is constrained.
+        is_weighted: whether it does.
     """
 
     x_init: Tensor
@@ -141,6 +130,7 @@ class Prepared(NamedTuple):
     valid: Tensor | None
     denoiser: BaseDenoiser
     constrained: Constrained | None
+    is_weighted: bool
 
 
 @dataclass(eq=False)
@@ -185,14 +175,11 @@ class ConditionalSampler:
     ) -> Iterator[SampleBatch]:
         """Generate the samples from number `first` on, one batch at a time; sample i depends on
         (seed, i)."""
-        weighted = (
-            self.has_weights(request) is not None
-        )  # for all samples of a request or for none, also where some are shorter
+        # For all samples of a request or for none, also where some are shorter.
+        weighted = self.has_weights(request) is not None
         for start in self.batch_starts(request, batch_size, first):
-            batch = self.fill(
-                [(i, request[i]) for i in range(start, min(start + batch_size, len(request)))],
-                hash64(seed, "sample"),
-            )
+            numbers = range(start, min(start + batch_size, len(request)))
+            batch = self.fill([(i, request[i]) for i in numbers], hash64(seed, "sample"))
             yield batch if weighted else batch._replace(log_weight=None)
 
     def fill(
@@ -205,35 +192,39 @@ class ConditionalSampler:
         calls that only they need, are left out.
         """
         targets = [target for _, target in numbered]
-        lengths = [len(target.pattern.ids) for target in targets]
-        separate = any(self.sampler.window_for(length) < length for length in lengths)
-        groups = [
-            [i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))
-        ]
-        tokens: dict[int, NDArray[np.int64]] = {}
+        lengths = np.array([len(target.pattern.ids) for target in targets])
+        groups = [list(range(len(targets)))]
+        if any(self.sampler.window_for(length) < length for length in lengths.tolist()):
+            groups = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
+        tokens: dict[int, np.ndarray] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
-        for group in groups if separate else [list(range(len(lengths)))]:
-            samples, log_weight = self._fill_together(
-                [targets[i] for i in group], [numbered[i][0] for i in group], seed, weighted
+        for group in groups:
+            made = self.prepared([targets[i] for i in group], weighted)
+            numbers = torch.tensor([numbered[i][0] for i in group], device=made.x_init.device)
+            samples = self.sampler.sample(
+                made.denoiser,
+                self.process,
+                made.x_init,
+                Draws(seed, numbers),
+                made.frozen,
+                made.cond,
+                made.valid,
             )
-            ids = samples.tokens.cpu().numpy()
-            for row, i in enumerate(group):
-                tokens[i], weight[i] = ids[row, : lengths[i]], log_weight[row]
+            for i, ids in zip(group, samples.tokens.cpu().numpy()):
+                tokens[i] = ids[: lengths[i]]
+            if made.constrained is not None and made.is_weighted:
+                weight[group] = made.constrained.log_weight().cpu().numpy()
             nfe, rows = nfe + samples.nfe, rows + samples.rows
-        log_weights = weight if weighted and self.sampler.supports_weights(max(lengths)) else None
-        return SampleBatch(
-            targets, [tokens[i] for i in range(len(targets))], nfe, rows, log_weights
-        )
+        has_weights = weighted and self.sampler.supports_weights(int(lengths.max()))
+        in_order = [tokens[i] for i in range(len(targets))]
+        return SampleBatch(targets, in_order, nfe, rows, weight if has_weights else None)
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the
         sampler does not support weights."""
-        constrained = self.constrains(request)
-        return (
-            None
-            if constrained and not self.sampler.supports_weights(request.lengths[1])
-            else constrained
-        )
+        if not self.constrains(request):
+            return False
+        return True if self.sampler.supports_weights(request.lengths[1]) else None
 
     def constrains(self, request: Request) -> bool:
         """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the
@@ -244,78 +235,53 @@ class ConditionalSampler:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside
         the block, for block diffusion)."""
         masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
-        return self.denoiser.left_to_right and bool(
-            (after_first(masked, self.denoiser.block_size or 1) & ~masked).any()
-        )
+        return self.denoiser.left_to_right and bool((self._after_first(masked) & ~masked).any())
+
+    def _after_first(self, masked: Tensor) -> Tensor:
+        return after_first(masked, self.denoiser.block_size or 1)
 
     def _is_constrained(self, target: Target) -> bool:
         masked = target.pattern.ids == self.process.vocab.mask_id
-        return self.has_fixed_after_mask(target) or bool(
-            (target.pattern.codes[masked] != FREE).any()
-        )
+        partial = bool((target.pattern.codes[masked] != FREE).any())
+        return self.has_fixed_after_mask(target) or partial
 
     def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
         """The templates of a batch as tensors, with the denoiser that keeps their constraints and,
         if `weighted`, records weights."""
-        device = next(self.denoiser.parameters()).device
-        x_init, kind, valid = (
-            x.to(device)
-            for x in padded([target.pattern for target in targets], self.process.vocab.pad_id)
-        )
-        fixed = x_init != self.process.vocab.mask_id
-        # Without padding or fixed tokens the sampler is called as without a template.
-        padding, frozen = (
-            (None if bool(valid.all()) else valid),
-            (fixed if bool(fixed.any()) else None),
-        )
+        device, vocab = next(self.denoiser.parameters()).device, self.process.vocab
+        patterns = [target.pattern for target in targets]
+        x_init, kind, valid = (x.to(device) for x in padded(patterns, vocab.pad_id))
+        fixed = x_init != vocab.mask_id
+        weighted = weighted and self.sampler.supports_weights(x_init.shape[1])
         constrained = None
         if self.tilt != 0 or any(map(self._is_constrained, targets)):
-            template = (
-                x_init if weighted and self.sampler.supports_weights(x_init.shape[1]) else None
-            )
-            constrained = Constrained(self.denoiser, kind, self.allowed, self._added(), template)
+            added = None
+            if self.tilt:
+                added = torch.zeros(vocab.size)
+                added[dna_tokenizer(self.tokenizer).ids_from_bases([1, 2]).tolist()] = self.tilt
+            template = x_init if weighted else None
+            constrained = Constrained(self.denoiser, kind, self.allowed, added, template)
+        # Without padding or fixed tokens the sampler is called as without a template.
         return Prepared(
             x_init,
-            frozen,
+            fixed if bool(fixed.any()) else None,
             self._cond(len(x_init)),
-            padding,
+            None if bool(valid.all()) else valid,
             constrained or self.denoiser,
             constrained,
+            weighted,
         )
-
-    def _fill_together(
-        self, targets: Sequence[Target], numbers: Sequence[int], seed: int, weighted: bool
-    ) -> tuple[Samples, NDArray[np.float64]]:
-        x, frozen, cond, padding, denoiser, constrained = self.prepared(targets, weighted)
-        draws = Draws(seed, torch.tensor(numbers, device=x.device))
-        samples = self.sampler.sample(denoiser, self.process, x, draws, frozen, cond, padding)
-        if constrained is None or not (weighted and self.sampler.supports_weights(x.shape[1])):
-            return samples, np.zeros(len(x))
-        return samples, constrained.log_weight().cpu().numpy()
 
     def _cond(self, num_rows: int) -> Tensor | None:
         return None if self.labels is None else self.labels.expand(num_rows, -1)
 
-    def _added(self) -> Tensor | None:
-        if not self.tilt:
-            return None
-        added = torch.zeros(self.tokenizer.vocab.size)
-        added[
-            torch.from_numpy(dna_tokenizer(self.tokenizer).ids_from_bases([1, 2]).astype(np.int64))
-        ] = self.tilt
-        return added
-
-    def text(self, target: Target, tokens: NDArray[np.int64]) -> str:
+    def text(self, target: Target, tokens: np.ndarray) -> str:
         """The text of a sample; given letters keep their case."""
-        if target.pattern.letters is None:
-            return self.tokenizer.decode(tokens)
-        start, end = target.shown
-        drawn = np.frombuffer(self.tokenizer.decode(tokens).encode("ascii"), np.uint8)
-        return (
-            np.where(target.pattern.letters > 0, target.pattern.letters, drawn)[start:end]
-            .tobytes()
-            .decode("ascii")
-        )
+        drawn, letters = self.tokenizer.decode(tokens), target.pattern.letters
+        if letters is None:
+            return drawn
+        written = np.where(letters > 0, letters, np.frombuffer(drawn.encode(), np.uint8))
+        return written[slice(*target.shown)].tobytes().decode()
 
     def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
         """The attributes of `Design` of each sample of a batch, other than its bound and its
@@ -328,21 +294,13 @@ class ConditionalSampler:
 
     def gc(self, batch: SampleBatch) -> tuple[int, int]:
         """The number of G and C in the designed parts, and of known bases."""
-        tokenizer, spans = (
-            dna_tokenizer(self.tokenizer),
-            [target.designed for target in batch.targets],
-        )
-        bases = np.concatenate(
-            [
-                tokenizer.bases(tokens[start:end])
-                for tokens, (start, end) in zip(batch.tokens, spans)
-            ]
-        )
+        parts = [x[slice(*target.designed)] for x, target in zip(batch.tokens, batch.targets)]
+        bases = dna_tokenizer(self.tokenizer).bases(np.concatenate(parts))
         return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
 
     def bounds(
         self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int
-    ) -> NDArray[np.float64]:
+    ) -> np.ndarray:
         """Estimates of a lower bound on log p of the generated part given the fixed part, in nats:
         (B,), with `num_draws` calls each.
 
@@ -350,35 +308,30 @@ class ConditionalSampler:
         see: those after the first generated token (autoregressive, exact) or after its block. It is
             the distribution of the model itself, without constraints and guidance.
         """
-        x_init, _, valid = padded(
-            [target.pattern for target in batch.targets], self.process.vocab.pad_id
-        )
-        ids = x_init.clone()
-        for row, tokens in enumerate(batch.tokens):
-            ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        counted = self._counted(x_init, valid)
+        ids, counted, valid = self._counted(batch.targets)
+        for row, tokens in zip(ids, batch.tokens):
+            row[: len(tokens)] = torch.from_numpy(tokens)
         padding = None if bool(valid.all()) else valid
-        windows = [
-            likelihood.WindowBatch(
-                ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers)
-            )
-        ]
+        window = likelihood.WindowBatch(
+            ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers)
+        )
         return -likelihood.estimate(
-            self.denoiser.unwrapped, self.process, windows, num_draws, seed, 1
+            self.denoiser.unwrapped, self.process, [window], num_draws, seed, 1
         ).per_sequence()
 
     def num_counted(self, target: Target) -> int:
         """The number of tokens whose log-probability is in `bounds`."""
-        x_init, _, valid = padded([target.pattern], self.process.vocab.pad_id)
-        return int(self._counted(x_init, valid).sum())
+        return int(self._counted([target])[1].sum())
 
-    def _counted(self, x_init: Tensor, valid: Tensor) -> Tensor:
-        masked = x_init == self.process.vocab.mask_id
-        return (
-            masked | (after_first(masked, self.denoiser.block_size or 1) & valid)
-            if self.denoiser.left_to_right
-            else masked
-        )
+    def _counted(self, targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
+        """The templates, the tokens whose log-probability is in `bounds`, and which are no padding:
+        (B, L) each."""
+        vocab = self.process.vocab
+        ids, _, valid = padded([target.pattern for target in targets], vocab.pad_id)
+        counted = ids == vocab.mask_id
+        if self.denoiser.left_to_right:
+            counted |= self._after_first(counted) & valid
+        return ids, counted, valid
 
     def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> Designs:
         """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves
@@ -386,22 +339,15 @@ class ConditionalSampler:
         designs = Designs()
         no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
-            numbers = range(len(designs), len(designs) + len(batch.targets))
-            bounds = (
-                self.bounds(batch, numbers, num_draws, seed).tolist()
-                if num_draws
-                else [None] * len(numbers)
-            )
-            weights = (
-                [no_weight] * len(numbers)
-                if batch.log_weight is None
-                else batch.log_weight.tolist()
-            )
-            texts = map(self.text, batch.targets, batch.tokens)
-            designs += [
-                Design(*each, **facts)
-                for *each, facts in zip(texts, bounds, weights, self.facts(batch))
-            ]
+            facts = self.facts(batch)
+            if num_draws:
+                numbers = range(len(designs), len(designs) + len(facts))
+                bounds = self.bounds(batch, numbers, num_draws, seed).tolist()
+                facts = [{**each, "log_prob": bound} for each, bound in zip(facts, bounds)]
+            for row, (target, tokens) in enumerate(zip(batch.targets, batch.tokens)):
+                weight = no_weight if batch.log_weight is None else float(batch.log_weight[row])
+                text = self.text(target, tokens)
+                designs.append(Design(text, log_weight=weight, **facts[row]))
         return designs
 
 
@@ -416,15 +362,13 @@ def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Te
     return ids, codes, torch.arange(shape[1]) < lengths[:, None]
 
 
-def effective_size(log_weight: NDArray[np.float64]) -> float:
+def effective_size(log_weight: np.ndarray) -> float:
     """The effective sample size (sum w)^2 / sum w^2."""
     w = np.exp(log_weight - log_weight.max())
     return float(w.sum() ** 2 / (w**2).sum())
 
 
-def systematic_resample(
-    log_weight: NDArray[np.float64], count: int, uniform: float
-) -> NDArray[np.int64]:
+def systematic_resample(log_weight: np.ndarray, count: int, uniform: float) -> np.ndarray:
     """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic
     resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())
@@ -483,26 +427,19 @@ def fit_tilt(
     def mean(tilt: float) -> float:
         nonlocal calls, rows
         tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
-        batches = [
-            tilted.fill(numbered[at : at + batch_size], key, weighted=False)
-            for at in range(0, size, batch_size)
-        ]
-        calls, rows = (
-            calls + sum(batch.nfe for batch in batches),
-            rows + sum(batch.rows for batch in batches),
-        )
-        counts = [generator.gc(batch) for batch in batches]
-        return sum(gc for gc, _ in counts) / sum(known for _, known in counts)
+        of_known = np.zeros(2)
+        for at in range(0, size, batch_size):
+            batch = tilted.fill(numbered[at : at + batch_size], key, weighted=False)
+            calls, rows = calls + batch.nfe, rows + batch.rows
+            of_known += generator.gc(batch)
+        return float(of_known[0] / of_known[1])
 
     tilt, reached, _ = find_tilt(mean, gc)
     return TiltFit(tilt, reached, calls, rows)
 
 
 def find_tilt(
-    mean_gc: Callable[[float], float],
-    target: float,
-    tolerance: float = TOLERANCE,
-    max_calls: int = 16,
+    mean_gc: Callable[[float], float], target: float, max_calls: int = 16
 ) -> tuple[float, float, int]:
     """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there,
     and the number of evaluations.
@@ -511,13 +448,18 @@ def find_tilt(
     log-odds. A target that no tilt reaches is a ValueError.
     """
 
-    def off(tilt: float) -> float:
-        return math.log(max(reached := mean_gc(tilt), 1e-6) / max(1 - reached, 1e-6)) - math.log(
-            target / (1 - target)
-        )
+    odds = target / (1 - target)
 
-    def near(value: float) -> bool:
-        return abs(_fraction(value, target) - target) <= tolerance
+    def off(tilt: float) -> float:
+        reached = mean_gc(tilt)
+        return math.log(max(reached, 1e-6) / max(1 - reached, 1e-6)) - math.log(odds)
+
+    def fraction_at(off: float) -> float:
+        reached = math.exp(off) * target / (1 - target)
+        return reached / (1 + reached)
+
+    def near(off: float) -> bool:
+        return abs(fraction_at(off) - target) <= TOLERANCE
 
     a, fa, calls = 0.0, off(0.0), 1
     b, fb = a, fa
@@ -536,19 +478,13 @@ def find_tilt(
         b, fb = c, fc
         if abs(fc) < abs(f_best):
             best, f_best = c, fc
-    reached = _fraction(f_best, target)
+    reached = fraction_at(f_best)
     if abs(reached - target) > MAX_ERROR:
         raise ValueError(
             f"gc {target} cannot be reached by this sampler: its pilot batch reaches "
             f"{reached:.3f}; choose another"
         )
     return best, reached, calls
-
-
-def _fraction(off: float, target: float) -> float:
-    # The fraction whose log-odds exceed those of `target` by `off`.
-    odds = math.exp(off) * target / (1 - target)
-    return odds / (1 + odds)
 
 
 def check_weights(
@@ -592,11 +528,9 @@ def check_weights(
             "corrected (docs/designing.md)"
         )
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
-        seen = "this model does not see fixed tokens to the right of a mask" + (
-            " in later blocks" if generator.denoiser.block_size else ""
-        )
+        where = " in later blocks" if generator.denoiser.block_size else ""
         log.warning(
-            f"{seen}; {'weights correct for it' if weighted else 'nothing corrects for it'} "
-            "(docs/designing.md)"
+            f"this model does not see fixed tokens to the right of a mask{where}; "
+            f"{'weights correct' if weighted else 'nothing corrects'} for it (docs/designing.md)"
         )
     return bool(weighted)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
@@ -36,20 +36,17 @@ if TYPE_CHECKING:
 CODES = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13, 11, 7, 15)))
 FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
-_MOTIF = re.compile(r"([^@]*)@([+-]?\d+)(?::([+-]))?")
+_MOTIF = re.compile(r"([^@]+)@([+-]?\d+)(?::([+-]))?")
 log = logging.getLogger("dnadiff")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
-_MAX_MASKS = (
-    10_000_000  # in one [MASK*n]: longer than any network accepts, but small enough for memory
-)
+# In one [MASK*n]: longer than any network accepts, but small enough for memory.
+_MAX_MASKS = 10_000_000
 
 _CODE_OF_BYTE = np.zeros(256, np.uint8)
 for _letter, _code in CODES.items():
     _CODE_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _code
-_COMPLEMENT = np.array(
-    [sum(8 >> bit for bit in range(4) if code >> bit & 1) for code in range(16)], np.uint8
-)
-_BASES_IN = np.array([bin(code).count("1") for code in range(16)])
+_COMPLEMENT = np.array([int(f"{code:04b}"[::-1], 2) for code in range(16)], np.uint8)
+_BASES_IN = np.array([code.bit_count() for code in range(16)])
 
 
 class Pattern(NamedTuple):
@@ -61,9 +58,9 @@ class Pattern(NamedTuple):
         letters: (L,) uint8, the given letters in their case; 0 elsewhere. None for text.
     """
 
-    ids: NDArray[np.int64]
-    codes: NDArray[np.uint8]
-    letters: NDArray[np.uint8] | None = None
+    ids: np.ndarray
+    codes: np.ndarray
+    letters: np.ndarray | None = None
 
 
 class Motif(NamedTuple):
@@ -76,7 +73,7 @@ class Motif(NamedTuple):
     """
 
     text: str
-    codes: NDArray[np.uint8]
+    codes: np.ndarray
     start: int
 
     def first(self, length: int) -> int:
@@ -86,19 +83,19 @@ class Motif(NamedTuple):
         if first < 0 or first + len(self.codes) > length:
             raise ValueError(
                 f"motif {self.text} covers {first} to {first + len(self.codes)} (0-based, "
-                f"half-open), outside a sequence of {length} bases; "
-                "move it, or set length"
+                f"half-open), outside a sequence of {length} bases; move it, or set length"
             )
         return first
 
 
-def codes_of(text: str, what: str) -> NDArray[np.uint8]:
+def codes_of(text: str, what: str) -> np.ndarray:
     """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and
     the first one's 1-based position."""
-    codes = _CODE_OF_BYTE[np.frombuffer(text.encode("ascii", "replace"), np.uint8)]
-    if len(wrong := np.flatnonzero(codes == 0)):
+    codes = _CODE_OF_BYTE[list(text.encode("ascii", "replace"))]
+    if not codes.all():
+        wrong = int(codes.argmin())
         raise ValueError(
-            f"{what}: {text[wrong[0]]!r} at position {wrong[0] + 1} is not an IUPAC letter; "
+            f"{what}: {text[wrong]!r} at position {wrong + 1} is not an IUPAC letter; "
             f"allowed are {', '.join(CODES)}"
         )
     return codes
@@ -110,29 +107,22 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     The start is the leftmost position on the forward strand, 0-based; negative counts from the end.
     On strand "-" the sequence has the reverse complement of the motif there.
     """
-    if motif is None:
-        return []
-    if not isinstance(motif, (str, list, tuple)):
+    if not isinstance(motif, str | list | tuple | None):
         raise ValueError(
             f"motif {motif!r} must be a string or a list of strings, such as "
             "'motif=[TATAAT@100,CCAAT@-40:-]'"
         )
     found = []
-    for one in [motif] if isinstance(motif, str) else motif:
-        match = _MOTIF.fullmatch(str(one).strip())
-        if match is None or not match[1]:
+    for one in [motif] if isinstance(motif, str) else motif or ():
+        match = _MOTIF.fullmatch(text := str(one).strip())
+        if match is None:
             raise ValueError(
                 f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in "
                 "TATAAT@100 or CCAAT@-40:-"
             )
         codes = codes_of(match[1], f"motif {one}")
-        found.append(
-            Motif(
-                str(one).strip(),
-                _COMPLEMENT[codes[::-1]] if match[3] == "-" else codes,
-                int(match[2]),
-            )
-        )
+        on_strand = _COMPLEMENT[codes[::-1]] if match[3] == "-" else codes
+        found.append(Motif(text, on_strand, int(match[2])))
     return found
 
 
@@ -155,22 +145,27 @@ def dna_pattern(
             "that"
         )
     codes = np.full(length, FREE, np.uint8)
-    codes[: len(letters)] = codes_of(letters, what)
+    codes[: len(letters)] = given = codes_of(letters, what)
     owner: dict[int, str] = {}
     for motif in motifs:
         for position, code in enumerate(motif.codes.tolist(), motif.first(length)):
-            both = codes[position] & code
-            if not both:
-                other = owner.get(position, f"the {what}")
+            before = int(codes[position])
+            if not before & code:
                 raise ValueError(
-                    f"motif {motif.text} contradicts {other} at position {position} (0-based) of "
-                    f"{length} bases: "
-                    f"{LETTER[code]} against {LETTER[int(codes[position])]}; move or change one"
+                    f"motif {motif.text} contradicts {owner.get(position, f'the {what}')} at "
+                    f"position {position} (0-based) of {length} bases: {LETTER[code]} against "
+                    f"{LETTER[before]}; move or change one"
                 )
-            codes[position] = both
+            codes[position] = before & code
             if code != FREE:
                 owner[position] = f"motif {motif.text}"
-    return _with_codes(tokenizer, codes, letters)
+    fixed = _BASES_IN[codes] == 1
+    bases = np.log2(np.where(fixed, codes, 1)).astype(int)
+    ids = dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64)
+    shown = np.where(fixed, np.frombuffer(b"ACGT", np.uint8)[bases], 0).astype(np.uint8)
+    is_lower = np.frombuffer(letters.encode(), np.uint8) & 0x20
+    shown[: len(letters)] |= np.where(_BASES_IN[given] == 1, is_lower, 0).astype(np.uint8)
+    return Pattern(np.where(fixed, ids, tokenizer.vocab.mask_id), codes, shown)
 
 
 def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
@@ -183,52 +178,33 @@ def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -
     return text_pattern(tokenizer, text)
 
 
-def _with_codes(tokenizer: Tokenizer, codes: NDArray[np.uint8], letters: str) -> Pattern:
-    fixed = _BASES_IN[codes] == 1
-    bases = np.log2(np.where(fixed, codes, 1)).astype(np.int64)
-    ids = np.where(
-        fixed,
-        dna_tokenizer(tokenizer).ids_from_bases(bases).astype(np.int64),
-        tokenizer.vocab.mask_id,
-    )
-    shown = np.where(fixed, np.frombuffer(b"ACGT", np.uint8)[bases], 0).astype(np.uint8)
-    given = np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
-    named = _BASES_IN[_CODE_OF_BYTE[given]] == 1
-    shown[: len(given)] |= np.where(named, given & 0x20, 0).astype(np.uint8)
-    return Pattern(ids, codes, shown)
-
-
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
     """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
     It continues with masks up to `length` tokens; None ends with the text. Characters that are not
     in the vocabulary, a text longer than `length`, and too many masks are a ValueError.
     """
-    mask_id, at = tokenizer.vocab.mask_id, 0
-    parts: list[NDArray] = []
-    for match in _MASK.finditer(text):
+    ids: list[int] = []
+    at = 0
+    for match in [*_MASK.finditer(text), None]:
+        words = text[at : match.start() if match else None]
+        ids += tokenizer.encode(words).tolist() if words else []
+        if match is None:
+            break
         if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
             raise ValueError(
                 f"{match[0][:40]} is more than can be generated at once; write at most "
                 f"[MASK*{_MAX_MASKS}]"
             )
-        parts += [
-            _encoded(tokenizer, text[at : match.start()]),
-            np.full(int(match[1] or 1), mask_id),
-        ]
+        ids += [tokenizer.vocab.mask_id] * int(match[1] or 1)
         at = match.end()
-    ids = np.concatenate([*parts, _encoded(tokenizer, text[at:])]).astype(np.int64)
     if length is not None:
         if len(ids) > length:
             raise ValueError(
                 f"prompt has {len(ids)} tokens and length is {length}; set length to more than that"
             )
-        ids = np.concatenate([ids, np.full(length - len(ids), mask_id)])
-    return Pattern(ids, np.full(len(ids), FREE, np.uint8))
-
-
-def _encoded(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
-    return np.asarray(tokenizer.encode(text) if text else [], dtype=np.int64)
+        ids += [tokenizer.vocab.mask_id] * (length - len(ids))
+    return Pattern(np.array(ids, np.int64), np.full(len(ids), FREE, np.uint8))
 
 
 def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
@@ -240,27 +216,18 @@ def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
     return tokenizer
 
 
-def allowed_letters(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+def allowed_letters(tokenizer: Tokenizer) -> np.ndarray:
     """The tokens that each IUPAC code allows, (16, V); for text, all rows allow every token."""
-    vocab = tokenizer.vocab
-    table = np.zeros((16, vocab.size), bool)
-    table[:, list(vocab.emitted)] = True
-    if vocab.complement is None:
-        return table
-    for code in range(1, 16):
-        table[code] = False
-        table[
-            code,
-            [
-                int(dna_tokenizer(tokenizer).ids_from_bases([base])[0])
-                for base in range(4)
-                if code >> base & 1
-            ],
-        ] = True
+    table = np.zeros((16, tokenizer.vocab.size), bool)
+    if isinstance(tokenizer, DNATokenizer):
+        bits = np.arange(16)[:, None] >> np.arange(4) & 1
+        table[:, tokenizer.ids_from_bases(range(4))] = bits
+    else:
+        table[:, list(tokenizer.vocab.emitted)] = True
     return table
 
 
-def gc_bounds(codes: NDArray[np.uint8]) -> tuple[int, int]:
+def gc_bounds(codes: np.ndarray) -> tuple[int, int]:
     """The minimum and the maximum number of G and C that `codes (L,)` allow."""
     return int((codes & 9 == 0).sum()), int((codes & 6 != 0).sum())
 
@@ -283,15 +250,16 @@ class Target(NamedTuple):
     shown: tuple[int, int]
     designed: tuple[int, int]
     about: dict[str, str]
-    start: NDArray[np.int64] | None = None
+    start: np.ndarray | None = None
 
 
 class Request(ABC):
     """The templates of all samples: `num_groups` groups of `each` samples; sample i is in group i
-    // each."""
+    // each. `lengths` are the tokens in the shortest and in the longest sample."""
 
     num_groups: int
     each: int
+    lengths: tuple[int, int]
 
     def __len__(self) -> int:
         return self.num_groups * self.each
@@ -299,11 +267,6 @@ class Request(ABC):
     @abstractmethod
     def __getitem__(self, number: int) -> Target:
         """The template of sample `number` (0-based)."""
-
-    @property
-    @abstractmethod
-    def lengths(self) -> tuple[int, int]:
-        """Tokens in the shortest and in the longest sample."""
 
     def first_of_groups(self) -> Iterator[Target]:
         """The first sample of each group."""
@@ -314,14 +277,10 @@ class Request(ABC):
         group."""
         return self.first_of_groups()
 
-    def evenly_spaced(self, maximum: int = 256) -> list[Target]:
-        """At most `maximum` samples, evenly spaced over the request."""
-        return [
-            self[i]
-            for i in np.unique(
-                np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(int)
-            ).tolist()
-        ]
+    def evenly_spaced(self) -> list[Target]:
+        """At most 256 samples, evenly spaced over the request."""
+        numbers = np.linspace(0, len(self) - 1, min(256, len(self))).astype(int)
+        return [self[number] for number in np.unique(numbers).tolist()]
 
 
 class Free(Request):
@@ -351,8 +310,8 @@ class Free(Request):
         prompt: str = "",
         motifs: Sequence[Motif] = (),
     ) -> None:
-        self.each, self.seed = num_samples, seed
-        self._lengths = length if isinstance(length, tuple) else (int(length), int(length))
+        self.each, self.seed, self.motifs = num_samples, seed, motifs
+        self.lengths = length if isinstance(length, tuple) else (length, length)
         is_text = tokenizer.vocab.complement is None
         if is_text and motifs:
             raise ValueError(
@@ -361,43 +320,34 @@ class Free(Request):
 
         @lru_cache(maxsize=64)
         def pattern(length: int) -> Pattern:
-            return (
-                text_pattern(tokenizer, prompt, length)
-                if is_text
-                else dna_pattern(tokenizer, length, prompt, motifs, "prompt")
-            )
+            if is_text:
+                return text_pattern(tokenizer, prompt, length)
+            return dna_pattern(tokenizer, length, prompt, motifs, "prompt")
 
-        self._pattern, self._has_motifs = pattern, bool(motifs)
-        lengths = (
-            sorted({self._length(i) for i in range(num_samples)}) if motifs else [self._lengths[0]]
-        )
+        self._pattern = pattern
+        lengths = sorted(self._number_of_length()) if motifs else self.lengths[:1]
         for n in lengths:
-            check_has_masks(
-                pattern(n),
-                tokenizer.vocab.mask_id,
-                f"{'motif' if motifs else 'prompt'} at length {n}",
-            )
+            what = f"{'motif' if motifs else 'prompt'} at length {n}"
+            check_has_masks(pattern(n), tokenizer.vocab.mask_id, what)
 
     def _length(self, number: int) -> int:
-        low, high = self._lengths
+        low, high = self.lengths
         return low + hash64(self.seed, "length", number) % (high - low + 1)
+
+    def _number_of_length(self) -> dict[int, int]:
+        """The first sample of each length; without motifs, the first sample."""
+        numbers = range(self.each if self.motifs else 1)
+        return {self._length(i): i for i in reversed(numbers)}
 
     @override
     def __getitem__(self, number: int) -> Target:
-        length = self._length(number)
-        return Target(f"sample_{number + 1}", self._pattern(length), (0, length), (0, length), {})
+        span = (0, self._length(number))
+        return Target(f"sample_{number + 1}", self._pattern(span[1]), span, span, {})
 
     @override
     def distinct(self) -> Iterator[Target]:
-        """The first sample of each length, which decides where motifs overlap; without motifs the
-        first sample."""
-        first = {self._length(i): i for i in reversed(range(self.each if self._has_motifs else 1))}
-        return (self[i] for i in first.values())
-
-    @property
-    @override
-    def lengths(self) -> tuple[int, int]:
-        return self._lengths
+        """The first sample of each length, which decides where motifs overlap."""
+        return map(self.__getitem__, self._number_of_length().values())
 
 
 class Templates(Request):
@@ -417,44 +367,31 @@ class Templates(Request):
         each: int,
         mask_id: int,
         designed: tuple[int, int] | None = None,
-        start: Sequence[NDArray[np.int64]] | None = None,
+        start: Sequence[np.ndarray] | None = None,
     ) -> None:
         for name, pattern in patterns:
             check_has_masks(pattern, mask_id, f"template {name}")
-        self.patterns, self.num_groups, self.each, self.designed = (
-            list(patterns),
-            len(patterns),
-            each,
-            designed,
-        )
-        self.start = start
+        self.patterns, self.num_groups, self.each = list(patterns), len(patterns), each
+        self.designed, self.start = designed, start
+        lengths = [len(pattern.ids) for _, pattern in patterns]
+        self.lengths = min(lengths), max(lengths)
 
     @override
     def __getitem__(self, number: int) -> Target:
         name, pattern = self.patterns[number // self.each]
-        span = (0, len(pattern.ids))
+        name, span = f"{name}_{number % self.each + 1}", (0, len(pattern.ids))
         start = None if self.start is None else self.start[number]
-        return Target(
-            f"{name}_{number % self.each + 1}", pattern, span, self.designed or span, {}, start
-        )
-
-    @property
-    @override
-    def lengths(self) -> tuple[int, int]:
-        lengths = [len(pattern.ids) for _, pattern in self.patterns]
-        return min(lengths), max(lengths)
+        return Target(name, pattern, span, self.designed or span, {}, start)
 
 
 def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
     """Raise a ValueError if a pattern has no masked position; the message calls the pattern
     `what`."""
+    if not len(pattern.ids):
+        raise ValueError(f"{what} is empty")
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
-        raise ValueError(
-            f"{what} leaves nothing to generate; give {way}"
-            if len(pattern.ids)
-            else f"{what} is empty"
-        )
+        raise ValueError(f"{what} leaves nothing to generate; give {way}")
 
 
 def from_text(
@@ -464,7 +401,7 @@ def from_text(
     seed: int,
     template: str | None,
     motif: str | Sequence[str] | None,
-    prompt: str,
+    prompt: str = "",
 ) -> Request:
     """The request for samples of one template given as text, or without a template for free
     sequences of `length` tokens.
@@ -473,7 +410,7 @@ def from_text(
     """
     prompt = prompt or ""
     for name, text in (("template", template), ("prompt", prompt)):
-        if text is not None and not isinstance(text, str):
+        if not isinstance(text, str | None):
             raise ValueError(f"{name} {text!r} must be a string")
     motifs = read_motifs(motif)
     if template is None:
@@ -485,11 +422,8 @@ def from_text(
             "a template defines the beginning and the length of a sequence; leave prompt and "
             "length out"
         )
-    return Templates(
-        [("template", template_pattern(tokenizer, template, motifs))],
-        num_samples,
-        tokenizer.vocab.mask_id,
-    )
+    pattern = template_pattern(tokenizer, template, motifs)
+    return Templates([("template", pattern)], num_samples, tokenizer.vocab.mask_id)
 
 
 def starting_from(
@@ -504,36 +438,36 @@ def starting_from(
     position. Letters that they do not allow, or that are not A, C, G or T where a sequence may
     change, are a ValueError; so is another length.
     """
-    found, starts = [], []
-    if patterns is not None and len(patterns) not in (1, len(sequences)):
+    if not sequences:
+        raise ValueError("start: there is no sequence; give at least one")
+    if patterns is None:
+        patterns = [dna_pattern(tokenizer, len(text)) for _, text in sequences]
+    elif len(patterns) not in (1, len(sequences)):
         raise ValueError(
             f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
             "template for all, or one for each"
         )
-    for number, (name, text) in enumerate(sequences):
-        if patterns is None:
-            pattern = dna_pattern(dna_tokenizer(tokenizer), len(text))
-        else:
-            pattern = patterns[min(number, len(patterns) - 1)]
+    elif len(patterns) == 1:
+        patterns = [*patterns] * len(sequences)
+    starts: list[np.ndarray] = []
+    for (name, text), pattern in zip(sequences, patterns):
         if len(pattern.ids) != len(text):
             raise ValueError(
                 f"start: {name} has {len(text)} bases and no template of that length; give one "
                 "template for all sequences, or one for each"
             )
         ids = tokenizer.encode(text).astype(np.int64)
-        free = pattern.ids == tokenizer.vocab.mask_id
-        fits = np.where(free, allowed_letters(tokenizer)[pattern.codes, ids], ids == pattern.ids)
-        if len(wrong := np.flatnonzero(~fits)):
-            letter, position = tokenizer.decode(ids[wrong[:1]]), wrong[0] + 1
+        allowed = allowed_letters(tokenizer)[pattern.codes, ids]
+        fits = np.where(pattern.ids == tokenizer.vocab.mask_id, allowed, ids == pattern.ids)
+        if not fits.all():
+            wrong = int(fits.argmin())
             raise ValueError(
-                f"start: {name} has {letter} at position {position}, which its template does not "
-                "allow there"
+                f"start: {name} has {tokenizer.decode(ids[[wrong]])} at position {wrong + 1}, "
+                "which its template does not allow there"
             )
-        found.append((name, pattern))
         starts += [ids] * each
-    if not found:
-        raise ValueError("start: there is no sequence; give at least one")
-    return Templates(found, each, tokenizer.vocab.mask_id, start=starts)
+    named = [(name, pattern) for (name, _), pattern in zip(sequences, patterns)]
+    return Templates(named, each, tokenizer.vocab.mask_id, start=starts)
 
 
 def check_request(
@@ -544,20 +478,14 @@ def check_request(
 
     Its message gives `otherwise`, which ends in a comma, as what the user can do about it.
     """
-    num_samples, length = (
-        check_value("num_samples", num_samples, PositiveInt),
-        check_value("length", length, PositiveInt),
-    )
+    num_samples = check_value("num_samples", num_samples, PositiveInt)
+    length = check_value("length", length, PositiveInt)
     if max_length is not None and length > max_length:
         raise ValueError(
             f"length {length} is more than this network takes; use at most {max_length}, "
             f"{otherwise}or train with a larger data.length"
         )
     return num_samples, length
-
-
-REVERSE = "-"  # the strand
-UNSTRANDED = "."
 
 
 class Infill(Request):
@@ -578,60 +506,47 @@ class Infill(Request):
     def __init__(
         self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True
     ) -> None:
-        self.genome, self.regions, self.each, self.length, self.whole = (
-            genome,
-            list(regions),
-            each,
-            length,
-            whole,
-        )
-        self.num_groups, self.names = len(self.regions), []
-        count: dict[str, int] = {}
-        for region in self.regions:
-            size = region.end - region.start
-            if size > length:
-                where = f"{region.chrom}:{region.start + 1}-{region.end}"
+        self.genome, self.regions, self.num_groups = genome, regions, len(regions)
+        self.each, self.length, self.whole = each, length, whole
+        lengths = [min(length, genome.lengths[region.chrom]) for region in regions]
+        self.lengths = min(lengths), max(lengths)
+        self.names: list[str] = []
+        count = Counter[str]()
+        for region in regions:
+            name = f"{region.chrom}:{region.start + 1}-{region.end}"
+            if (size := region.end - region.start) > length:
                 raise ValueError(
-                    f"infill: {where} has {size} bases, more than the {length} that are read at "
+                    f"infill: {name} has {size} bases, more than the {length} that are read at "
                     "once; set length to include its flanks too"
                 )
-            strand = "" if region.strand == UNSTRANDED else f"({region.strand})"
-            name = f"{region.chrom}:{region.start + 1}-{region.end}{strand}"
-            count[name] = count.get(name, 0) + 1
+            name += "" if region.strand == "." else f"({region.strand})"
+            count[name] += 1
             self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
         self._target = lru_cache(maxsize=64)(self._make_target)
 
     def _make_target(self, group: int) -> Target:
-        region, tokenizer = self.regions[group], self.genome.tokenizer
-        low, high = window_around(
-            region.start, region.end, self.genome.lengths[region.chrom], self.length
-        )
+        region, genome = self.regions[group], self.genome
+        total = genome.lengths[region.chrom]
+        low, high = window_around(region.start, region.end, total, self.length)
         where = (region.chrom, low, high, region.strand)
-        first = high - region.end if region.strand == REVERSE else region.start - low
+        first = high - region.end if region.strand == "-" else region.start - low
         last = first + region.end - region.start
-        ids = np.asarray(self.genome.window(*where)).astype(np.int64)
-        letters = np.frombuffer(tokenizer.decode(ids).encode(), np.uint8) | np.where(
-            self.genome.soft_masked(*where), 0x20, 0
-        )
+        ids = np.asarray(genome.window(*where)).astype(np.int64)
+        upper = np.frombuffer(genome.tokenizer.decode(ids).encode(), np.uint8)
+        letters = upper | np.where(genome.soft_masked(*where), 0x20, 0).astype(np.uint8)
         about = {"window": f"{region.chrom}:{low + 1}-{high}"}
         if self.whole:
             about["designed"] = f"{first + 1}-{last}"
         if region.name:
             about["region"] = "_".join(region.name.split())
         shown = (0, len(ids)) if self.whole else (first, last)
-        pattern = masked_interval(tokenizer, ids, letters.astype(np.uint8), first, last)
+        pattern = masked_interval(genome.tokenizer, ids, letters, first, last)
         return Target(self.names[group], pattern, shown, (first, last), about)
 
     @override
     def __getitem__(self, number: int) -> Target:
         target = self._target(number // self.each)
         return target._replace(name=f"{target.name}_{number % self.each + 1}")
-
-    @property
-    @override
-    def lengths(self) -> tuple[int, int]:
-        lengths = [min(self.length, self.genome.lengths[region.chrom]) for region in self.regions]
-        return min(lengths), max(lengths)
 
 
 def infill_sequence(
@@ -643,7 +558,7 @@ def infill_sequence(
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
     start, end = check_value("start", start, Natural), check_value("end", end, PositiveInt)
-    if not 0 <= start < end <= len(sequence):
+    if not start < end <= len(sequence):
         raise ValueError(
             f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} "
             "letters (0-based, half-open)"
@@ -654,11 +569,9 @@ def infill_sequence(
             "length to include its flanks too"
         )
     low, high = window_around(start, end, len(sequence), length)
-    ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
-    pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), start - low, end - low)
-    return Templates(
-        [("infill", pattern)], n, tokenizer.vocab.mask_id, (start - low, end - low)
-    ), low
+    ids, designed = tokenizer.encode(sequence[low:high]).astype(np.int64), (start - low, end - low)
+    pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), *designed)
+    return Templates([("infill", pattern)], n, tokenizer.vocab.mask_id, designed), low
 
 
 def window_around(start: int, end: int, total: int, length: int) -> tuple[int, int]:
@@ -670,17 +583,12 @@ def window_around(start: int, end: int, total: int, length: int) -> tuple[int, i
 
 
 def masked_interval(
-    tokenizer: Tokenizer, ids: NDArray[np.int64], letters: NDArray[np.uint8], start: int, end: int
+    tokenizer: Tokenizer, ids: np.ndarray, letters: np.ndarray, start: int, end: int
 ) -> Pattern:
     """The pattern of `ids (L,)` with [start, end) masked."""
-    inside = np.zeros(len(ids), bool)
-    inside[start:end] = True
-    codes = np.full(len(ids), FREE, np.uint8)
-    return Pattern(
-        np.where(inside, tokenizer.vocab.mask_id, ids),
-        codes,
-        np.where(inside, 0, letters).astype(np.uint8),
-    )
+    ids, letters = ids.copy(), letters.copy()
+    ids[start:end], letters[start:end] = tokenizer.vocab.mask_id, 0
+    return Pattern(ids, np.full(len(ids), FREE, np.uint8), letters)
 
 
 def read_patterns(
@@ -695,10 +603,9 @@ def read_patterns(
         texts = read_starts(path)
     for name, text in texts:
         try:
-            pattern = template_pattern(tokenizer, text, motifs)
+            yield name, template_pattern(tokenizer, text, motifs)
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}") from None
-        yield name, pattern
 
 
 def read_starts(path: str) -> list[tuple[str, str]]:
@@ -709,13 +616,13 @@ def read_starts(path: str) -> list[tuple[str, str]]:
 def length_range(length: int | str) -> tuple[int, int]:
     """The shortest and the longest length of `512` or `200:1000`; raises ValueError for others."""
     if isinstance(length, str) and ":" in length:
-        low, _, high = length.partition(":")
-        if not (low.strip().isdigit() and high.strip().isdigit()) or not 1 <= int(low) <= int(high):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", length)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
             raise ValueError(
                 f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as "
                 "200:1000"
             )
-        return int(low), int(high)
+        return int(match[1]), int(match[2])
     number = check_value("length", length, PositiveInt)
     return number, number
 
@@ -727,10 +634,9 @@ def read_intervals(
     genome = Genome.open(genome_path)
     regions = read_regions(infill, genome.lengths, feature)
     used = {region.chrom for region in regions}
-    if ambiguous := [
-        row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]
-    ]:
+    names = [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]
+    if names:
         log.warning(
-            f"{', '.join(ambiguous[:8])}: ambiguity codes (R, Y, ...) are read and written as N"
+            f"{', '.join(names[:8])}: ambiguity codes (R, Y, ...) are read and written as N"
         )
     return genome, regions

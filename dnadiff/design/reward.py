@@ -1,39 +1,51 @@
-"""What designs are optimized for: the interface of rewards, a target value instead of a maximum,
-and the checks on what a reward returns."""
+"""What designs are optimized for: the interface of rewards, the checks on what a reward returns, and
+rewards for composition, motifs, restriction sites, a target value and weighted sums.
+
+The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from typing_extensions import override
 
+from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
-from dnadiff.fields import check_value
+from dnadiff.fields import Fraction, PositiveInt, check_value, checked
+from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.jobs.journal import sha256
+from dnadiff.store.address import shown
+from dnadiff.store.files import open_text, resolve
 
-Values: TypeAlias = NDArray[np.float64]
+Values: TypeAlias = np.ndarray  # (S,) float64
 R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
+_BASES = "ACGT"
+_PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
 
 class Reward(Configurable, ABC):
     """A number for each sequence; larger is better. It must be a function of the sequence alone,
-    not of the others in a call."""
+    not of the others in a call.
+
+    Attributes:
+        has_gradient: whether it is a differentiable function of the one-hot sequence.
+    """
+
+    has_gradient: bool = False
 
     @abstractmethod
     def __call__(self, sequences: Sequence[str]) -> Values:
         """The rewards (S,) of S sequences; DNA in upper case."""
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether it is a differentiable function of the one-hot sequence."""
-        return False
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         """Rewards (S,) of sequences of one length, and their gradients with respect to the one-hot
@@ -56,19 +68,38 @@ class Reward(Configurable, ABC):
         return {}
 
 
-@dataclass(eq=False)
 class FunctionReward(Reward):
     """A Python function of a list of strings that returns one number for each."""
 
-    function: Callable[[Sequence[str]], ArrayLike]
+    def __init__(self, function: Callable[[Sequence[str]], ArrayLike]) -> None:
+        self.function = function
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.asarray(self.function(sequences), dtype=np.float64)
 
 
-@dataclass(eq=False)
-class Toward(Reward):
+class _Combined(Reward):
+    """A function of the values of other rewards."""
+
+    def __init__(self, rewards: Sequence[Reward]) -> None:
+        self._rewards = rewards
+        self.has_gradient = all(reward.has_gradient for reward in rewards)
+
+    @override
+    def check_length(self, length: int) -> None:
+        for reward in self._rewards:
+            reward.check_length(length)
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for reward in self._rewards:
+            found |= reward.inputs()
+        return found
+
+
+class Toward(_Combined):
     """Minus the distance |reward - target|: the best sequences have a reward equal to the target.
 
     Args:
@@ -76,30 +107,63 @@ class Toward(Reward):
         target: in its unit.
     """
 
-    reward: Reward
-    target: float
-
-    @override
-    def check_length(self, length: int) -> None:
-        self.reward.check_length(length)
-
-    @override
-    def inputs(self) -> dict[str, str]:
-        return self.reward.inputs()
+    def __init__(self, reward: Reward, target: float) -> None:
+        super().__init__([reward])
+        self.reward, self.target = reward, target
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return -np.abs(self.reward(sequences) - self.target)
 
-    @property
-    @override
-    def has_gradient(self) -> bool:
-        return self.reward.has_gradient
-
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         value, slope = self.reward.gradient(sequences)
         return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
+
+
+@checked
+class WeightedSum(_Combined):
+    """The sum of weight times reward over named terms. With the weights 1 and -1 it is a
+    difference, as for activity in one cell type.
+
+    Args:
+        terms: rewards by name.
+        weights: of each term, by name; missing ones are 1.
+
+    Raises:
+        ValueError: if there is no term, or a weight without a term.
+    """
+
+    def __init__(
+        self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None
+    ) -> None:
+        self.terms, self.weights = dict(terms), dict(weights or {})
+        if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
+            raise ValueError(
+                "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at "
+                "least one"
+            )
+        for name in self.weights:
+            if name not in self.terms:
+                raise ValueError(
+                    f"reward.weights.{name} has no term; the terms are {', '.join(self.terms)}"
+                )
+        super().__init__(list(self.terms.values()))
+        self._factors = [self.weights.get(name, 1.0) for name in self.terms]
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        pairs = zip(self._factors, self._rewards)
+        return np.sum([factor * reward(sequences) for factor, reward in pairs], axis=0)
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        values, slopes = zip(*(reward.gradient(sequences) for reward in self._rewards))
+        value, slope = (
+            np.sum([factor * one for factor, one in zip(self._factors, of)], axis=0)
+            for of in (values, slopes)
+        )
+        return value, slope
 
 
 def as_reward(
@@ -130,9 +194,8 @@ class CountedReward:
     def __init__(self, reward: Reward) -> None:
         self.reward, self.calls = reward, 0
         self._is_checked = self._is_gradient_checked = False
-        self._known: dict[
-            str, float
-        ] = {}  # rewards of the first calls, until there are two sequences to check
+        # Rewards of the first calls, until there are two sequences to check.
+        self._known: dict[str, float] = {}
 
     @property
     def name(self) -> str:
@@ -185,9 +248,7 @@ class CountedReward:
             ) from error
 
     def _evaluated(self, sequences: Sequence[str]) -> Values:
-        values = self._called(
-            sequences, lambda given: np.asarray(self.reward(given), dtype=np.float64)
-        )
+        values = self._called(sequences, lambda given: np.asarray(self.reward(given), np.float64))
         self._check_values(sequences, values)
         return values
 
@@ -225,6 +286,234 @@ class CountedReward:
 
 
 def _short(sequence: str) -> str:
-    return (
-        sequence if len(sequence) <= _SHOWN else f"{sequence[:_SHOWN]}... ({len(sequence)} letters)"
+    if len(sequence) <= _SHOWN:
+        return sequence
+    return f"{sequence[:_SHOWN]}... ({len(sequence)} letters)"
+
+
+class GCContent(Reward):
+    """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a
+    sequence without any.
+
+    Examples:
+        >>> float(GCContent()(["GATC"])[0])
+        0.5
+    """
+
+    has_gradient = True
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        return np.array(
+            [
+                (text.count("G") + text.count("C")) / max(sum(map(text.count, _BASES)), 1)
+                for text in sequences
+            ]
+        )
+
+    @override
+    def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
+        known = np.array([[base in _BASES for base in text] for text in sequences])
+        slope = known / np.maximum(known.sum(-1, keepdims=True), 1)
+        return self(sequences), slope[..., None] * np.array([0.0, 1.0, 1.0, 0.0])
+
+
+@checked
+class Homopolymer(Reward):
+    """Minus the number of bases by which the longest run of one base exceeds `longest`; 0 if none
+    does.
+
+    Args:
+        longest: allowed length of a run.
+
+    Examples:
+        >>> Homopolymer(longest=3)(["ACGT", "AAAAAC"]).tolist()
+        [0.0, -2.0]
+    """
+
+    def __init__(self, longest: PositiveInt = 6) -> None:
+        self.longest = longest
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        longest = [
+            max((len([*run]) for base, run in itertools.groupby(text) if base in _BASES), default=0)
+            for text in sequences
+        ]
+        return np.minimum(self.longest - np.array(longest, dtype=np.float64), 0.0)
+
+
+@checked
+class MotifMatch(Reward):
+    """The best match of a motif in a sequence, at any position.
+
+    For IUPAC letters it is the fraction of the letters that match, N not counted. For a matrix it
+    is the log-odds score against equal base frequencies, relative to the highest possible one: 1 is
+    the consensus, 0 a site that is as probable under the motif as under equal base frequencies. A
+    sequence shorter than the motif has the lowest possible score.
+
+    Args:
+        motif: IUPAC letters, such as TATAAT or RCGTG.
+        matrix: a file of position frequency matrices in JASPAR format, instead of `motif`; may be
+            gzip-compressed.
+        name: the identifier or the name of the matrix; None takes the only one of the file.
+        both_strands: also search the reverse complement.
+        absent: reward the absence: minus the excess of the best match above `threshold`.
+        threshold: with `absent`, relative scores up to it cost nothing.
+
+    Raises:
+        ValueError: if the motif or the file cannot be read, or the file has no such matrix.
+    """
+
+    def __init__(
+        self,
+        motif: str | None = None,
+        matrix: str | None = None,
+        name: str | None = None,
+        both_strands: bool = True,
+        absent: bool = False,
+        threshold: Fraction = 0.8,
+    ) -> None:
+        if (motif is None) == (matrix is None):
+            raise ValueError(
+                "reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; "
+                "set one of them"
+            )
+        self.motif, self.matrix, self.name = motif, matrix, name
+        self.both_strands, self.absent, self.threshold = both_strands, absent, threshold
+        self._scores = (
+            log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)
+        )  # (W, 4)
+        if self._scores.max(-1).sum() <= 0:
+            raise ValueError(
+                f"reward.matrix {matrix}: no position of the matrix prefers a base; choose "
+                "another one"
+            )
+
+    @override
+    def inputs(self) -> dict[str, str]:
+        return {} if self.matrix is None else {shown(self.matrix): sha256(resolve(self.matrix))}
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        best = np.array([self._best(sequence) for sequence in sequences])
+        return -np.maximum(best - self.threshold, 0.0) if self.absent else best
+
+    def _best(self, sequence: str) -> float:
+        lowest = self._scores.min(-1, keepdims=True)
+        # Other letters than A, C, G, T have the lowest score.
+        table, width = np.concatenate([self._scores, lowest], axis=1), len(lowest)  # (W, 5)
+        found = lowest.sum()
+        if (count := len(sequence) - width + 1) > 0:
+            both = [sequence, str(reverse_complement(sequence))]
+            found = max(
+                np.sum([table[at, index[at : at + count]] for at in range(width)], axis=0).max()
+                for strand in both[: 1 + self.both_strands]
+                for index in [_INDEX[list(strand.encode("ascii", "replace"))]]
+            )
+        return float(found / self._scores.max(-1).sum())
+
+
+_INDEX = np.full(256, 4)
+_INDEX[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
+
+
+def letter_matches(motif: str) -> np.ndarray:
+    """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every
+    base at N."""
+    codes = codes_of(motif, f"reward.motif {motif!r}")
+    if (codes == FREE).all():
+        raise ValueError(
+            f"reward.motif {motif!r} allows every sequence; give at least one letter other than N"
+        )
+    return np.where(codes[:, None] == FREE, 0.0, (codes[:, None] >> np.arange(4)) & 1)
+
+
+def log_odds(counts: np.ndarray) -> np.ndarray:
+    """Log-odds in bits (W, 4) of counts against equal base frequencies."""
+    share = (counts + _PSEUDOCOUNT / 4) / (counts.sum(-1, keepdims=True) + _PSEUDOCOUNT)
+    return np.log2(share * 4)
+
+
+def read_jaspar(path: str | Path, name: str | None = None) -> np.ndarray:
+    """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file
+    if there is none, or if it is damaged."""
+    from Bio import motifs
+
+    with open_text(path) as file:
+        try:
+            found = list(motifs.parse(file, "jaspar"))
+        except (ValueError, IndexError, AttributeError, KeyError) as error:
+            raise ValueError(
+                f"reward.matrix {shown(path)} cannot be read as JASPAR matrices ({error})"
+            ) from None
+    names = [f"{each.matrix_id} {each.name}" for each in found]
+    chosen = [each for each in found if name is None or name in (each.matrix_id, each.name)]
+    if len(chosen) != 1:
+        called = "" if name is None else f" called {name}"
+        problem = f"has {len(chosen)} matrices{called}" if found else "has no matrix"
+        raise ValueError(
+            f"reward.matrix {shown(path)} {problem}; set reward.name to one of "
+            f"{', '.join(names[:8]) or 'those of another file'}"
+        )
+    counts = np.array([chosen[0].counts[base] for base in _BASES], dtype=np.float64).T
+    if (
+        not len(counts)
+        or not (np.isfinite(counts) & (counts >= 0)).all()
+        or not counts.any(-1).all()
+    ):
+        raise ValueError(
+            f"reward.matrix {shown(path)}: the matrix {names[found.index(chosen[0])]} has counts "
+            "that are not positive numbers"
+        )
+    return counts
+
+
+class RestrictionSites(Reward):
+    """Minus the number of recognition sites of restriction enzymes in a sequence, counted at each
+    position on either strand.
+
+    Args:
+        enzymes: names known to Biopython, such as EcoRI, or recognition sites in IUPAC letters.
+
+    Raises:
+        ValueError: for a name that is neither.
+    """
+
+    def __init__(self, enzymes: str | Sequence[str]) -> None:
+        self.enzymes = [enzymes] if isinstance(enzymes, str) else list(enzymes)
+        if not self.enzymes:
+            raise ValueError("reward.enzymes is empty; give names such as [EcoRI,BsaI]")
+        sites = map(site_of, self.enzymes)
+        both = [sorted({_regex(x), _regex(str(reverse_complement(x)))}) for x in sites]
+        self._patterns = [re.compile(f"(?=(?:{'|'.join(found)}))") for found in both]
+
+    @override
+    def __call__(self, sequences: Sequence[str]) -> Values:
+        counts = [
+            sum(len(pattern.findall(text)) for pattern in self._patterns) for text in sequences
+        ]
+        return -np.array(counts, dtype=np.float64)
+
+
+def site_of(enzyme: str) -> str:
+    """The recognition site of an enzyme in IUPAC letters; ValueError if neither its name nor its
+    site is known."""
+    from Bio import Restriction
+
+    every = Restriction.AllEnzymes  # type: ignore[attr-defined]
+    known = {each.__name__: each for each in every}.get(enzyme)
+    site = enzyme.upper() if known is None else known.site
+    if known is None and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
+        raise ValueError(
+            f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least "
+            "4 IUPAC letters, such as GAATTC"
+        )
+    return site
+
+
+def _regex(site: str) -> str:
+    return "".join(
+        f"[{''.join(base for bit, base in enumerate(_BASES) if code >> bit & 1)}]"
+        for code in codes_of(site, f"site {site}").tolist()
     )

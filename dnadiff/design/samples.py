@@ -1,22 +1,22 @@
-"""The file of samples: records as FASTA, JSON lines or text with settings and weights in their
-headers, resampling by these weights, and the JSON file next to it."""
+"""The file of samples: the settings of a sampler for a model, records as FASTA, JSON lines or text
+with settings and weights in their headers, resampling by these weights, and the JSON file next to
+it."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.design.generate import (
@@ -28,37 +28,178 @@ from dnadiff.design.generate import (
 )
 from dnadiff.design.request import Request
 from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
-from dnadiff.fields import Json, is_number
+from dnadiff.fields import Config, Json, PositiveInt, check_value, is_number
 from dnadiff.formats.fasta import as_bytes, synthetic_record
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import is_compressed, json_path, open_bytes
+from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal, sha256
 from dnadiff.progress import duration, table
-from dnadiff.store.disk import atomic_write, json_object
+from dnadiff.renamed import with_current_names
+from dnadiff.store.disk import atomic_write, json_object, read_json
+from dnadiff.store.objects import build
 from dnadiff.weights.loaded import Loaded
 
+# Settings of a sampler that `resolved_sampler` can choose.
+_CHOSEN = ("window", "num_groups", "sizes")
 _WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 _BARE = re.compile(r"[^\s\"'=]+")
 _REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
 # "sampler.".
-_RESERVED = {
-    "name",
-    "sequence",
-    "sampler",
-    "calls",
-    "label",
-    "guidance",
-    "gc",
-    "seed",
-    "window",
-    "designed",
-    "region",
-    "log_weight",
-}
+_RESERVED = set(
+    [
+        "name",
+        "sequence",
+        "sampler",
+        "calls",
+        "label",
+        "guidance",
+        "gc",
+        "seed",
+        "window",
+        "designed",
+        "region",
+        "log_weight",
+    ]
+)
+log = logging.getLogger("dnadiff")
+
+
+def continued_sampler(
+    settings: Config,
+    model: Loaded,
+    curve: StoredCurve,
+    lengths: tuple[int, int],
+    output: Path,
+    overwrite: bool,
+) -> Config:
+    """The settings of the sampler of a file that is resumed: the choices that it was started with,
+    also if `evaluate.json` has changed since, if model and options are the same. Otherwise
+    `resolved_sampler`.
+
+    Args:
+        lengths: tokens in the shortest and in the longest sequence.
+        overwrite: a complete file may be replaced, and is not continued.
+    """
+    started: Config = {}
+    with suppress(OSError, ValueError):  # of a complete file
+        if not overwrite:
+            started = read_json(json_path(output), ("settings", "sampler_options"))
+    with suppress(OSError, ValueError):  # of an unfinished one, unless its journal is damaged
+        journal = read_journal(output)
+        started = journal["notes"] | {"settings": journal["settings"]}
+    options, earlier = started.get("sampler_options"), started.get("settings")
+    if (
+        isinstance(earlier, dict)
+        and options == json.loads(json.dumps(settings))
+        and earlier.get("lengths") == list(lengths)
+        and earlier.get("model") == sha256(model.path)
+    ):
+        return _with_choices(settings, with_current_names(earlier).get("sampler", {}))
+    return resolved_sampler(settings, model, curve, lengths[1], lengths[0])
+
+
+def _with_choices(settings: Config, chosen: Config) -> Config:
+    """The settings of a sampler with what `resolved_sampler` chose; all others stay, and are
+    compared later."""
+    return {
+        key: _with_choices(value, chosen.get(key, {}))
+        if isinstance(value, dict)
+        else chosen.get(key, value)
+        if key in _CHOSEN
+        else value
+        for key, value in settings.items()
+    }
+
+
+def resolved_sampler(
+    settings: Config,
+    model: Loaded,
+    curve: StoredCurve,
+    length: int,
+    shortest: int | None = None,
+    has_curve: bool = True,
+) -> Config:
+    """The settings of a sampler with defaults that depend on the model: the window, the block, and
+    groups from its h(n).
+
+    Groups are chosen for `length` tokens, and at most as many as the shortest sequence has tokens.
+    Without `has_curve`, as inside the blocks of a model that was trained without them, the h(n) is
+    not used. A model that does not define a default is a ValueError.
+    """
+    settings = dict(settings)
+
+    def resolve_inner(size: int, has_curve: bool) -> None:
+        within = None if shortest is None else min(size, shortest)
+        settings["sampler"] = resolved_sampler(
+            settings["sampler"], model, curve, min(size, length), within, has_curve
+        )
+
+    if "window" in settings:
+        key, window = "sampler.window", settings["window"]
+        settings["window"] = (
+            model.training_length(key) if window is None else check_value(key, window, PositiveInt)
+        )
+        resolve_inner(settings["window"], has_curve)
+    if "block_size" in settings:
+        trained = model.denoiser.block_size
+        own = settings["block_size"]
+        size = trained if own is None else check_value("sampler.block_size", own, PositiveInt)
+        resolve_inner(min(size or length, length), has_curve and trained is not None)
+    if "sizes" not in settings:
+        return settings
+    given, sizes = settings["num_groups"], settings["sizes"]
+    if not has_curve:
+        if isinstance(sizes, str):
+            raise ValueError(
+                f"sizes {sizes!r} needs the h(n) of a block, and this model was trained without "
+                "blocks; expected numbers such as [8,8,16], or null: leave sizes out for equal "
+                "groups"
+            )
+        return settings
+    chosen = curve.groups(length, given, sizes)
+    number = chosen["num_groups"] or len(chosen["sizes"] or ())
+    if given is None and isinstance(sizes, str | None) and number:
+        kind = "groups of optimal sizes" if chosen["sizes"] else "equal groups"
+        measured = curve.measured_length()
+        assumed = f" of {measured} tokens, if h(n) depends on the visible fraction only"
+        log.info(
+            f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the "
+            f"run{'' if measured == length else assumed}"
+        )
+    if given is None and chosen["num_groups"] is not None and shortest is not None:
+        chosen["num_groups"] = min(chosen["num_groups"], shortest)
+    return settings | chosen
+
+
+def check_settings(settings: Config) -> None:
+    """Check the settings of a sampler before a model is loaded; raises ValueError naming the
+    setting."""
+    if _leaves_masks(settings):
+        raise ValueError(
+            "noise_removal=none leaves masks in the samples, which a file cannot represent; choose "
+            "sample or argmax"
+        )
+    build(without_sizes(settings), trust=None)
+
+
+def _leaves_masks(settings: Config) -> bool:
+    nested = (value for value in settings.values() if isinstance(value, dict))
+    return settings.get("noise_removal") == "none" or any(map(_leaves_masks, nested))
+
+
+def without_sizes(settings: Config) -> Config:
+    """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the
+    model."""
+    return {
+        key: without_sizes(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key != "sizes"
+    }
 
 
 def sampler_name(sampler: Sampler) -> str:
@@ -98,23 +239,15 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
 def header_value(value: object) -> str:
     """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and
     = are not quoted."""
-    return (
-        value
-        if isinstance(value, str) and _BARE.fullmatch(value)
-        else json.dumps(value, separators=(",", ":"), default=str)
-    )
+    if isinstance(value, str) and _BARE.fullmatch(value):
+        return value
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
-def weights(path: Path, compressed: bool) -> NDArray[np.float64]:
+def weights(path: Path, compressed: bool) -> np.ndarray:
     """The log weights (S,) in the headers of a FASTA file, or in the lines of a .jsonl file."""
     with open_bytes(path, compressed) as file:
         return np.array([found for line in file if (found := _weight(path, line)) is not None])
-
-
-def has_weights(path: Path, compressed: bool) -> bool:
-    """Whether the first record of a FASTA or .jsonl file has a weight."""
-    with open_bytes(path, compressed) as file:
-        return _weight(path, file.readline()) is not None
 
 
 def _weight(path: Path, line: bytes) -> float | None:
@@ -140,23 +273,22 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     known bases.
     """
     compressed = is_compressed(output)
-    log_weight = weights(source, compressed)
-    uniforms = [
-        (hash64(seed, "resample", group) + 0.5) / 2**64 for group in range(len(log_weight) // each)
-    ]
-    taken = [
-        systematic_resample(log_weight[g * each : (g + 1) * each], keep, u)
-        for g, u in enumerate(uniforms)
-    ]
-    times = np.concatenate([np.bincount(rows, minlength=each) for rows in taken])
+    times: list[int] = []  # how often each record is written
+    for group, log_weight in enumerate(weights(source, compressed).reshape(-1, each)):
+        uniform = (hash64(seed, "resample", group) + 0.5) / 2**64
+        taken = systematic_resample(log_weight, keep, uniform)
+        times += np.bincount(taken, minlength=each).tolist()
     number = gc = known = 0
     with open_bytes(source, compressed) as file, atomic_write(output, overwrite=True) as target:
         for i, (header, body) in enumerate(_records(file)):
             number = 0 if i % each == 0 else number
             name, _, rest = header.removeprefix(b">").partition(b" ")
             base, _, own = name.rpartition(b"_")
-            num_gc, num_known = _gc(header, body)
-            gc, known = gc + num_gc * int(times[i]), known + num_known * int(times[i])
+            # In the part that the header calls `designed`, or in the whole record.
+            letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
+            letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
+            counts = [letters.count(base) for base in (b"G", b"C", b"A", b"T")]
+            gc, known = gc + sum(counts[:2]) * times[i], known + sum(counts) * times[i]
             for _ in range(times[i]):
                 number += 1
                 target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))
@@ -164,29 +296,20 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     return gc, known
 
 
-def _gc(header: bytes, body: bytes) -> tuple[int, int]:
-    # In the part that the header calls `designed`, or in the whole record.
-    letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
-    letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
-    gc = letters.count(b"G") + letters.count(b"C")
-    return gc, gc + letters.count(b"A") + letters.count(b"T")
-
-
-def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytes]]:
-    header = b""
-    lines: list[bytes] = []
+def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
+    header, body = b"", bytearray()
     for line in file:
-        if line.startswith(b">"):
-            if header:
-                yield header, b"".join(lines)
-            header, lines = line, []
-        else:
-            lines.append(line)
+        if not line.startswith(b">"):
+            body += line
+            continue
+        if header:
+            yield header, body
+        header, body = line, bytearray()
     if header:
-        yield header, b"".join(lines)
+        yield header, body
 
 
-def summarize_weights(log_weight: NDArray[np.float64], each: int) -> dict[str, Json]:
+def summarize_weights(log_weight: np.ndarray, each: int) -> dict[str, Json]:
     """The effective sample size, and the log of the probability mass that satisfies the
     constraints, over the targets."""
     groups = log_weight.reshape(-1, each)
@@ -212,20 +335,16 @@ Writer: TypeAlias = Callable[
 
 def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """A FASTA record whose header has `key=value` pairs."""
-    return as_bytes(
-        synthetic_record(name, text, **{key: header_value(value) for key, value in about.items()})
-    )
+    values = {key: header_value(value) for key, value in about.items()}
+    return as_bytes(synthetic_record(name, text, **values))
 
 
 def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
     """A line of JSON."""
-    about = {**about, "log_weight": float(about["log_weight"])} if "log_weight" in about else about
-    return (
-        json.dumps(
-            {"name": name, "synthetic": True, **about, "text": text}, ensure_ascii=False
-        ).encode()
-        + b"\n"
-    )
+    record = {"name": name, "synthetic": True, **about, "text": text}
+    if "log_weight" in about:
+        record["log_weight"] = float(about["log_weight"])
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def text_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
@@ -236,13 +355,9 @@ def text_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
 def writer_of(output: Path) -> Writer:
     """The function that formats records for a file of this name."""
     name = output.name.removesuffix(".gz")
-    return (
-        fasta_record
-        if name.endswith(FASTA)
-        else jsonl_record
-        if name.endswith(JSONL)
-        else text_record
-    )
+    if name.endswith(FASTA):
+        return fasta_record
+    return jsonl_record if name.endswith(JSONL) else text_record
 
 
 def header_of(
@@ -278,8 +393,8 @@ def check_suffix(output: Path, is_dna: bool) -> None:
 
 
 _REWARDS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
-_ADDED = ("nfe", "rows", "tokens", "seconds")  # totals that are sums over batches
-log = logging.getLogger("dnadiff")
+# Totals that are sums over batches.
+_ADDED = ("nfe", "rows", "tokens", "seconds")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -374,20 +489,14 @@ class SampleJob(ResumableJob):
         )
         self.totals["sessions"] += 1
         self.first, self.clock = self.position, time.monotonic()
-        if self.gc is not None:
-            self._calibrate()
-
-    def _calibrate(self) -> None:
-        """Set the tilt for the target GC, calibrated now or, for a resumed file or shards, when
-        they were started."""
+        if self.gc is None:
+            return
         if self.totals["tilt"] is None:
+            # Calibrated now or, for a resumed file or shards, when they were started.
             start = time.monotonic()
-            found = self.prepare() if self.prepared is None else self.prepared
-            self.totals["tilt"] = {
-                "log_odds": found["log_odds"],
-                "pilot": found["pilot"],
-                "pilot_calls": found["calls"],
-            }
+            found = self.prepared or self.prepare()
+            kept = {key: found[key] for key in ("log_odds", "pilot")}
+            self.totals["tilt"] = kept | {"pilot_calls": found["calls"]}
             self.totals["nfe"] += found["calls"]
             self.totals["rows"] += found["rows"]
             self.totals["seconds"] += time.monotonic() - start
@@ -399,20 +508,18 @@ class SampleJob(ResumableJob):
 
     @override
     def fold(self, result: Result) -> tuple[bytes, int]:
-        for key in _ADDED:
-            self.totals[key] += result.about[key]
+        totals, about = self.totals, result.about
+        for key in _ADDED + (("reward_sum", "reward_calls") if self.design is not None else ()):
+            totals[key] += about[key]
         if self.gc is not None:
-            self.totals["gc"] = [a + b for a, b in zip(self.totals["gc"], result.about["gc"])]
+            totals["gc"] = [a + b for a, b in zip(totals["gc"], about["gc"])]
         if self.design is not None:
-            best, about = self.totals["reward_best"], result.about
-            self.totals["reward_best"] = max(
-                -math.inf if best is None else best, about["reward_best"]
-            )
-            for key in ("reward_sum", "reward_calls"):
-                self.totals[key] += about[key]
+            best = totals["reward_best"]
+            new = about["reward_best"]
+            totals["reward_best"] = new if best is None else max(best, new)
         folded = super().fold(result)
         rate = (self.position - self.first) / max(time.monotonic() - self.clock, 1e-9)
-        notes = {"sequences/s": f"{rate:.2f}", "network calls": f"{self.totals['nfe']:,}"}
+        notes = {"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"}
         self.report(0, 0, **notes)
         return folded
 
@@ -426,31 +533,35 @@ class SampleJob(ResumableJob):
     @override
     def finish(self, collected: Path) -> dict[str, Json]:
         totals, request, sampler = self.totals, self.request, self.generator.sampler
-        compressed, gc = is_compressed(self.output), self._written_gc or totals["gc"]
+        gc, number = self._written_gc or totals["gc"], len(request)
         extra: dict[str, Json] = {}
         if self.gc is not None:
-            reached = gc[0] / max(gc[1], 1)
-            extra["gc"] = {"target": self.gc, "reached": reached, **totals["tilt"]}
-        if self.write_record is not text_record and has_weights(collected, compressed):
-            of_records = weights(collected, compressed)
+            extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
+        if self.weighted and self.write_record is not text_record:
+            of_records = weights(collected, is_compressed(self.output))
             extra["weights"] = summarize_weights(of_records, request.each)
         if self.resampled is not None:
-            extra["weights"] |= {"resampled": self.resampled}
+            extra["weights"]["resampled"] = self.resampled
+            number = request.num_groups * self.resampled
         if self.index is not None:
             # The longest exact match of each record with the training part, either strand.
             found = memorization.of_file(self.output, self.index)
             extra["copies"] = memorization.summary(found)
-        if self.design is not None:
-            extra["design"] = {**self.design, **self._rewards()}
-        # Upper limit of the network calls that fill the masks of a batch; methods of designs make
-        # more.
-        steps = (
-            {} if self.design is not None else {"steps": sampler.num_steps_for(request.lengths[1])}
-        )
+        steps: dict[str, Json] = {}
+        if self.design is None:
+            # Upper limit of the network calls that fill the masks of a batch; methods of designs
+            # make more.
+            steps["steps"] = sampler.num_steps_for(request.lengths[1])
+        else:
+            reward = {"mean": totals["reward_sum"] / len(request), "best": totals["reward_best"]}
+            calls = {"calls": totals["reward_calls"]}
+            if self.resampled is not None:  # of the records written
+                written = written_rewards(self.output)
+                calls = {"proposals": reward, **calls}
+                reward = {"mean": sum(written) / len(written), "best": max(written)}
+            extra["design"] = {**self.design, **reward, **calls}
         self.content = {
-            "records": len(request)
-            if self.resampled is None
-            else request.num_groups * self.resampled,
+            "records": number,
             "model": {
                 "checkpoint": str(self.model.path),
                 "sha256": self.settings["model"],
@@ -462,8 +573,7 @@ class SampleJob(ResumableJob):
             "sampler_options": totals.get("sampler_options"),
             **steps,
             "network_calls": totals["nfe"],
-            "rows": totals["rows"],
-            "tokens": totals["tokens"],
+            **{key: totals[key] for key in ("rows", "tokens")},
             "seconds": round(totals["seconds"], 3),
             "sessions": totals["sessions"],
             "seed": self.seed,
@@ -471,17 +581,6 @@ class SampleJob(ResumableJob):
             "inputs": self.inputs,
         }
         return self.content
-
-    def _rewards(self) -> dict[str, Json]:
-        """The mean and the best reward, of the records written if they are resampled."""
-        totals = self.totals
-        mean, best = totals["reward_sum"] / len(self.request), totals["reward_best"]
-        calls: dict[str, Json] = {"calls": totals["reward_calls"]}
-        if self.resampled is not None:
-            calls = {"proposals": {"mean": mean, "best": best}, **calls}
-            written = written_rewards(self.output)
-            mean, best = sum(written) / len(written), max(written)
-        return {"mean": mean, "best": best, **calls}
 
     @override
     def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
@@ -502,59 +601,47 @@ class SampleJob(ResumableJob):
     @override
     def closing(self, seconds: float) -> str:
         content, generated = self.content, len(self.request)
-        pilot = f"; {content['gc']['pilot_calls']:,} of them set the GC" if "gc" in content else ""
-        rows: list[tuple[str, ...]] = [
-            (
-                "sequences",
-                f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens",
-            ),
-            ("sampler", f"{content['sampler']}, seed {self.seed}"),
-            (
-                "network calls",
-                f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})",
-            ),
-            ("time", duration(content["seconds"])),
-            ("sequences/s", f"{generated / max(content['seconds'], 1e-9):.2f}"),
-        ]
-        if "gc" in content:
-            gc = content["gc"]
-            rows.append(("GC", f"{gc['reached']:.4f}, target {gc['target']:g}"))
-        if self.design is not None:
-            design = content["design"]
-            each = design["calls"] / generated
-            rewards = f"{design['mean']:.4f} on average, {design['best']:.4f} at best"
-            rows.append(("reward", rewards))
-            rows.append(("reward calls", f"{design['calls']:,} ({each:.1f} for each design)"))
-        if "weights" in content:
-            w = content["weights"]
-            drawn = ", resampled" if "resampled" in w else ""
-            size = f"{w['effective_size']['mean']:.1f} of {w['proposals']:,}{drawn}"
-            mass = (
-                "log normalizing constant"
-                if self.design is not None
-                else "log mass of the constraints"
-            )
-            rows.append(("effective sample size", size))
-            rows.append((mass, f"{w['log_mass']['mean']:.2f} nats"))
+        gc, design, of_weights = (content.get(key) for key in ("gc", "design", "weights"))
+        pilot = f"; {gc['pilot_calls']:,} of them set the GC" if gc else ""
+        calls = f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})"
+        sequences = f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"
+        rows: dict[str, str] = {
+            "sequences": sequences,
+            "sampler": f"{content['sampler']}, seed {self.seed}",
+            "network calls": calls,
+            "time": duration(content["seconds"]),
+            "sequences/s": f"{generated / max(content['seconds'], 1e-9):.2f}",
+        }
+        if gc:
+            rows["GC"] = f"{gc['reached']:.4f}, target {gc['target']:g}"
+        mass = "log mass of the constraints"
+        if design:
+            mass, each = "log normalizing constant", design["calls"] / generated
+            rows["reward"] = f"{design['mean']:.4f} on average, {design['best']:.4f} at best"
+            rows["reward calls"] = f"{design['calls']:,} ({each:.1f} for each design)"
+        if of_weights:
+            drawn = ", resampled" if "resampled" in of_weights else ""
+            size = f"{of_weights['effective_size']['mean']:.1f} of {of_weights['proposals']:,}"
+            rows["effective sample size"] = size + drawn
+            rows[mass] = f"{of_weights['log_mass']['mean']:.2f} nats"
         if "copies" in content:
             longest = content["copies"]["longest"]
             text = f"{longest['max']} bases, {longest['mean']:.1f} on average"
-            rows.append(("longest match with training", text))
-        return f"{table(rows)}\n{super().closing(seconds)} and {json_path(self.output)}"
+            rows["longest match with training"] = text
+        return (
+            f"{table(list(rows.items()))}\n{super().closing(seconds)} and {json_path(self.output)}"
+        )
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        generator = (
-            self.generator
-            if self.prepared is None
-            else self.generator.with_tilt(self.prepared["log_odds"])
-        )
-        first, before = start + skip, time.monotonic()
+        generator, first, before = self.generator, start + skip, time.monotonic()
+        if self.prepared is not None:
+            generator = generator.with_tilt(self.prepared["log_odds"])
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
             result = self._result(generator, batch, first)
-            now = time.monotonic()
+            seconds = time.monotonic() - before
             self.report(result.items, result.about["tokens"])
-            yield result._replace(about={**result.about, "seconds": now - before})
+            yield result._replace(about={**result.about, "seconds": seconds})
             first, before = first + result.items, time.monotonic()
 
     def _result(self, generator: ConditionalSampler, batch: SampleBatch, first: int) -> Result:
@@ -573,10 +660,8 @@ class SampleJob(ResumableJob):
         if self.gc is not None:
             totals["gc"] = list(generator.gc(batch))
         if batch.rewards is not None:
-            totals |= {
-                "reward_sum": float(batch.rewards.sum()),
-                "reward_best": float(batch.rewards.max()),
-            }
+            totals["reward_sum"] = float(batch.rewards.sum())
+            totals["reward_best"] = float(batch.rewards.max())
             totals["reward_calls"] = batch.reward_calls
         return Result(len(numbers), content, totals)
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from dnadiff.design.designer import Designer, start_of
 from dnadiff.design.generate import SampleBatch
+from dnadiff.design.method.base import Designer
 from dnadiff.design.request import Request, starting_from
 from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced, pareto_front
@@ -226,7 +226,8 @@ class DesignPage:
         bounds = []
         for numbers in _batches(range(len(request)), self.batch_size):
             targets = [request[i] for i in numbers]
-            batch = SampleBatch(targets, [start_of(target) for target in targets], 0, 0, None)
+            starts = [target.start for target in targets if target.start is not None]
+            batch = SampleBatch(targets, starts, 0, 0, None)
             bounds.append(self.designer.bounds(batch, numbers, self.designer.num_draws, self.seed))
         return np.concatenate(bounds) / self.length
 

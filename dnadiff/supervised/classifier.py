@@ -126,7 +126,7 @@ class HeadInputs:
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
             # An embedding, so that gradients with respect to the bases are found as those of a
-            # network (`dnadiff.design.rewards.predicted`).
+            # network (`dnadiff.design.predicted`).
             parts.append(
                 nn.functional.embedding(
                     ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.design.designer import Designer, changes
 from dnadiff.design.generate import ConditionalSampler, effective_size
+from dnadiff.design.method.base import Designer, changes
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.method.classifier_guidance import ClassifierGuidance
 from dnadiff.design.method.metropolis import Metropolis

@@ -10,7 +10,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, check_weights
 from dnadiff.design.request import FREE, Pattern, Templates
-from dnadiff.design.sampler_settings import check_settings, resolved_sampler
+from dnadiff.design.samples import check_settings, resolved_sampler
 from dnadiff.diffusion.denoiser import BlockDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -66,9 +66,9 @@ class Half:
 
 def resolved(*options, block_size=None, length=512):
     """The settings of a sampler for a model, and the lengths whose curve was read."""
-    model = SimpleNamespace(stored_curve=Half(), denoiser=SimpleNamespace(block_size=block_size))
+    model, curve = SimpleNamespace(denoiser=SimpleNamespace(block_size=block_size)), Half()
     settings = compose("sample", ["checkpoint=x", *options])["sampler"]
-    return resolved_sampler(settings, model, length, length), model.stored_curve.lengths
+    return resolved_sampler(settings, model, curve, length, length), curve.lengths
 
 
 def test_groups_inside_a_block_are_not_those_of_the_whole_sequence():

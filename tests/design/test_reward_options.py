@@ -11,8 +11,7 @@ import pytest
 import dnadiff
 from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.smc import SMC
-from dnadiff.design.rewards.composition import GCContent
-from dnadiff.design.rewards.motif import MotifMatch
+from dnadiff.design.reward import GCContent, MotifMatch
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.sequences import read_sequences
 

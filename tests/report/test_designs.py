@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dnadiff
-from dnadiff.design.rewards.composition import GCContent
+from dnadiff.design.reward import GCContent
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.composition import pareto_front
 from dnadiff.genomics.metrics.designs import header_facts, mean_hamming
@@ -248,13 +248,13 @@ def test_values_on_a_grid_are_in_the_middle_of_bins():
 
 def test_configurations_in_words():
     sites = {
-        "_target_": "dnadiff.design.rewards.restriction.RestrictionSites",
+        "_target_": "dnadiff.design.reward.RestrictionSites",
         "enzymes": ["EcoRI", "BsaI"],
         "file": None,
         "trust": [],
     }
     weighted = {
-        "_target_": "dnadiff.design.rewards.weighted.Weighted",
+        "_target_": "dnadiff.design.reward.Weighted",
         "terms": {"sites": sites},
         "both": True,
     }

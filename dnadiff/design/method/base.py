@@ -1,25 +1,59 @@
-"""What all design methods share: the interface, and the batch of designs with its templates, noise,
-network calls and rewards."""
+"""What all design methods share: the interface, the batch of designs with its templates, noise,
+network calls and rewards, the designer that runs a method, and methods that steer the unmasking
+steps, with importance weights that correct for the steering.
+
+A step draws tokens for some masked positions. The reward of an unfinished sequence is that of a
+predicted x0: its masks are filled from the same network call, independently of each other. A
+particle carries the log of its potential,
+
+    log psi = beta_k r(predicted x0) + log mass of the constraints,    beta_k = beta * (fraction of
+    the masks that is filled),
+
+(`anneal=false`: beta_k = beta), 0 before the first step, and at the end, where x0 is complete, beta
+r(x0) + log mass. Its log weight is the sum over the steps of
+
+    log p(tokens) - log q(tokens) + log psi_k - log psi_(k-1),
+
+for tokens drawn from q in place of the model's p. The last potential is exact, so that weighted
+sequences have the distribution p(x) exp(beta r(x)) given the constraints, whether or not the
+predictions are accurate, and the mean weight is an unbiased estimate of its normalizing constant
+(Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv 2306.17775).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.design.generate import ConditionalSampler, Prepared, SampleBatch
-from dnadiff.design.request import Target
-from dnadiff.design.reward import CountedReward
-from dnadiff.diffusion.draws import Draws, float64_device
-from dnadiff.diffusion.process import AbsorbingProcess, Process
-from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, Sampler, draw_in_chunks
+from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
+from dnadiff.design.request import Request, Target, dna_tokenizer
+from dnadiff.design.reward import CountedReward, Reward
+from dnadiff.diffusion.categorical import NoMassError
+from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.sampler.base import (
+    Configurable,
+    CountedDenoiser,
+    PlannedSampler,
+    Sampler,
+    draw_in_chunks,
+    time_left,
+    time_of,
+)
+from dnadiff.fields import Json, PositiveInt, check_value, checked
+
+# Digits after the decimal point, in headers.
+_DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
+# Bases of sequences -> longest match of each with the training data.
+LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,25 +70,25 @@ class DesignMethod(Configurable, ABC):
 
     Attributes:
         process_type: the process of the models that it designs with.
+        needs: what it needs of a model that one that goes from left to right has not, for messages;
+            empty if it designs with such models too.
         has_weights: whether its designs have importance weights. Weighted designs have the
             distribution p(x) exp(beta reward(x)), and the mean weight is an unbiased estimate of
             its normalizing constant.
         changes_given: whether it can change given sequences (`Target.start`).
         reads_whole: whether it calls the network on whole sequences, whatever the sampler does.
         uses_beta: whether it has a temperature.
+        threshold: above 0 the designs of a batch are one population, in which some are copied in
+            place of others.
     """
 
     process_type: ClassVar[type[Process]] = AbsorbingProcess
+    needs: ClassVar[str] = ""
     has_weights: ClassVar[bool] = False
     changes_given: ClassVar[bool] = False
     reads_whole: ClassVar[bool] = False
     uses_beta: ClassVar[bool] = True
-
-    @property
-    def resamples(self) -> bool:
-        """Whether the designs of a batch are one population, in which some are copied in place of
-        others."""
-        return False
+    threshold = 0.0
 
     def check_population(self, smallest: int, largest: int) -> None:
         """Raise ValueError if populations of these sizes are too small for this method, or warn."""
@@ -62,6 +96,11 @@ class DesignMethod(Configurable, ABC):
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         """Raise ValueError if the sampler, the kind of model or the reward does not fit this
         method."""
+        if self.needs and generator.denoiser.left_to_right:
+            raise ValueError(
+                f"method {type(self).__name__} {self.needs}, and this one goes from left to right; "
+                "use best_of_n"
+            )
 
     def check_length(self, generator: ConditionalSampler, length: int) -> None:
         """Raise ValueError for sequences of a length that this method cannot design."""
@@ -77,7 +116,7 @@ class DesignMethod(Configurable, ABC):
         """Whether designs of `length` tokens have importance weights with this sampler."""
         return self.has_weights and sampler.supports_weights(length)
 
-    @abstractmethod
+    @torch.no_grad()
     def run(
         self,
         generator: ConditionalSampler,
@@ -92,16 +131,17 @@ class DesignMethod(Configurable, ABC):
         Raises:
             ValueError: if the reward fails (`CountedReward`).
         """
+        return self.design(DesignRun(generator, goal, targets, numbers, seed))
+
+    def design(self, run: DesignRun) -> SampleBatch:
+        """Design the sequences of a batch, unless a method does so in `run`."""
+        raise NotImplementedError
 
 
-def texts(generator: ConditionalSampler, target: Target, tokens: np.ndarray) -> list[str]:
-    """The sequences that a reward reads of `tokens (B, L)`: what is written, DNA in upper case."""
-    written = [generator.text(target, row) for row in tokens]
-    return written if target.pattern.letters is None else [text.upper() for text in written]
-
-
+@dataclass(eq=False)
 class DesignRun:
-    """A batch of designs of one template that is being made.
+    """A batch of designs of one template that is being made; arguments are those of
+    `DesignMethod.run`.
 
     Attributes:
         template: (B, L) tokens, masks to be filled.
@@ -112,50 +152,43 @@ class DesignRun:
             earlier sequence of that row was dropped.
     """
 
-    def __init__(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> None:
-        self.generator, self.goal, self.targets = generator, goal, list(targets)
-        self.numbers, self.seed, self.target = numbers, seed, targets[0]
-        self.prepared: Prepared = generator.prepared(targets)
+    generator: ConditionalSampler
+    goal: Goal
+    targets: Sequence[Target]
+    numbers: Sequence[int]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.prepared = self.generator.prepared(self.targets)
         self.template, self.device = self.prepared.x_init, self.prepared.x_init.device
-        self.draws = Draws(seed, torch.tensor(numbers, device=self.device))
+        self.draws = Draws(self.seed, torch.tensor(self.numbers, device=self.device))
         self.exact_device = float64_device(self.device)
         self.generation = 0
-        self.calls = CountedDenoiser(
-            self.prepared.denoiser, self.prepared.cond, self.prepared.valid
-        )
+        made = self.prepared
+        self.calls = CountedDenoiser(made.denoiser, made.cond, made.valid)
 
-    def sampled(self, weighted: bool = True) -> tuple[Tensor, NDArray[np.float64] | None]:
-        """Samples (B, L) of the model and their log weights (B,), drawn by its sampler."""
-        found = self.generator.fill(list(zip(self.numbers, self.targets)), self.seed, weighted)
-        self.calls.nfe, self.calls.rows = found.nfe, found.rows
+    def sampled(
+        self, weighted: bool = True, numbers: Sequence[int] | None = None
+    ) -> tuple[Tensor, np.ndarray | None]:
+        """Samples (B, L) of the model and their log weights (B,), drawn by its sampler; `numbers`
+        key their noise, by default those of the designs."""
+        numbered = list(zip(self.numbers if numbers is None else numbers, self.targets))
+        found = self.generator.fill(numbered, self.seed, weighted)
+        self.calls.nfe += found.nfe
+        self.calls.rows += found.rows
         return torch.from_numpy(np.stack(found.tokens)).to(self.template), found.log_weight
-
-    def filled(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """A copy of `x (B, L)` with `tokens (N,)` at `positions (B, L)`."""
-        return x.masked_scatter(positions, tokens.to(x))
 
     def uniform(self, purpose: str, positions: Tensor, number: int) -> Tensor:
         """Uniforms (N,) for `positions (B, L)`, which depend on the row and `number`."""
         uniform = self.draws.at(number).uniform(purpose, positions.shape[1])
         return uniform[positions.to(uniform.device)]
 
-    def predicted(self, x: Tensor, masked: Tensor, log_probs: Tensor, number: int) -> Tensor:
-        """`x (B, L)` with the positions `masked (B, L)` drawn independently of each other from
-        `log_probs (M, V)`."""
-        return self.filled(
-            x, masked, draw_in_chunks(log_probs, self.uniform("predicted", masked, number))
-        )
-
     def texts(self, x0: Tensor) -> list[str]:
-        """The sequences that the reward reads of complete sequences `x0 (B, L)`."""
-        return texts(self.generator, self.target, x0.cpu().numpy())
+        """The sequences that the reward reads of complete sequences `x0 (B, L)`: what is written,
+        DNA in upper case."""
+        target = self.targets[0]
+        written = [self.generator.text(target, row) for row in x0.cpu().numpy()]
+        return written if target.pattern.letters is None else [text.upper() for text in written]
 
     def rewards(self, x0: Tensor) -> Tensor:
         """Rewards (B,) float64 of complete sequences `x0 (B, L)`."""
@@ -173,33 +206,336 @@ class DesignRun:
     def batch(self, x: Tensor, values: Tensor, log_weight: Tensor | None = None) -> SampleBatch:
         """The finished batch of designs `x (B, L)` with their rewards (B,) and log weights (B,)."""
         weights = None if log_weight is None else log_weight.double().cpu().numpy()
-        return SampleBatch(
-            self.targets,
-            list(x.cpu().numpy()),
-            self.calls.nfe,
-            self.calls.rows,
-            weights,
-            values.cpu().numpy(),
+        tokens, calls = list(x.cpu().numpy()), self.calls
+        rewards = values.cpu().numpy()
+        return SampleBatch(list(self.targets), tokens, calls.nfe, calls.rows, weights, rewards)
+
+
+class Designer(ConditionalSampler):
+    """A generator whose samples are designs.
+
+    Args:
+        generator: the model with its sampler and constraints.
+        method: how designs are found.
+        reward: what is optimized.
+        beta: inverse temperature, 0 or more: weighted designs have the distribution p(x) exp(beta
+            reward(x)).
+        num_draws: network calls for the bound on the log-probability of each design in `about`; 0
+            leaves it out.
+        longest_match: searches each design in the training data; None leaves it out.
+
+    Raises:
+        ValueError: if `beta` is negative, or model, sampler and reward do not fit the method.
+    """
+
+    is_design: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        generator: ConditionalSampler,
+        method: DesignMethod,
+        reward: Reward,
+        beta: float = 1.0,
+        num_draws: int = 0,
+        longest_match: LongestMatch | None = None,
+    ) -> None:
+        vars(self).update(vars(generator))
+        if not isinstance(method, DesignMethod):
+            raise ValueError(
+                f"method {method!r} is not a design method; give an object such as SMC() "
+                "(dnadiff.design.method)"
+            )
+        if check_value("beta", beta, float) < 0:
+            raise ValueError(
+                f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
+                "approaches a value"
+            )
+        self.method, self.goal = method, Goal(CountedReward(reward), beta)
+        self.num_draws, self.longest_match = num_draws, longest_match
+        require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
+        method.check(self, self.goal)
+
+    @property
+    def reward_calls(self) -> int:
+        """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of
+        `CountedReward` do not count."""
+        return self.goal.reward.calls
+
+    @override
+    def has_weights(self, request: Request) -> bool | None:
+        """True, or None if the method has no weights or the sampler does not support them."""
+        return self.method.supports_weights(self.sampler, request.lengths[1]) or None
+
+    def check_request(self, request: Request, batch_size: int | None = None) -> None:
+        """Raise ValueError for several lengths of one template, and for lengths that the method,
+        the reward or the bounds do not take.
+
+        With `batch_size` also raise ValueError, or warn, if batches are too small for the method.
+        """
+        (low, high), longest = request.lengths, self.denoiser.max_length
+        if low < high and request.num_groups == 1:
+            raise ValueError(
+                f"designs are compared at one length, and this request has {low} to {high}; set "
+                "length to a number"
+            )
+        if self.num_draws and longest is not None and high > longest:
+            raise ValueError(
+                f"num_draws {self.num_draws}: bounds need whole sequences, and {high} tokens are "
+                f"more than the {longest} that this network takes; set num_draws=0"
+            )
+        self.method.check_length(self, high)
+        shown = (target.shown for target in request.first_of_groups())
+        for length in sorted({end - start for start, end in shown}):
+            self.goal.reward.reward.check_length(length)
+        if batch_size is not None:
+            count = -(-request.each // batch_size)
+            self.method.check_population(request.each // count, -(-request.each // count))
+
+    @override
+    def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
+        """As in the base class; a batch has one template, and the populations of a template have
+        sizes that differ by at most one."""
+        count = -(-request.each // batch_size)  # of each template
+        while first < len(request):
+            yield first
+            group, place = divmod(first, request.each)
+            # Other methods keep their batches: designs depend on the shape of a batch to the last
+            # bit.
+            end = (
+                -(-request.each * (place * count // request.each + 1) // count)
+                if self.method.threshold > 0
+                else place + batch_size
+            )
+            first = group * request.each + min(end, request.each)
+
+    @override
+    def batches(
+        self, request: Request, seed: int, batch_size: int, first: int = 0
+    ) -> Iterator[SampleBatch]:
+        """The designs from number `first` on. Design i depends on (seed, i), and with `SMC` and
+        `ResampleMove` on its batch.
+
+        Raises:
+            ValueError: if the reward fails, or no design of a batch has a probability above 0.
+        """
+        self.check_request(request)
+        key = hash64(seed, "design")
+        for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
+            before, targets = self.reward_calls, [request[i] for i in range(start, end)]
+            problem = ValueError(
+                f"no design of the batch that begins with {targets[0].name} has a probability "
+                "above 0 under the model and its template; change the letters, motif= or label=, "
+                "or set a larger batch_size"
+            )
+            try:
+                batch = self.method.run(self, self.goal, targets, range(start, end), key)
+            except NoMassError as error:
+                raise problem from error
+            weight = batch.log_weight
+            if weight is not None and not np.isfinite(np.logaddexp.reduce(weight)):
+                raise problem
+            yield batch._replace(reward_calls=self.reward_calls - before)
+
+    @override
+    def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
+        assert batch.rewards is not None
+        number, target = len(batch.targets), batch.targets[0]
+        columns: dict[str, Sequence[Json]] = {
+            "reward": batch.rewards.tolist(),
+            "reward_calls": [batch.reward_calls / number] * number,
+        }
+        if batch.log_weight is not None:
+            columns["ess"] = [effective_size(batch.log_weight)] * number
+        if target.start is not None:
+            columns["changes"] = changes(batch)
+        if self.longest_match is not None:
+            bases, designed = dna_tokenizer(self.tokenizer).bases, slice(*target.designed)
+            found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
+            columns["longest_match"] = found.tolist()
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+
+    @override
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
+        """What `facts` says of each design and the bound on its log-probability, rounded."""
+        found = self.facts(batch)
+        if self.num_draws:
+            bounds = self.bounds(batch, numbers, self.num_draws, seed).tolist()
+            found = [{**facts, "log_prob": bound} for facts, bound in zip(found, bounds)]
+        return [
+            {key: round(x, _DIGITS[key]) if key in _DIGITS else x for key, x in facts.items()}
+            for facts in found
+        ]
+
+
+def changes(batch: SampleBatch) -> list[int]:
+    """The number of positions at which each design differs from the sequence that it started
+    from."""
+    pairs = zip(batch.targets, batch.tokens)
+    return [int(np.sum(target.start != tokens)) for target, tokens in pairs]
+
+
+@dataclass
+class Particles:
+    """Unfinished sequences.
+
+    Attributes:
+        x: (B, L) tokens.
+        step: (B, L) the step at which each position is unmasked.
+        left: (B, K) for networks conditioned on time, see `dnadiff.diffusion.sampler.base.Plan`; or
+            None.
+        log_weight: (B,) float64.
+        log_potential: (B,) float64, of the reward alone.
+        log_mass: (B,) float64, of the constraints.
+        value: (B,) float64, the rewards of the last evaluation.
+    """
+
+    x: Tensor
+    step: Tensor
+    left: Tensor | None
+    log_weight: Tensor
+    log_potential: Tensor
+    log_mass: Tensor
+    value: Tensor
+
+
+@dataclass
+class Step:
+    """One unmasking step of a batch.
+
+    Attributes:
+        run: the batch.
+        particles: before the step.
+        index: of the sampler's plan.
+        now: (B, L) bool, positions to unmask.
+        predicted: (B, L) bool, positions with log-probabilities: all masked ones where the reward
+            is evaluated, else `now`.
+        log_probs: (M, V) at `predicted`, row-major, of the model under the constraints.
+        beta: (B,) the inverse temperature after this step.
+        evaluated: (B,) bool, sequences whose reward is evaluated.
+        done: (B,) bool, sequences that are complete after this step.
+    """
+
+    run: DesignRun
+    particles: Particles
+    index: int
+    now: Tensor
+    predicted: Tensor
+    log_probs: Tensor
+    beta: Tensor
+    evaluated: Tensor
+    done: Tensor
+
+    @property
+    def log_probs_now(self) -> Tensor:
+        """(N, V) at the positions to unmask."""
+        return self.log_probs[self.now[self.predicted]]
+
+    def drawn(self, log_probs: Tensor, purpose: str, number: int) -> Tensor:
+        """Tokens (N,) of the positions to unmask, from `log_probs (N, V)`."""
+        sampler, uniform = self.run.generator.sampler, self.run.uniform(purpose, self.now, number)
+        num_steps = sampler.num_steps_for(self.now.shape[1])
+        return sampler.unmask(self.index, num_steps, log_probs, uniform)
+
+    def filled(self, tokens: Tensor) -> Tensor:
+        """The sequences (B, L) with `tokens (N,)` at the positions to unmask."""
+        return self.particles.x.masked_scatter(self.now, tokens.to(self.particles.x))
+
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        """x0 (E, L) predicted for those sequences of `x (B, L)` whose reward is evaluated: masks
+        are drawn independently of each other."""
+        masked = x == self.run.generator.process.vocab.mask_id
+        masked &= self.predicted & self.evaluated[:, None]
+        uniform = self.run.uniform("predicted", masked, number)
+        tokens = draw_in_chunks(self.log_probs[masked[self.predicted]], uniform)
+        return x.masked_scatter(masked, tokens.to(x))[self.evaluated]
+
+    def moved(self, tokens: Tensor, log_ratio: Tensor | float = 0.0) -> Particles:
+        """The particles with `tokens (N,)` at the positions to unmask, their rewards where they are
+        evaluated, and their weights; `log_ratio (B,)` is log p(tokens) - log q(tokens)."""
+        x, before = self.filled(tokens), self.particles
+        value, log_potential = before.value.clone(), before.log_potential.clone()
+        rows = self.evaluated.to(value.device)
+        if bool(rows.any()):
+            value[rows] = self.run.rewards(self.predict(x, self.index))
+            log_potential[rows] = self.beta[rows] * value[rows]
+        added = log_potential - before.log_potential + log_ratio
+        return self.weighted(x, value, log_potential, added)
+
+    def weighted(self, x: Tensor, value: Tensor, log_potential: Tensor, added: Tensor) -> Particles:
+        """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the
+        log weights. A weight of 0 stays 0."""
+        before, log_mass = self.particles, self.run.log_mass(x)
+        log_weight = before.log_weight + added + log_mass - before.log_mass
+        return replace(
+            before,
+            x=x,
+            value=value,
+            log_potential=log_potential,
+            log_mass=log_mass,
+            log_weight=torch.where(before.log_weight.isneginf(), -torch.inf, log_weight),
         )
 
 
-class BatchMethod(DesignMethod):
-    """A method that calls the network on whole sequences of a `DesignRun`."""
+@checked
+@dataclass(eq=False)
+class Stepwise(DesignMethod):
+    """A method that draws the tokens of each unmasking step taking the reward into account.
 
+    Args:
+        every: evaluate the reward once in this many steps, and when a sequence is complete.
+        anneal: the inverse temperature grows in proportion to the filled fraction of the masks;
+            False uses `beta` from the first evaluation on.
+    """
+
+    every: PositiveInt = 1
+    anneal: bool = True
+
+    has_weights: ClassVar[bool] = True
     reads_whole: ClassVar[bool] = True
+    needs: ClassVar[str] = "steers a model that unmasks in any order"
 
     @override
-    @torch.no_grad()
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        return self.design(DesignRun(generator, goal, targets, numbers, seed))
+    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
+        super().check(generator, goal)
+        if not isinstance(generator.sampler, PlannedSampler):
+            raise ValueError(
+                f"method {type(self).__name__} needs a sampler whose order does not depend on "
+                f"tokens, not {type(generator.sampler).__name__}; set sampler=grouped, "
+                "first_hitting or ancestral"
+            )
+
+    @override
+    def design(self, run: DesignRun) -> SampleBatch:
+        sampler, process, template = run.generator.sampler, run.generator.process, run.template
+        assert isinstance(sampler, PlannedSampler)
+        frozen, valid = run.prepared.frozen, run.prepared.valid
+        frozen = torch.zeros_like(template, dtype=torch.bool) if frozen is None else frozen
+        masked = sampler.positions(template, process, frozen, valid)
+        zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
+        steps, planned = sampler.plan(masked, process, run.draws)
+        particles = Particles(template.clone(), steps, planned, zero, zero, zero, zero)
+        for index in steps[masked & (steps >= 0)].unique().tolist():
+            x, now = particles.x, masked & (particles.step == index)
+            if not bool(now.any()):  # the plan that has such a step was dropped
+                continue
+            left = masked & (particles.step > index)
+            done = now.any(-1) & ~left.any(-1)
+            evaluated = now.any(-1) if index % self.every == self.every - 1 else done
+            predicted = torch.where(evaluated[:, None], now | left, now)
+            if particles.left is None:
+                t = time_of(x, process, valid)
+            else:
+                t = time_left(particles.left[:, index], template, masked, process, valid)
+            beta = torch.full_like(zero, run.goal.beta)
+            if self.anneal:
+                of_left = left.sum(-1).to(run.exact_device, torch.float64)
+                beta = run.goal.beta * (1 - of_left / masked.sum(-1).to(run.exact_device))
+            log_probs = run.calls.log_probs(x, t, predicted)
+            step = Step(run, particles, index, now, predicted, log_probs, beta, evaluated, done)
+            particles = self.advance(step)
+        weighted = sampler.supports_weights(template.shape[1])
+        return run.batch(particles.x, particles.value, particles.log_weight if weighted else None)
 
     @abstractmethod
-    def design(self, run: DesignRun) -> SampleBatch:
-        """Design the sequences of a batch; see `run`."""
+    def advance(self, step: Step) -> Particles:
+        """The particles after one step, with their weights."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from typing_extensions import override
 
-from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import DesignMethod, Goal, texts
-from dnadiff.design.request import Target
-from dnadiff.design.reward import Values
+from dnadiff.design.generate import SampleBatch
+from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -40,29 +36,15 @@ class BestOfN(DesignMethod):
     uses_beta: ClassVar[bool] = False
 
     @override
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        best: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(targets)
-        rewards: Values = np.full(len(targets), -np.inf)
-        nfe = rows = 0
+    def design(self, run: DesignRun) -> SampleBatch:
+        best, best_value = run.template, torch.full((len(run.template),), -torch.inf).double()
+        best_value = best_value.to(run.exact_device)
         for candidate in range(self.num_candidates):
             # Candidate j of design i has the noise of sample i n + j.
-            batch = generator.fill(
-                [
-                    (number * self.num_candidates + candidate, target)
-                    for number, target in zip(numbers, targets)
-                ],
-                seed,
-                weighted=False,
-            )
-            values = goal.reward(texts(generator, targets[0], np.stack(batch.tokens)))
-            for row in np.flatnonzero(values > rewards):
-                best[row], rewards[row] = batch.tokens[row], values[row]
-            nfe, rows = nfe + batch.nfe, rows + batch.rows
-        return SampleBatch(list(targets), best, nfe, rows, None, rewards)
+            numbers = [number * self.num_candidates + candidate for number in run.numbers]
+            x, _ = run.sampled(weighted=False, numbers=numbers)
+            value = run.rewards(x)
+            better = value > best_value
+            best = torch.where(better.to(x.device)[:, None], x, best)
+            best_value = torch.where(better, value, best_value)
+        return run.batch(best, best_value)

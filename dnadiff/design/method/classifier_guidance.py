@@ -10,8 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.method.base import DesignRun, Goal
-from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
+from dnadiff.design.method.base import DesignRun, Goal, Particles, Step, Stepwise
 from dnadiff.design.request import dna_tokenizer
 from dnadiff.fields import checked
 
@@ -52,69 +51,55 @@ class ClassifierGuidance(Stepwise):
             )
 
     @override
-    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
+    def advance(self, step: Step) -> Particles:
+        run, rows, now = step.run, step.evaluated, step.now
         log_p = log_q = step.log_probs_now
-        rows = step.evaluated
         if bool(rows.any()):
-            x0 = step.predict(run, particles.x, step.index)
+            x0 = step.predict(step.particles.x, step.index)
             change = torch.zeros(log_p.shape, dtype=torch.float64)
-            guided = rows[:, None].expand_as(step.now)[step.now].cpu()
-            change[guided] = (first_order if self.gradient else every_change)(
-                run, x0, step.now[rows]
-            )
-            beta = step.beta.cpu()[:, None].expand(step.now.shape)[step.now.cpu()]
-            log_q = torch.where(
-                guided[:, None].to(log_p.device),
-                (log_p + (beta[:, None] * change).to(log_p)).log_softmax(-1),
-                log_p,
-            )
-        uniform = run.uniform("token", step.now, 0)
-        tokens = run.generator.sampler.unmask(step.index, step.num_steps, log_q, uniform)
+            guided = rows[:, None].expand_as(now)[now].cpu()
+            found = (first_order if self.gradient else every_change)(run, x0, now[rows])
+            bases = dna_tokenizer(run.generator.tokenizer).ids_from_bases(range(4)).tolist()
+            change[guided.nonzero(), bases] = torch.from_numpy(found)
+            beta = step.beta.cpu()[:, None].expand(now.shape)[now.cpu()]
+            steered = (log_p + (beta[:, None] * change).to(log_p)).log_softmax(-1)
+            log_q = torch.where(guided[:, None].to(log_p.device), steered, log_p)
+        tokens = step.drawn(log_q, "token", 0)
         log_ratio = (log_p - log_q).gather(-1, tokens[:, None])[:, 0].to(run.exact_device).double()
-        each = torch.zeros(step.now.shape, dtype=torch.float64, device=run.exact_device)
-        each[step.now.to(run.exact_device)] = log_ratio
+        each = torch.zeros(now.shape, dtype=torch.float64, device=run.exact_device)
+        each[now.to(run.exact_device)] = log_ratio
         # Only a complete sequence has a potential: the guided distribution takes the place of
         # earlier ones.
         last = replace(step, evaluated=step.done, beta=torch.full_like(step.beta, run.goal.beta))
-        return moved(run, particles, last, tokens, each.sum(-1))
+        return last.moved(tokens, each.sum(-1))
 
 
-def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
-    """The change (N, V) of the reward of `x0 (B, L)` if the token at each of the positions
+def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> np.ndarray:
+    """The change (N, 4) of the reward of `x0 (B, L)` if the token at each of the positions
     `now (B, L)` is replaced by another base."""
-    start, end = run.target.shown
+    start, end = run.targets[0].shown
     known = run.texts(x0)
     before = run.goal.reward(known)
     change = np.zeros((int(now.sum()), 4))
     changed, places = [], []
     for number, (row, column) in enumerate(now.nonzero().tolist()):
-        if not start <= column < end:
-            continue
         text, at = known[row], column - start
-        for base in range(4):
-            if text[at] != _BASES[base]:
-                changed.append(text[:at] + _BASES[base] + text[at + 1 :])
+        for base, letter in enumerate(_BASES if start <= column < end else ""):
+            if text[at] != letter:
+                changed.append(text[:at] + letter + text[at + 1 :])
                 places.append((number, base, row))
     if changed:
         number, base, row = np.array(places).T
         change[number, base] = run.goal.reward(changed) - before[row]
-    return _of_tokens(run, change)
+    return change
 
 
-def first_order(run: DesignRun, x0: Tensor, now: Tensor) -> Tensor:
+def first_order(run: DesignRun, x0: Tensor, now: Tensor) -> np.ndarray:
     """The first-order term of `every_change`."""
-    start, end = run.target.shown
     known = run.texts(x0)
     slopes = run.goal.reward.gradient(known)[1]  # (B, end - start, 4)
     change = np.zeros((*now.shape, 4))
     index = np.array([[max(_BASES.find(letter), 0) for letter in text] for text in known])
-    change[:, start:end] = slopes - np.take_along_axis(slopes, index[..., None], axis=-1)
-    return _of_tokens(run, change[now.cpu().numpy()])
-
-
-def _of_tokens(run: DesignRun, change: np.ndarray) -> Tensor:
-    """(N, V) from the changes (N, 4) of the bases; 0 for other tokens."""
-    tokenizer = dna_tokenizer(run.generator.tokenizer)
-    found = np.zeros((len(change), tokenizer.vocab.size))
-    found[:, tokenizer.ids_from_bases(range(4)).astype(np.int64)] = change
-    return torch.from_numpy(found)
+    before = np.take_along_axis(slopes, index[..., None], axis=-1)
+    change[:, slice(*run.targets[0].shown)] = slopes - before
+    return change[now.cpu().numpy()]

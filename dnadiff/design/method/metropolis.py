@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.design.generate import ConditionalSampler, SampleBatch
-from dnadiff.design.method.base import BatchMethod, DesignMethod, DesignRun, Goal
+from dnadiff.design.generate import SampleBatch
+from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.diffusion.sampler.base import draw_in_chunks, time_of
 from dnadiff.fields import PositiveInt, checked
 
 
 @checked
 @dataclass(eq=False)
-class Metropolis(BatchMethod):
+class Metropolis(DesignMethod):
     """Markov chains of complete sequences, one for each design.
 
     A proposal masks up to `num_positions` random positions and draws them again from the model,
@@ -51,10 +51,8 @@ class Metropolis(BatchMethod):
     best: bool = False
 
     changes_given: ClassVar[bool] = True
-
-    @override
-    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
-        check_both_sides(self, generator)
+    reads_whole: ClassVar[bool] = True
+    needs: ClassVar[str] = "needs a model that reads both sides of a mask"
 
     @override
     def design(self, run: DesignRun) -> SampleBatch:
@@ -69,22 +67,9 @@ class Metropolis(BatchMethod):
         for number in range(self.num_steps):
             x, value = move(x, value, run.goal.beta, number, start, self.max_changes)
             better = value > best_value
-            best, best_value = (
-                torch.where(better.to(x.device)[:, None], x, best),
-                torch.where(better, value, best_value),
-            )
+            best = torch.where(better.to(x.device)[:, None], x, best)
+            best_value = torch.where(better, value, best_value)
         return run.batch(best, best_value) if self.best else run.batch(x, value)
-
-
-def check_both_sides(method: DesignMethod, generator: ConditionalSampler) -> None:
-    """Raise ValueError for a model that goes from left to right: it cannot draw positions again
-    given both sides."""
-    if generator.denoiser.left_to_right:
-        raise ValueError(
-            f"method {type(method).__name__} needs a model that reads both sides of a mask, and "
-            "this one goes from left to right; "
-            "use best_of_n"
-        )
 
 
 class Move:
@@ -98,11 +83,9 @@ class Move:
     def __init__(self, run: DesignRun, num_positions: int, num_groups: int | None) -> None:
         self.run, self.num_groups = run, num_groups
         self.designed = run.template == run.generator.process.vocab.mask_id
-        self.most = (
-            1
-            if run.prepared.constrained is not None
-            else min(num_positions, int(self.designed[0].sum()))
-        )
+        self.most = min(num_positions, int(self.designed[0].sum()))
+        if run.prepared.constrained is not None:
+            self.most = 1
 
     def __call__(
         self,
@@ -128,34 +111,27 @@ class Move:
         proposed, rows = value.clone(), changed.to(value.device)
         proposed[rows] = self.run.rewards(proposal[changed])
         gain = beta * (proposed - value)
-        accepted = rows & (
-            self.run.draws.at(number).uniform("accept", 1)[:, 0].to(gain.device).log() < gain
-        )
-        return torch.where(accepted.to(x.device)[:, None], proposal, x), torch.where(
-            accepted, proposed, value
-        )
+        uniform = self.run.draws.at(number).uniform("accept", 1)[:, 0]
+        accepted = rows & (uniform.to(gain.device).log() < gain)
+        x = torch.where(accepted.to(x.device)[:, None], proposal, x)
+        return x, torch.where(accepted, proposed, value)
 
     def _redrawn(self, x: Tensor, number: int) -> Tensor:
         """The sequences with some of the designed positions drawn again."""
-        draws, process, calls = (
-            self.run.draws.at(number),
-            self.run.generator.process,
-            self.run.calls,
-        )
+        draws, calls = self.run.draws.at(number), self.run.calls
+        generator = self.run.generator
         count = 1 + (draws.uniform("size", 1) * self.most).long().clamp(max=self.most - 1)  # (B, 1)
         keys = draws.uniform("place", x.shape[1]).masked_fill(~self.designed.to(count.device), 2.0)
-        rank = keys.argsort(-1).argsort(
-            -1
-        )  # positions to draw again are those of rank below `count`, in this order
+        # Positions to draw again are those of rank below `count`, in this order.
+        rank = keys.argsort(-1).argsort(-1)
         groups = count if self.num_groups is None else count.clamp(max=self.num_groups)
         group = torch.where(rank < count, rank * groups // count, -1).to(x.device)
-        x = x.masked_fill(group >= 0, process.vocab.mask_id)
+        x = x.masked_fill(group >= 0, generator.process.vocab.mask_id)
         uniform = draws.uniform("again", x.shape[1])
         for index in range(int(groups.max())):
             now = group == index
-            log_probs = calls.log_probs(x, time_of(x, process, calls.valid), now)
-            tokens = draw_in_chunks(
-                log_probs, uniform[now.to(uniform.device)], self.run.generator.sampler.adjust
-            )
-            x = self.run.filled(x, now, tokens)
+            t = time_of(x, generator.process, calls.valid)
+            log_probs, own = calls.log_probs(x, t, now), uniform[now.to(uniform.device)]
+            tokens = draw_in_chunks(log_probs, own, generator.sampler.adjust)
+            x = x.masked_scatter(now, tokens.to(x))
         return x

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.design.generate import (
-    ConditionalSampler,
-    SampleBatch,
-    effective_size,
-    systematic_resample,
-)
-from dnadiff.design.method.base import BatchMethod, DesignRun, Goal
-from dnadiff.design.method.metropolis import Move, check_both_sides
+from dnadiff.design.generate import SampleBatch, effective_size, systematic_resample
+from dnadiff.design.method.base import DesignMethod, DesignRun
+from dnadiff.design.method.metropolis import Metropolis, Move
 from dnadiff.diffusion.categorical import NoMassError
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Fraction, PositiveInt, checked
@@ -27,7 +22,7 @@ from dnadiff.fields import Fraction, PositiveInt, checked
 
 @checked
 @dataclass(eq=False)
-class ResampleMove(BatchMethod):
+class ResampleMove(DesignMethod):
     """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del
     Moral, Doucet and Jasra 2006).
 
@@ -65,15 +60,8 @@ class ResampleMove(BatchMethod):
     threshold: Fraction = 0.5
 
     has_weights: ClassVar[bool] = True
-
-    @property
-    @override
-    def resamples(self) -> bool:
-        return self.threshold > 0
-
-    @override
-    def check(self, generator: ConditionalSampler, goal: Goal) -> None:
-        check_both_sides(self, generator)
+    reads_whole: ClassVar[bool] = True
+    needs: ClassVar[str] = Metropolis.needs
 
     @override
     def supports_weights(self, sampler: Sampler, length: int) -> bool:

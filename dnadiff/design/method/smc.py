@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.design.generate import effective_size, systematic_resample
-from dnadiff.design.method.base import DesignRun
-from dnadiff.design.method.stepwise import Particles, Step, Stepwise, moved
+from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import Fraction, checked
 
 _FEW = 8  # particles
-_PER_ROW = ("x", "step", "log_weight", "log_potential", "log_mass", "value")
 log = logging.getLogger("dnadiff")
 
 
@@ -28,7 +26,7 @@ class SMC(Stepwise):
 
     The designs of a batch are one population of particles. Each step draws tokens from the model
     and weights the particles by the change of the reward of their predicted x0
-    (`dnadiff.design.method.stepwise`). If the effective sample size falls below `threshold` times
+    (`dnadiff.design.method.base`). If the effective sample size falls below `threshold` times
     the size of the batch, the particles are drawn again in proportion to their weights, by
     systematic resampling: particles with a large weight are copied, others dropped. Their weights
     are then equal, and keep the estimate of the normalizing constant, so that populations of
@@ -45,21 +43,16 @@ class SMC(Stepwise):
 
     threshold: Fraction = 0.5
 
-    @property
-    @override
-    def resamples(self) -> bool:
-        return self.threshold > 0
-
     @override
     def check_population(self, smallest: int, largest: int) -> None:
-        if self.resamples and largest == 1:
+        if self.threshold > 0 and largest == 1:
             raise ValueError(
                 "method SMC steers a population, and a batch has one design here, which is an "
                 "ordinary sample of the model; set more designs "
                 f"for each template and a larger batch_size, at least {_FEW}, or use svdd or "
                 "resample_move"
             )
-        if self.resamples and smallest < _FEW:
+        if self.threshold > 0 and smallest < _FEW:
             log.warning(
                 "method SMC steers the designs of a batch together, and the smallest batch of a "
                 f"template has {smallest}: they differ little from "
@@ -68,39 +61,25 @@ class SMC(Stepwise):
             )
 
     @override
-    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
-        uniform = run.uniform("token", step.now, run.generation)
-        tokens = run.generator.sampler.unmask(
-            step.index, step.num_steps, step.log_probs_now, uniform
-        )
-        return moved(run, particles, step, tokens)
-
-    @override
-    def after_step(self, particles: Particles, run: DesignRun, step: Step) -> Particles:
+    def advance(self, step: Step) -> Particles:
+        run = step.run
+        particles = step.moved(step.drawn(step.log_probs_now, "token", run.generation))
         size, log_weight = len(particles.x), particles.log_weight.cpu().numpy()
         if (
             bool(step.done.all())
             or not bool(step.evaluated.any())
             or particles.log_weight.isneginf().all()
+            or effective_size(log_weight) >= self.threshold * size
         ):
             return particles
-        if effective_size(log_weight) >= self.threshold * size:
-            return particles
         uniform = float(run.draws.at(step.index).uniform("resample", 1)[0])
-        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform)).to(run.device)
+        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform))
         mean = particles.log_weight.logsumexp(0) - math.log(size)
-        constrained = run.prepared.constrained
-        if constrained is not None:
+        if (constrained := run.prepared.constrained) is not None:
             constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
         run.generation += 1
-        return replace(_of(particles, ancestors), log_weight=mean.expand(size).clone())
-
-
-def _of(particles: Particles, rows: Tensor) -> Particles:
-    """The particles with these row numbers."""
-    left = None if particles.left is None else particles.left[rows]
-    return replace(
-        particles,
-        left=left,
-        **{name: (each := getattr(particles, name))[rows.to(each.device)] for name in _PER_ROW},
-    )
+        kept: dict[str, Any] = {
+            name: None if each is None else each[ancestors.to(each.device)]
+            for name, each in vars(particles).items()
+        }
+        return Particles(**kept | {"log_weight": mean.expand(size).clone()})

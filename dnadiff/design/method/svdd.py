@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from dnadiff.design.method.base import DesignRun
-from dnadiff.design.method.stepwise import Particles, Step, Stepwise, weighted
+from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -36,42 +35,27 @@ class SVDD(Stepwise):
     num_candidates: PositiveInt = 4
 
     @override
-    def advance(self, run: DesignRun, particles: Particles, step: Step) -> Particles:
-        rows, count = (
-            step.evaluated.to(run.exact_device),
-            self.num_candidates if bool(step.evaluated.any()) else 1,
-        )
-        candidates, value = [], particles.value[:, None].repeat(1, count)
+    def advance(self, step: Step) -> Particles:
+        run, before = step.run, step.particles
+        rows = step.evaluated.to(run.exact_device)
+        count = self.num_candidates if bool(rows.any()) else 1
+        candidates, value = [], before.value[:, None].repeat(1, count)
         for candidate in range(count):
             number = step.index * self.num_candidates + candidate
-            uniform = run.uniform("candidate", step.now, number)
-            tokens = run.generator.sampler.unmask(
-                step.index, step.num_steps, step.log_probs_now, uniform
-            )
-            candidates.append(run.filled(particles.x, step.now, tokens))
-            if count > 1 or bool(rows.any()):
-                value[rows, candidate] = run.rewards(step.predict(run, candidates[-1], number))
+            candidates.append(step.filled(step.drawn(step.log_probs_now, "candidate", number)))
+            if bool(rows.any()):
+                value[rows, candidate] = run.rewards(step.predict(candidates[-1], number))
         # A sequence that is not evaluated keeps its potential, and takes its first candidate.
         log_potential = torch.where(
-            rows[:, None], step.beta[:, None] * value, particles.log_potential[:, None]
+            rows[:, None], step.beta[:, None] * value, before.log_potential[:, None]
         )
         uniform = run.draws.at(step.index).uniform("choice", 1).to(value.device)
-        ends = log_potential.softmax(-1).cumsum(-1)
-        chosen = torch.where(rows, (uniform >= ends).sum(-1).clamp(max=count - 1), 0)[
-            :, None
-        ]  # (B, 1)
+        chosen = (uniform >= log_potential.softmax(-1).cumsum(-1)).sum(-1).clamp(max=count - 1)
+        chosen = torch.where(rows, chosen, 0)[:, None]  # (B, 1)
         every = torch.stack(candidates, 1)  # (B, n, L)
-        x = every.gather(1, chosen.to(every.device)[..., None].expand(-1, -1, every.shape[-1]))[
-            :, 0
-        ]
+        x = every[torch.arange(len(every), device=every.device), chosen[:, 0].to(every.device)]
         # What the constraints cost is the same for all candidates: it depends on the tokens that
         # were visible.
-        added = log_potential.logsumexp(-1) - math.log(count) - particles.log_potential
-        return weighted(
-            run,
-            particles,
-            x,
-            value.gather(1, chosen)[:, 0],
-            log_potential.gather(1, chosen)[:, 0],
-            added,
-        )
+        added = log_potential.logsumexp(-1) - math.log(count) - before.log_potential
+        value, potential = (of.gather(1, chosen)[:, 0] for of in (value, log_potential))
+        return step.weighted(x, value, potential, added)

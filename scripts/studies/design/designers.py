@@ -19,9 +19,8 @@ import peer_methods as peers
 import torch
 from typing_extensions import override
 
-from dnadiff.design.designer import Designer
 from dnadiff.design.generate import SampleBatch, systematic_resample
-from dnadiff.design.method.base import DesignMethod
+from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.method.classifier_guidance import ClassifierGuidance
 from dnadiff.design.method.metropolis import Metropolis

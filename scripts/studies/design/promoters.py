@@ -45,7 +45,7 @@ from designers import BASELINE, METHODS, POOL, Settings
 
 import dnadiff
 from dnadiff.data.run_data import run_data
-from dnadiff.design.rewards.predicted import PredictedReward
+from dnadiff.design.predicted import PredictedReward
 from dnadiff.genomics.metrics import memorization
 from dnadiff.training.memory import peak_memory
 

@@ -40,6 +40,8 @@ class PredictedReward(Reward):
             such output.
     """
 
+    has_gradient = True
+
     def __init__(
         self,
         checkpoint: str,
@@ -48,13 +50,8 @@ class PredictedReward(Reward):
         device: str = "cpu",
         trust: Sequence[str] = (),
     ) -> None:
-        self.checkpoint, self.output, self.batch_size, self.device, self.trust = (
-            checkpoint,
-            output,
-            batch_size,
-            device,
-            trust,
-        )
+        self.checkpoint, self.output, self.batch_size = checkpoint, output, batch_size
+        self.device, self.trust = device, trust
         self._model, self._is_length_logged = saved.load(checkpoint, trust, device), False
         try:
             self._number = self._model.number_of(output)
@@ -64,21 +61,19 @@ class PredictedReward(Reward):
     @override
     def check_length(self, length: int) -> None:
         limits, got = self._model.limits, f"and designs have {length:,}"
+        problem = ""
         if limits.fixed is not None and length != limits.fixed:
-            takes = (
-                f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; "
-                "set "
-                f"length={limits.fixed}"
+            problem = (
+                f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; set "
+                f"length={limits.fixed}, or give templates of that length"
             )
-            raise ValueError(
-                f"reward.checkpoint {self.checkpoint}: {takes}, or give templates of that length"
-            )
-        if limits.maximum is not None and length > limits.maximum:
-            takes = (
+        elif limits.maximum is not None and length > limits.maximum:
+            problem = (
                 f"its network takes at most {limits.maximum:,} bases, {got}; set "
                 f"length={limits.maximum} or less"
             )
-            raise ValueError(f"reward.checkpoint {self.checkpoint}: {takes}")
+        if problem:
+            raise ValueError(f"reward.checkpoint {self.checkpoint}: {problem}")
         if length != self._model.longest and not self._is_length_logged:
             log.warning(
                 f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most "
@@ -95,42 +90,34 @@ class PredictedReward(Reward):
     def __call__(self, sequences: Sequence[str]) -> Values:
         self._check(sequences)
         each_seed = self._model.predict(sequences, self.batch_size).each_seed
-        return (
-            self._model.target.contrast(torch.from_numpy(each_seed).double())[..., self._number]
-            .mean(0)
-            .numpy()
-        )
-
-    @property
-    @override
-    def has_gradient(self) -> bool:
-        return True
+        contrast = self._model.target.contrast(torch.from_numpy(each_seed).double())
+        return contrast[..., self._number].mean(0).numpy()
 
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         self._check(sequences)
-        ids = torch.from_numpy(
-            np.stack([self._model.encode("sequence", text) for text in sequences]).astype(np.int64)
-        ).to(self.device)
-        bases = torch.from_numpy(
-            self._model.tokenizer.ids_from_bases(range(4)).astype(np.int64)
-        ).to(self.device)
-        size, values, slopes = self.batch_size or self._model.batch_size, [], []
-        for part in ids.split(size):
-            found = [
-                self._of_seed(member.classifier, part, bases) for member in self._model.members
-            ]
-            values.append(torch.stack([value for value, _ in found]).mean(0))
-            slopes.append(torch.stack([slope for _, slope in found]).mean(0))
-        return torch.cat(values).double().cpu().numpy(), torch.cat(slopes).double().cpu().numpy()
+        rows = np.stack([self._model.encode("sequence", text) for text in sequences])
+        ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        bases = torch.tensor(
+            self._model.tokenizer.ids_from_bases(range(4)).tolist(), device=self.device
+        )
+        members = [member.classifier for member in self._model.members]
+        found = []
+        for part in ids.split(self.batch_size or self._model.batch_size):
+            seeds = [self._of_seed(classifier, part, bases) for classifier in members]
+            found.append([torch.stack(each).mean(0) for each in zip(*seeds)])
+        values, slopes = (torch.cat(each).double().cpu().numpy() for each in zip(*found))
+        return values, slopes
 
     def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
         """The reward (B,) by one seed, and its gradient (B, L, 4)."""
-        both = not (self._model.stranded or classifier.invariant)
         # A further row shows which strand is embedded, also if all others are their own reverse
-        # complements.
-        ids = torch.cat([ids, _asymmetric(ids[:1], bases)])
-        strands = [ids, classifier.vocab.reverse_complement(ids)] if both else [ids]
+        # complements: neither its reverse, nor its complement, nor its reverse complement is it.
+        asymmetric = torch.full_like(ids[:1], int(bases[0]))
+        asymmetric[:, -1] = bases[1]
+        strands = [ids := torch.cat([ids, asymmetric])]
+        if not (self._model.stranded or classifier.invariant):
+            strands.append(classifier.vocab.reverse_complement(ids))
         with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
             predictions = classifier.target.predictions([classifier(strand) for strand in strands])
             value = self._model.target.contrast(predictions.double())[..., self._number]
@@ -139,14 +126,6 @@ class PredictedReward(Reward):
     def _check(self, sequences: Sequence[str]) -> None:
         for text in sequences:
             self._model.limits.check("the design", len(text), len(text))
-
-
-def _asymmetric(ids: Tensor, bases: Tensor) -> Tensor:
-    """Ids of the same shape (1, L) that are neither their reverse, nor their complement, nor their
-    reverse complement, from two tokens on."""
-    row = torch.full_like(ids, int(bases[0]))
-    row[:, -1] = bases[1]
-    return row
 
 
 class _Read(NamedTuple):
@@ -170,36 +149,29 @@ class _Embeddings(TorchFunctionMode):
 
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
         super().__init__()
-        complement = torch.tensor(vocab.complement, device=ids.device)
-        self.ids, self.identity, self.complement = (
-            ids,
-            torch.arange(vocab.size, device=ids.device),
-            complement,
-        )
+        identity = torch.arange(vocab.size, device=ids.device)
+        self.ids, self.maps = ids, (identity, torch.tensor(vocab.complement, device=ids.device))
         self.read: list[_Read] = []
 
     @override
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found = func(*args, **(kwargs or {}))
-        number = len(self.ids)
+        found, number = func(*args, **(kwargs or {})), len(self.ids)
         if (
-            func is functional.embedding
-            and args[0].shape[1:] == self.ids.shape[1:]
-            and len(args[0]) % number == 0
+            func is not functional.embedding
+            or args[0].shape[1:] != self.ids.shape[1:]
+            or len(args[0]) % number
         ):
-            embedded = found.detach().requires_grad_()
-            for start in range(0, len(args[0]), number):
-                rows = slice(start, start + number)
-                self.read.append(
-                    _Read(embedded, rows, args[1].detach(), *self._strand(args[0][rows]))
-                )
-            return embedded
-        return found
+            return found
+        embedded, weight = found.detach().requires_grad_(), args[1].detach()
+        for start in range(0, len(args[0]), number):
+            rows = slice(start, start + number)
+            self.read.append(_Read(embedded, rows, weight, *self._strand(args[0][rows])))
+        return embedded
 
     def _strand(self, ids: Tensor) -> tuple[bool, Tensor]:
         """Whether ids are in reverse order, and the map of tokens that they went through."""
         for reverse in (False, True):
-            for tokens in (self.identity, self.complement):
+            for tokens in self.maps:
                 if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
                     return reverse, tokens
         raise ValueError(

@@ -9,8 +9,8 @@ import torch
 
 import dnadiff
 from dnadiff import finetune
-from dnadiff.design.rewards.predicted import PredictedReward
-from dnadiff.design.rewards.weighted import WeightedSum
+from dnadiff.design.predicted import PredictedReward
+from dnadiff.design.reward import WeightedSum
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.designs import header_facts
 from dnadiff.options.command import compose
@@ -210,7 +210,7 @@ def test_lengths_are_checked_before_the_network_runs(cli, trained, runs, tmp_pat
         "output=a.fa",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.design.designer.Designer.fill", refuse)
+        patch.setattr("dnadiff.design.method.base.Designer.fill", refuse)
         status, _, err = cli(
             "sample", *args, f"reward.checkpoint={runs['one length']}", "length=30"
         )

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from dnadiff.design.reward import Reward
-from dnadiff.design.rewards.composition import GCContent, Homopolymer
-from dnadiff.design.rewards.motif import (
+from dnadiff.design.reward import (
+    GCContent,
+    Homopolymer,
     MotifMatch,
     RestrictionSites,
+    Reward,
+    WeightedSum,
     log_odds,
     read_jaspar,
     site_of,
 )
-from dnadiff.design.rewards.weighted import WeightedSum
 
 JASPAR = """>MA0001.1\tTATA
 A [ 0 9 0 9 ]
