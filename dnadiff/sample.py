@@ -4,51 +4,31 @@ templates and motifs, within a genome, or designed for a reward."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Interval
 from pydantic import model_validator
 
-from dnadiff.fields import Config, Json, Natural, NonNegative, PositiveInt
+from dnadiff.fields import Json, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user
+from dnadiff.store.address import expand_user, shown_addresses
 from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dnadiff.design.generate import ConditionalSampler
-    from dnadiff.design.method.base import Designer, DesignMethod
+    from dnadiff.design.method.base import DesignMethod
     from dnadiff.design.request import Request
-    from dnadiff.genomics.metrics.memorization import TrainingIndex
     from dnadiff.jobs.job import Job
     from dnadiff.model import Model
 
-# Keys that need a reward, and their defaults.
-ONLY_WITH_REWARD = {
-    "target": None,
-    "start": None,
-    "report": None,
-    "real": None,
-    "beta": 10.0,
-    "num_draws": 8,
-    "method": {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16},
-}
-# Of the keys that samples depend on: values, and names of files.
-VALUES: tuple[str, ...] = (
-    "num_samples",
-    "batch_size",
-    "seed",
-    "label",
-    "guidance",
-    "length",
-    "motif",
-    "prompt",
+ONLY_WITH_REWARD = ("target", "start", "report", "real", "beta", "num_draws")
+DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
+# What samples depend on, besides names of files.
+VALUES = (
+    *("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt"),
+    *("gc", "resample", "proposals", "write"),
 )
-VALUES += ("gc", "resample", "proposals", "write")
 FILES = ("template", "infill", "genome", "start")
 CONDITIONS = ("motif", "prompt", "label", "feature", *FILES)
 log = logging.getLogger("dnadiff")
@@ -159,51 +139,112 @@ class SampleOptions(ModelOptions, ShardedOptions):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import samples
-    from dnadiff.design.generate import check_gc, check_weights
+    from dnadiff.design import generate, samples
+    from dnadiff.design.method.base import Designer
+    from dnadiff.design.request import Infill
+    from dnadiff.design.reward import Reward, as_reward
     from dnadiff.genomics.metrics import memorization
+    from dnadiff.jobs.journal import sha256, temporary_path
     from dnadiff.model import Model
-    from dnadiff.store.address import shown_addresses
+    from dnadiff.store import files
     from dnadiff.weights import checkpoint
+
+    def content(name: Json) -> Json:
+        """The hash of a file; other values, such as the region chr1:1-2000, as they are."""
+        is_file = isinstance(name, str) and files.is_file(name)
+        return sha256(files.resolve(name)) if is_file else name
 
     method = check_design(options)
     samples.check_settings(options.sampler)
-    device = options.device
-    model = Model(checkpoint.load(options.checkpoint, options.trust), device)
+    model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
     is_dna = model.tokenizer.vocab.complement is not None
-    output = expand_user(
-        options.output or options.run_dir / ("samples.fa" if is_dna else "samples.txt")
-    )
+    output = expand_user(options.output or options.run_dir / f"samples.{'fa' if is_dna else 'txt'}")
     samples.check_suffix(output, is_dna)
     model.conditioned(options.label, options.guidance)
     request = make_request(options, model)
-    started, lengths, source = options.sampler, request.lengths, (model.loaded, model.stored_curve)
+    low, high = request.lengths
+    source = (options.sampler, model.loaded, model.stored_curve)
     settings = (
-        samples.continued_sampler(started, *source, lengths, output, options.overwrite)
+        samples.continued_sampler(*source, (low, high), output, options.overwrite)
         if options.resume
-        else samples.resolved_sampler(started, *source, lengths[1], lengths[0])
+        else samples.resolved_sampler(*source, high, low)
     )
     generator = model.conditional_sampler(
         build(settings, trust=None), request, options.label, options.guidance
     )
     gc = options.gc
     if gc is not None:
-        gc = check_gc(gc, request, model.tokenizer)
+        gc = generate.check_gc(gc, request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
-    kept: dict[str, Json] = {}
+    optional = {k: v for k, v in options.only("start", "feature").items() if v is not None}
+    settings_of_output = {
+        "model": sha256(model.path),
+        **options.only(*VALUES),
+        "gc": gc,
+        "template": content(options.template),
+        "infill": content(options.infill),
+        **{key: content(value) if key == "start" else value for key, value in optional.items()},
+        "genome": request.genome.digest if isinstance(request, Infill) else None,
+        "lengths": [low, high],
+        "sampler": settings,
+        "device": model.device.type,
+    }
     about: dict[str, Json] | None = None
     page: Callable[[], object] | None = None
+    of_method: dict[str, Json] = {}
     if method is not None:
-        keys = ("reward", "target", "method", "beta", "start")
-        about = {key: shown_addresses(getattr(options, key)) for key in keys}
-        about |= {} if method.uses_beta else {"beta": None}
-        designer, kept = make_designer(options, method, generator, request, index)
-        generator, page = designer, page_of(options, designer, request, model, output)
-    weighted = check_weights(generator, request, options.resample, is_dna, options.length)
-    inputs = {key: getattr(options, key) for key in CONDITIONS if getattr(options, key) is not None}
+        of_method = {"method": options.method["_target_"].split(".")[-2]}
+        of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}
+        given = options.only("reward", "target", "method", "beta", "start", "num_draws")
+        given = {key: shown_addresses(value) for key, value in given.items()}
+        num_draws = given.pop("num_draws")
+        about = given | ({} if method.uses_beta else {"beta": None})
+        reward = build(options.reward, trust=(PACKAGE, *options.trust))
+        if not isinstance(reward, Reward):
+            raise ValueError(
+                f"reward {options.reward.get('_target_')} is not a reward "
+                "(dnadiff.design.reward.Reward)"
+            )
+        search = None if index is None else index.longest_match
+        goal = as_reward(reward, options.target)
+        generator = made = Designer(
+            generator, method, goal, options.beta, options.num_draws, search
+        )
+        made.check_request(request, options.batch_size)
+        log.info(
+            "designs are statistical samples without any claim of function; screen them before "
+            "synthesis (RESPONSIBLE_USE.md)"
+        )
+        if made.has_weights(request) is None and made.constrains(request):
+            log.info(
+                "these designs have no importance weights: constraints hold, but the distribution "
+                "is not corrected (docs/designing.md)"
+            )
+        settings_of_output |= {
+            **{key: without_trust(given[key]) for key in ("reward", "target", "method", "beta")},
+            "num_draws": num_draws,
+            "reward_inputs": reward.inputs(),
+            "copies": index is not None,
+        }
+        if options.report is not None and options.shard is None:  # shards have none
+            from dnadiff.report.designs import open_page  # loads Lightning: not for sampling alone
+
+            found = output.is_file() or temporary_path(output, "journal").is_file()
+            replace = options.overwrite or (options.resume and found)
+            parts = {"designer": made, "request": request, "model": model.loaded}
+            opened = options.into(open_page, path=options.report, **parts, replace=replace)
+            page = lambda: opened.write(output, options.overrides)  # noqa: E731
+    weighted = generate.check_weights(generator, request, options.resample, is_dna, options.length)
+    label = options.label
+    changed = {
+        "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
+        "guidance": (options.guidance, 1),
+        "gc": (gc, None),
+    }
+    inputs = {k: v for k, v in options.only(*CONDITIONS).items() if v is not None}
     return [
         samples.SampleJob(
             model=model.loaded,
@@ -212,16 +253,15 @@ def sample(options: SampleOptions) -> list[Job]:
             output=output,
             seed=options.seed,
             batch_size=options.batch_size,
-            header_of_records=header(options, generator, gc),
+            header_of_records=samples.header_of(
+                generator.sampler, options.seed, changed, of_method
+            ),
             weighted=weighted,
             gc=gc,
             resampled=options.num_samples if options.resample else None,
-            settings=output_settings(options, gc, model, request, settings) | kept,
-            started=started,
-            inputs={
-                key: shown_addresses(value) if key in FILES else value
-                for key, value in inputs.items()
-            },
+            settings=settings_of_output,
+            started=options.sampler,
+            inputs={k: shown_addresses(v) if k in FILES else v for k, v in inputs.items()},
             index=index,
             design=about,
             page=page,
@@ -233,13 +273,13 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
     """Check the options of designs; the method, or None without a reward. Raises ValueError naming
     the key."""
     if not options.reward:
-        if set_ := [
-            key for key, default in ONLY_WITH_REWARD.items() if getattr(options, key) != default
-        ]:
-            raise ValueError(
-                f"{set_[0]} is for designs; set reward= too, such as reward=gc "
-                "(docs/guided_design.md)"
-            )
+        defaults = {key: SampleOptions.model_fields[key].default for key in ONLY_WITH_REWARD}
+        for key, default in {**defaults, "method": DEFAULT_METHOD}.items():
+            if getattr(options, key) != default:
+                raise ValueError(
+                    f"{key} is for designs; set reward= too, such as reward=gc "
+                    "(docs/guided_design.md)"
+                )
         return None
     from dnadiff.design.method.base import DesignMethod
 
@@ -319,135 +359,12 @@ def make_request(options: SampleOptions, model: Model) -> Request:
     return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
 
 
-def make_designer(
-    options: SampleOptions,
-    method: DesignMethod,
-    generator: ConditionalSampler,
-    request: Request,
-    index: TrainingIndex | None,
-) -> tuple[Designer, dict[str, Json]]:
-    """The designer of a configuration, and what its designs depend on.
-
-    Raises:
-        ValueError: if the reward cannot be built, or it or the method do not fit the model, the
-            sampler, the request or the size of a batch.
-    """
-    from dnadiff.design.method.base import Designer
-    from dnadiff.design.reward import Reward, as_reward
-    from dnadiff.store.address import shown_addresses
-
-    reward = build(options.reward, trust=(PACKAGE, *options.trust))
-    if not isinstance(reward, Reward):
-        raise ValueError(
-            f"reward {options.reward.get('_target_')} is not a reward "
-            "(dnadiff.design.reward.Reward)"
-        )
-    goal, search = as_reward(reward, options.target), None
-    if index is not None:
-        search = index.longest_match
-    made = Designer(generator, method, goal, options.beta, options.num_draws, search)
-    made.check_request(request, options.batch_size)
-    log.info(
-        "designs are statistical samples without any claim of function; screen them before "
-        "synthesis (RESPONSIBLE_USE.md)"
-    )
-    if made.has_weights(request) is None and made.constrains(request):
-        log.info(
-            "these designs have no importance weights: constraints hold, but the distribution is "
-            "not corrected (docs/designing.md)"
-        )
-    keys = ("reward", "target", "method", "beta", "num_draws")
-    return made, {
-        **{key: shown_addresses(without_trust(getattr(options, key))) for key in keys},
-        "reward_inputs": reward.inputs(),
-        "copies": index is not None,
-    }
-
-
 def without_trust(settings: Json) -> Json:
     """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its
     values."""
     if not isinstance(settings, Mapping):
         return settings
     return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
-
-
-def page_of(
-    options: SampleOptions,
-    designer: Designer,
-    request: Request,
-    model: Model,
-    output: Path,
-) -> Callable[[], object] | None:
-    """What writes the page of `report=`, if there is one; shards have none."""
-    if options.report is None or options.shard is not None:
-        return None
-    from dnadiff.jobs.journal import temporary_path
-    from dnadiff.report.designs import open_page  # loads Lightning, which sampling does not need
-
-    found = output.is_file() or temporary_path(output, "journal").is_file()
-    page = open_page(
-        options.report,
-        designer,
-        request,
-        model.loaded,
-        **{
-            key: getattr(options, key)
-            for key in ("trust", "real", "num_samples", "batch_size", "seed")
-        },
-        replace=options.overwrite or (options.resume and found),
-    )
-    return lambda: page.write(output, options.overrides)
-
-
-def header(
-    options: SampleOptions, generator: ConditionalSampler, gc: float | None
-) -> dict[str, Json]:
-    """How samples are made, for their headers."""
-    from dnadiff.design.samples import header_of
-
-    label = options.label
-    changed = {
-        "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
-        "guidance": (options.guidance, 1),
-        "gc": (gc, None),
-    }
-    method: dict[str, Json] = {}
-    if options.reward:
-        method = {"method": options.method["_target_"].split(".")[-2]}
-        if method["method"] != "best_of_n":
-            method["beta"] = options.beta
-    return header_of(generator.sampler, options.seed, changed, method)
-
-
-def output_settings(
-    options: SampleOptions, gc: float | None, model: Model, request: Request, sampler: Config
-) -> dict[str, Json]:
-    """Everything that the bytes of the output file depend on."""
-    from dnadiff.design.request import Infill
-    from dnadiff.jobs.journal import sha256
-    from dnadiff.store import files
-
-    def content(name: Json) -> Json:
-        """The hash of a file; other values, such as the region chr1:1-2000, as they are."""
-        is_file = isinstance(name, (str, Path)) and files.is_file(name)
-        return sha256(files.resolve(name)) if is_file else name
-
-    optional = {
-        key: getattr(options, key)
-        for key in ("start", "feature")
-        if getattr(options, key) is not None
-    }
-    return {
-        "model": sha256(model.path),
-        **{key: getattr(options, key) for key in VALUES} | {"gc": gc},
-        **{key: content(getattr(options, key)) for key in ("template", "infill")},
-        **{key: content(value) if key == "start" else value for key, value in optional.items()},
-        "genome": request.genome.digest if isinstance(request, Infill) else None,
-        "lengths": list(request.lengths),
-        "sampler": sampler,
-        "device": model.device.type,
-    }
 
 
 main = sample.main

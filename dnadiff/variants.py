@@ -4,23 +4,21 @@ some regions."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 
-from dnadiff.fields import Json, PositiveInt
+from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import build
+from dnadiff.supervised import runs
 
 if TYPE_CHECKING:
     from dnadiff.formats.regions import Region
     from dnadiff.formats.variants import VariantSource
-    from dnadiff.genomics.variants.variant import Reference
     from dnadiff.jobs.job import Job
 
 _OF_PRETRAINED = (  # key, verb of the message, default
@@ -122,165 +120,127 @@ class VariantsOptions(ModelOptions, ShardedOptions):
 
 @command(VariantsOptions)
 def variants(options: VariantsOptions) -> list[Job]:
-    """The file of effects, by a pretrained model or by the predictions of a fine-tuned run."""
-    from dnadiff.supervised import runs
-
-    output = expand_user(options.output or options.run_dir / "variants.tsv")
-    if runs.is_fine_tuned(options.checkpoint):
-        return [compare_predictions(options, output)]
-    if options.target is not None:
-        raise ValueError(
-            f"target={options.target} belongs to a fine-tuned run, and {options.checkpoint} is "
-            "a pretrained one; leave it out"
-        )
-    return [compare_likelihoods(options, output)]
-
-
-def compare_likelihoods(options: VariantsOptions, output: Path) -> Job:
-    """Score the variants by the log-likelihood ratios of a pretrained model."""
+    """The file of effects: log-likelihood ratios of a pretrained model, or differences of the
+    predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.genomics.variants.effects import COLUMNS, FLAG, SKIP, Scorer
+    from dnadiff.formats.regions import read_regions
+    from dnadiff.formats.variants import open_source
+    from dnadiff.genomics.variants import effects, work
     from dnadiff.genomics.variants.methods import check_method
     from dnadiff.genomics.variants.network import Network
-    from dnadiff.genomics.variants.variant import Alleles
-    from dnadiff.genomics.variants.work import ExtraOutputs, VariantJob, training_part
+    from dnadiff.genomics.variants.variant import Alleles, Saturation
     from dnadiff.genomics.variants.writers import writer_of
+    from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
-    from dnadiff.weights import checkpoint
-    from dnadiff.weights.tensors import earlier_identities, identity
-
-    columns = (*COLUMNS, *(["L2"] if options.L2 else []))
-    writer = writer_of(output, columns, options.on_mismatch == FLAG)
-    method = build(options.variant_method, trust=None)
-    model = checkpoint.load(options.checkpoint, options.trust)
-    model.denoiser.to(options.device)
-    of_network = ("batch_size", "stranded", "sites_per_window", "seed")
-    network = Network(
-        model.denoiser,
-        model.process,
-        Genome.open(options.genome),
-        window=model.window(options.window),
-        **{key: getattr(options, key) for key in of_network},
-    )
-    method = check_method(method, network.denoiser)
-    source, regions = open_variants(options, network.reference)
-    about = {
-        "checkpoint": str(options.checkpoint),
-        "method": method.name,
-        "window": network.window,
-    }
-    page = expand_user(options.report or options.run_dir / "report.html") if regions else None
-    extras = ExtraOutputs(
-        network,
-        None if options.dependency is None else expand_user(options.dependency),
-        options.dependency_span,
-        page,
-        options.report is not None,
-        partial(draw_regions, regions=regions, read=partial(writer.read, output), about=about),
-    )
-    alleles = Alleles(network.reference, network.window, options.on_mismatch == SKIP)
-    keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
-    return VariantJob(
-        Scorer(network, method, alleles, options.L2),
-        source,
-        writer,
-        output,
-        method=method,
-        training=training_part(model, network.reference, options.trust),
-        mismatch_is_error=options.on_mismatch == "error",
-        settings={
-            "model": identity(model.denoiser),
-            "device": network.device.type,
-            **input_settings(options, network.reference, network.window, regions),
-            "variant_method": method.settings(),
-            **{key: getattr(options, key) for key in keys},
-        },
-        earlier=earlier_identities(model.denoiser),
-        extras=extras,
-    )
-
-
-def compare_predictions(options: VariantsOptions, output: Path) -> Job:
-    """Score the variants by the predictions of a fine-tuned run."""
-    from dnadiff.data.genome.genome import Genome
-    from dnadiff.genomics.variants.effects import (
-        FLAG,
-        PREDICTED_COLUMNS,
-        SKIP,
-        PredictedScorer,
-        TrainingPart,
-    )
-    from dnadiff.genomics.variants.variant import Alleles
-    from dnadiff.genomics.variants.work import VariantJob
-    from dnadiff.genomics.variants.writers import writer_of
+    from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
+    from dnadiff.weights import checkpoint, tensors
 
-    for key, verb, default in _OF_PRETRAINED:
+    output = expand_user(options.output or options.run_dir / "variants.tsv")
+    is_fine_tuned = runs.is_fine_tuned(options.checkpoint)
+    for key, verb, default in _OF_PRETRAINED if is_fine_tuned else ():
         if getattr(options, key) != default:
             raise ValueError(
                 f"{key} {verb} a pretrained model, and {options.checkpoint} is a fine-tuned run; "
                 f"leave {key} out"
             )
-    writer = writer_of(output, PREDICTED_COLUMNS, options.on_mismatch == FLAG)
-    model = saved.load(options.checkpoint, options.trust, options.device)
-    predict = model.contrasts(options.target, options.batch_size)
-    window = model.window_of(options.window)
-    target = model.classes[model.number_of(options.target)]
-    writer.predicted = model.target.contrast_name(target)
-    reference = Genome.open(options.genome)
-    source, regions = open_variants(options, reference)
-    is_fixed = model.limits.fixed is not None
-    alleles = Alleles(reference, window, options.on_mismatch == SKIP, fixed_length=is_fixed)
-    log.info(f"predictions are {writer.predicted}")
-    return VariantJob(
-        PredictedScorer(predict, alleles),
-        source,
-        writer,
-        output,
-        method=None,
-        training=TrainingPart({}, "not known of a fine-tuned run"),
-        mismatch_is_error=options.on_mismatch == "error",
-        settings={
-            "networks": [member.sha256 for member in model.members],
-            "device": model.device.type,
-            **input_settings(options, reference, window, regions),
-            **{key: getattr(options, key) for key in ("deletions", "on_mismatch", "batch_size")},
-            "target": target,
-            "predicted": writer.predicted,
-        },
-        earlier={},
-    )
-
-
-def open_variants(
-    options: VariantsOptions, genome: Reference
-) -> tuple[VariantSource, list[Region]]:
-    """The variants, and the regions whose variants they all are."""
-    from dnadiff.formats.regions import read_regions
-    from dnadiff.formats.variants import open_source
-    from dnadiff.genomics.variants.variant import Saturation
-
-    if options.saturate is None:
-        return open_source(str(options.vcf)), []
-    regions = read_regions(options.saturate, genome.lengths, options.feature)
-    if options.stranded and (reverse := sum(region.strand == "-" for region in regions)):
+    if options.target is not None and not is_fine_tuned:
         raise ValueError(
-            f"stranded=true reads the strand of the genome alone, and {reverse} of {len(regions)} "
-            "regions of saturate have strand -; "
-            "leave stranded out, which averages both strands, or remove these regions"
+            f"target={options.target} belongs to a fine-tuned run, and {options.checkpoint} is "
+            "a pretrained one; leave it out"
         )
-    return Saturation(regions, genome, options.deletions), regions
-
-
-def input_settings(
-    options: VariantsOptions, reference: Reference, window: int, regions: Sequence[Region]
-) -> dict[str, Json]:
-    """What is read, of the settings that the contents of the output depend on."""
-    from dnadiff.jobs.journal import sha256
-    from dnadiff.store.files import resolve
-
-    variants = [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf)))
-    return {"variants": variants, "genome": reference.digest, "window": window}
+    of_likelihood = (*effects.COLUMNS, *(["L2"] if options.L2 else []))
+    columns = effects.PREDICTED_COLUMNS if is_fine_tuned else of_likelihood
+    writer = writer_of(output, columns, options.on_mismatch == "flag")
+    model: Any
+    if is_fine_tuned:
+        model = saved.load(options.checkpoint, options.trust, options.device)
+        window = model.window_of(options.window)
+    else:
+        method = build(options.variant_method, trust=None)
+        model = checkpoint.load(options.checkpoint, options.trust)
+        model.denoiser.to(options.device)
+        window = model.window(options.window)
+    genome = Genome.open(options.genome)
+    regions: list[Region] = []
+    if options.saturate is None:
+        source: VariantSource = open_source(str(options.vcf))
+    else:
+        regions = read_regions(options.saturate, genome.lengths, options.feature)
+        reverse = sum(region.strand == "-" for region in regions)
+        if options.stranded and reverse:
+            raise ValueError(
+                f"stranded=true reads the strand of the genome alone, and {reverse} of "
+                f"{len(regions)} regions of saturate have strand -; leave stranded out, which "
+                "averages both strands, or remove these regions"
+            )
+        source = Saturation(regions, genome, options.deletions)
+    inputs = {
+        "variants": [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf))),
+        "genome": genome.digest,
+        "window": window,
+    }
+    alleles = Alleles(genome, window, options.on_mismatch == "skip")
+    if is_fine_tuned:
+        alleles.fixed_length = model.limits.fixed is not None
+        target = model.classes[model.number_of(options.target)]
+        writer.predicted = model.target.contrast_name(target)
+        log.info(f"predictions are {writer.predicted}")
+        predict = model.contrasts(options.target, options.batch_size)
+        return [
+            work.VariantJob(
+                effects.PredictedScorer(predict, alleles),
+                source,
+                writer,
+                output,
+                method=None,
+                training=effects.TrainingPart({}, "not known of a fine-tuned run"),
+                mismatch_is_error=options.on_mismatch == "error",
+                settings={
+                    "networks": [member.sha256 for member in model.members],
+                    "device": model.device.type,
+                    **inputs,
+                    **options.only("deletions", "on_mismatch", "batch_size"),
+                    "target": target,
+                    "predicted": writer.predicted,
+                },
+                earlier={},
+            )
+        ]
+    parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
+    network = options.into(Network, **parts, window=window)
+    method = check_method(method, model.denoiser)
+    about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
+    read = partial(writer.read, output)
+    extras = work.ExtraOutputs(
+        network,
+        None if options.dependency is None else expand_user(options.dependency),
+        options.dependency_span,
+        expand_user(options.report or options.run_dir / "report.html") if regions else None,
+        options.report is not None,
+        partial(draw_regions, regions=regions, read=read, about=about),
+    )
+    keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
+    return [
+        work.VariantJob(
+            effects.Scorer(network, method, alleles, options.L2),
+            source,
+            writer,
+            output,
+            method=method,
+            training=work.training_part(model, genome, options.trust),
+            mismatch_is_error=options.on_mismatch == "error",
+            settings={
+                "model": tensors.identity(model.denoiser),
+                "device": network.device.type,
+                **inputs,
+                "variant_method": method.settings(),
+                **options.only(*keys),
+            },
+            earlier=tensors.earlier_identities(model.denoiser),
+            extras=extras,
+        )
+    ]
 
 
 main = variants.main

@@ -158,6 +158,10 @@ class Options(BaseModel):
         names = [name for name in inspect.signature(target).parameters if name in known]
         return target(**{name: getattr(self, name) for name in names}, **more)
 
+    def only(self, *keys: str) -> dict[str, Any]:
+        """Some of the keys with their values."""
+        return {key: getattr(self, key) for key in keys}
+
     def given(self, *keys: str) -> Iterator[str]:
         """Those of the keys, or keys inside them, that the command line names."""
         for override in self.overrides:
