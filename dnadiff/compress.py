@@ -49,19 +49,8 @@ def compress(options: CompressOptions) -> Result:
 
     name = file_name(options.input).removeprefix("bundled:")
     output = Path(options.output or options.run_dir / f"{name}.dnd")
-    sizes = files.compress(
-        options.input,
-        output,
-        options.checkpoint,
-        num_groups=options.num_groups,
-        window=options.window,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        threads=options.threads,
-        device=options.device,
-        trust=options.trust,
-        overwrite=options.overwrite,
-    )
+    given = {"path": options.input, "output": output, "model": options.checkpoint}
+    sizes = options.into(files.compress, **given)
     needed = sizes.pop("needed")
     bits = {
         "code length of the model": sizes["code_length"],

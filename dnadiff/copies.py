@@ -40,14 +40,8 @@ def copies(options: CopiesOptions) -> Result:
     from dnadiff.genomics.metrics import memorization
 
     output = Path(options.output or options.run_dir / "copies.tsv")
-    content = memorization.write_matches(
-        options.input,
-        output,
-        options.checkpoint,
-        options.data,
-        trust=options.trust,
-        overwrite=options.overwrite,
-    )
+    given = {"path": options.input, "output": output, "model": options.checkpoint}
+    content = options.into(memorization.write_matches, **given, given=options.data)
     seen, longest = content["seen"], content["longest"]
     rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),

@@ -39,15 +39,8 @@ def decompress(options: DecompressOptions) -> Result:
 
     name = file_name(options.input).removeprefix("bundled:").removesuffix(".dnd")
     output = Path(options.output or options.run_dir / name)
-    files.decompress(
-        options.input,
-        output,
-        options.checkpoint,
-        max_bytes=options.max_bytes,
-        device=options.device,
-        trust=options.trust,
-        overwrite=options.overwrite,
-    )
+    given = {"path": options.input, "output": output, "model": options.checkpoint}
+    options.into(files.decompress, **given)
     print(f"files are in {output}")
     return Result({}, (output,))
 

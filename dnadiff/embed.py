@@ -3,7 +3,7 @@ region of a genome, as one file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
@@ -67,22 +67,9 @@ def embed(options: EmbedOptions) -> list[Job]:
             f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
         )
     model.denoiser.to(options.device)
-    of_genome = options.genome is not None
-    fasta: Any = None if of_genome else options.input  # a string, as checked
-    regions = options.input if of_genome else None
-    source = open_input(fasta, options.genome, regions, options.feature, key="input")
-    return [
-        EmbedJob(
-            model,
-            source,
-            output,
-            batch_size=options.batch_size,
-            pool=options.pool,
-            layer=options.layer,
-            stranded=options.stranded,
-            dtype=options.dtype,
-        )
-    ]
+    fasta, regions = (options.input, None) if options.genome is None else (None, options.input)
+    source = options.into(open_input, fasta=fasta, regions=regions, key="input")
+    return [options.into(EmbedJob, model=model, source=source, output=output)]
 
 
 main = embed.main

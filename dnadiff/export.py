@@ -60,18 +60,7 @@ def export(options: ExportOptions) -> Result:
     from dnadiff.sharing.folder import export_model
 
     output = Path(options.output or options.run_dir / "model")
-    target, about = export_model(
-        options.checkpoint,
-        output,
-        name=options.name,
-        license=options.license,
-        data_license=options.data_license,
-        note=options.note,
-        duplicate_tied=options.duplicate_tied,
-        dtype=options.dtype,
-        trust=options.trust,
-        overwrite=options.overwrite,
-    )
+    target, about = options.into(export_model, source=options.checkpoint, output=output)
     size = (target / "model.safetensors").stat().st_size
     rows = [("network", about["network"]), ("parameters", f"{about['parameters']:,}")]
     print(table([*rows, ("weights", f"{size:,} bytes")]))

@@ -14,7 +14,6 @@ from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
-    from dnadiff.supervised.ensemble import ClassifierEnsemble, SequenceFile
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
 TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
@@ -83,7 +82,9 @@ def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
+    from dnadiff.supervised.ensemble import Columns, SequenceFile
     from dnadiff.supervised.prediction_table import PredictionTable, PredictJob
+    from dnadiff.supervised.tasks import as_names
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
@@ -93,72 +94,51 @@ def predict(options: PredictOptions) -> list[Job]:
         )
     resolve(options.input)  # refuses a missing file before the networks are read
     model = saved.load(options.checkpoint, options.trust, options.device)
-    track_class = track_class_of(options, model)
-    labels = options.label_column is not None
+    track_class = options.track_class
+    if options.track is not None:
+        only = model.classes[0] if len(model.classes) == 1 else None
+        track_class = track_class or only
+        if track_class not in model.classes:
+            got = f"{track_class!r} is not a class of this model" if track_class else "is missing"
+            raise ValueError(
+                f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
+            )
+    labels = None if options.label_column is None else as_names(options.label_column)
+    several, target = len(model.target.label_columns), model.target
+    if labels is not None and len(labels) != several:
+        expected = f"{several}, for {', '.join(model.classes)}" if target.takes_several else "1"
+        raise ValueError(
+            f"label_column names {len(labels)} columns, and this model expects {expected}; name "
+            "that many, in this order"
+        )
+    queries = SequenceFile(
+        options.input,
+        model.encode,
+        target,
+        Columns(options.sequence_column, options.name_column, labels),
+        options.window,
+        options.stride,
+        model.limits,
+    )
+    has_labels = labels is not None
     predictions = PredictionTable(
-        model.target,
-        model.seeds,
-        options.window is not None,
-        labels,
-        labels or options.per_seed,
+        target, model.seeds, options.window is not None, has_labels, has_labels or options.per_seed
     )
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
-    shown = ("input", "label_column", "window", "stride", "track", "track_class")
+    shown = options.only("input", "label_column", "window", "stride", "track")
     return [
         PredictJob(
             model,
-            queries_of(options, model),
+            queries,
             predictions,
             output,
             batch_size=options.batch_size,
             track=None if options.track is None else expand_user(options.track),
             track_class=track_class,
-            settings={key: getattr(options, key) for key in keys},
-            inputs={key: getattr(options, key) for key in shown} | {"track_class": track_class},
+            settings=options.only(*keys),
+            inputs=shown | {"track_class": track_class},
         )
     ]
-
-
-def track_class_of(options: PredictOptions, model: ClassifierEnsemble) -> str | None:
-    """The class of the model, or target, of a track; the only one need not be named."""
-    if options.track is None:
-        return None
-    only = model.classes[0] if len(model.classes) == 1 else None
-    found = only if options.track_class is None else options.track_class
-    if found not in model.classes:
-        got = "is missing" if found is None else f"{found!r} is not a class of this model"
-        raise ValueError(
-            f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
-        )
-    return found
-
-
-def queries_of(options: PredictOptions, model: ClassifierEnsemble) -> SequenceFile:
-    """What is predicted; ValueError for another number of label columns than the model predicts."""
-    from dnadiff.supervised.ensemble import Columns, SequenceFile
-    from dnadiff.supervised.tasks import as_names
-
-    labels = None if options.label_column is None else as_names(options.label_column)
-    if labels is not None and len(labels) != len(model.target.label_columns):
-        expected = (
-            f"{len(model.target.label_columns)}, for {', '.join(model.classes)}"
-            if model.target.takes_several
-            else "1"
-        )
-        raise ValueError(
-            f"label_column names {len(labels)} columns, and this model expects {expected}; name "
-            "that many, in this order"
-        )
-    columns = Columns(options.sequence_column, options.name_column, labels)
-    return SequenceFile(
-        options.input,
-        model.encode,
-        model.target,
-        columns,
-        window=options.window,
-        stride=options.stride,
-        limits=model.limits,
-    )
 
 
 main = predict.main

@@ -74,26 +74,12 @@ def score(options: ScoreOptions) -> list[Job]:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
     model = checkpoint.load(options.checkpoint, options.trust)
     model.denoiser.to(options.device)
-    shared = {
-        "window": model.window(options.window),
-        "batch_size": options.batch_size,
-    }
-    source = open_input(options.input, options.genome, options.regions, options.feature)
-    found: list[Job] = [
-        ScoreJob(model, source, output, num_draws=options.num_draws, seed=options.seed, **shared)
-    ]
+    window = model.window(options.window)
+    source = options.into(open_input, fasta=options.input)
+    parts = {"model": model, "source": source, "window": window}
+    found: list[Job] = [options.into(ScoreJob, **parts, output=output)]
     if per_base is not None and track is not None:
-        found.append(
-            TrackJob(
-                model,
-                source,
-                per_base,
-                track,
-                spacing=options.spacing,
-                stranded=options.stranded,
-                **shared,
-            )
-        )
+        found.append(options.into(TrackJob, **parts, output=per_base, track=track))
     return found
 
 
