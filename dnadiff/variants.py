@@ -180,9 +180,9 @@ def variants(options: VariantsOptions) -> list[Job]:
         "genome": genome.digest,
         "window": window,
     }
-    alleles = Alleles(genome, window, options.on_mismatch == "skip")
+    is_fixed = is_fine_tuned and model.limits.fixed is not None
+    alleles = Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)
     if is_fine_tuned:
-        alleles.fixed_length = model.limits.fixed is not None
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)
         log.info(f"predictions are {writer.predicted}")
