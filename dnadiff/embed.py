@@ -52,11 +52,11 @@ class EmbedOptions(ShardedOptions):
 def embed(options: EmbedOptions) -> list[Job]:
     """The file of all embeddings."""
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.supervised.embeddings import EmbedJob, check_format
+    from dnadiff.supervised.embeddings import EmbedJob, writer_of
     from dnadiff.weights import checkpoint
 
     output = expand_user(options.output or options.run_dir / "embeddings.npz")
-    check_format(output, options.pool)
+    writer_of(output, options.pool)
     if options.genome is None and not isinstance(options.input, str):
         raise ValueError(
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"

@@ -38,7 +38,7 @@ from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import integer
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
 from dnadiff.genomics.information import Information, window_nats
-from dnadiff.supervised.features import Embedder, Embeddings, pool_of
+from dnadiff.supervised.embeddings import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
 

@@ -57,10 +57,11 @@ MOVED = {
         "dnadiff.diffusion.objective.masking.ImportanceDiscreteTime"
     ),
     "dnadiff.optim": "dnadiff.training.optim",
-    "dnadiff.reward.composition": "dnadiff.design.reward",
-    "dnadiff.reward.motif": "dnadiff.design.reward",
-    "dnadiff.reward.predicted": "dnadiff.design.predicted",
-    "dnadiff.reward.weighted": "dnadiff.design.reward",
+    "dnadiff.supervised.head.attention": "dnadiff.supervised.heads",
+    "dnadiff.supervised.head.base": "dnadiff.supervised.heads",
+    "dnadiff.supervised.head.conv": "dnadiff.supervised.heads",
+    "dnadiff.supervised.head.flatten": "dnadiff.supervised.heads",
+    "dnadiff.supervised.head.mean": "dnadiff.supervised.heads",
     "dnadiff.training.metrics_file": "dnadiff.training.loggers",
     "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
     "dnadiff.sampler.ar.AR": "dnadiff.diffusion.sampler.ar.Autoregressive",
@@ -68,8 +69,8 @@ MOVED = {
         "dnadiff.diffusion.sampler.low_confidence.LowConfidence"
     ),
 }
-# Old paths of packages: each module and class in them has moved along, unless `MOVED` names it. The
-# first entry that fits counts.
+# Old paths of packages: each module and class in them has moved along, unless `MOVED` names its old
+# or its new path. The first entry that fits counts.
 MOVED_PACKAGES = {
     "dnadiff.backbone": "dnadiff.networks.backbone",
     "dnadiff.blocks": "dnadiff.diffusion.blocks",
@@ -91,6 +92,7 @@ MOVED_PACKAGES = {
     "dnadiff.parameterization": "dnadiff.diffusion.parameterization",
     "dnadiff.positions": "dnadiff.diffusion.positions",
     "dnadiff.process": "dnadiff.diffusion.process",
+    "dnadiff.reward": "dnadiff.design.rewards",
     "dnadiff.sampler": "dnadiff.diffusion.sampler",
     "dnadiff.variant_effect": "dnadiff.genomics.variants",
     "dnadiff.vocab": "dnadiff.diffusion.vocab",
@@ -124,7 +126,7 @@ def current_name(target: str) -> str:
         return MOVED.get(target) or f"{MOVED[module]}.{name}"
     for old, new in MOVED_PACKAGES.items():
         if target.startswith(f"{old}."):
-            return new + target.removeprefix(old)
+            return current_name(new + target.removeprefix(old))
     return target
 
 

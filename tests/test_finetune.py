@@ -369,7 +369,7 @@ def test_a_suite_leaves_out_tasks_that_it_cannot_use(tmp_path, capsys):
     ]
     flat = (
         "{_target_: dnadiff.supervised.networks.OneHotModel, head: {_target_: "
-        "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
+        "dnadiff.supervised.heads.FlattenHead, _partial_: true}}"
     )
     run_dir = call(
         tmp_path, *suite, f"+baselines.flat={flat}", 'task.genome="https://server/x.fa?sig=SECRET"'
@@ -603,7 +603,7 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
     flat = (
         "{_target_: dnadiff.supervised.networks.OneHotModel, head: {_target_: "
-        "dnadiff.supervised.head.flatten.FlattenHead, _partial_: true}}"
+        "dnadiff.supervised.heads.FlattenHead, _partial_: true}}"
     )
     for setting, message in (
         ("freeze=4", "freeze 4 is more than the 1 layers of this Caduceus"),

@@ -20,7 +20,7 @@ from dnadiff.fields import Config, PositiveInt, checked
 from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.store.objects import PACKAGE, build, locate
-from dnadiff.supervised.head.base import Head, HeadWithBases, length_features, lengths_of
+from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
@@ -166,7 +166,7 @@ def _normalized(output: _Output) -> Tensor:
     return nn.functional.layer_norm(value.float(), value.shape[-1:])
 
 
-MEAN_HEAD: Config = {"_target_": "dnadiff.supervised.head.mean.MeanHead"}
+MEAN_HEAD: Config = {"_target_": "dnadiff.supervised.heads.MeanHead"}
 
 
 def is_strand_invariant(backbone: Backbone, stranded: bool) -> bool:
@@ -314,7 +314,7 @@ def build_classifier(
     for made in heads:
         if not isinstance(made, Head):
             raise ValueError(
-                f"head {head.get('_target_')} is not a head (dnadiff.supervised.head.base.Head)"
+                f"head {head.get('_target_')} is not a head (dnadiff.supervised.heads.Head)"
             )
     return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
 
@@ -324,7 +324,7 @@ def check_head(head: Config, data: TaskData) -> None:
     kind = locate(head.get("_target_"), None)
     if not isinstance(kind, type) or not issubclass(kind, Head):
         raise ValueError(
-            f"head {head.get('_target_')} is not a head (dnadiff.supervised.head.base.Head)"
+            f"head {head.get('_target_')} is not a head (dnadiff.supervised.heads.Head)"
         )
     kind.check_lengths(data.min_length, data.max_length)
 

@@ -1,25 +1,244 @@
-"""The network's features of all sequences of an input, as a file."""
+"""Embeddings of sequences: how the features of the positions of a sequence become its vector, and
+files of them: npz, Parquet and AnnData's h5ad (extra `anndata`), which are written group by group, in
+the order of the input."""
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import json
 import logging
-from collections.abc import Iterator
-from itertools import accumulate
+import shutil
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, islice
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.jobs.job import Job, Result
+from dnadiff.networks.backbone import caduceus_ps as rc
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import table
-from dnadiff.supervised import embedding_files as files
-from dnadiff.supervised.embedding_files import Vectors
-from dnadiff.supervised.features import Embedder, pool_of
+from dnadiff.store.disk import atomic_write
+from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
+from dnadiff.supervised.items import reverse_complement_rows
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
+if TYPE_CHECKING:
+    import anndata
+    import pandas
+
+Vectors: TypeAlias = list[np.ndarray]  # (D,) of each sequence, or (L_i, D)
 log = logging.getLogger("dnadiff")
+
+
+class Pool(NamedTuple):
+    """Maps the features (L, D) of one sequence to its embedding (D,); `per_position` if that has a
+    row for each position, (L, D)."""
+
+    reduce: Callable[[Tensor], Tensor]
+    per_position: bool = False
+
+
+POOLS = {
+    "mean": Pool(lambda features: features.mean(0)),
+    "max": Pool(lambda features: features.amax(0)),
+    "none": Pool(lambda features: features, per_position=True),
+}
+
+
+def pool_of(name: str) -> Pool:
+    """The pool of that name; a ValueError if there is none."""
+    if name not in POOLS:
+        raise ValueError(f"pool {name!r} is not known; choose {', '.join(POOLS)}")
+    return POOLS[name]
+
+
+class Embeddings(np.ndarray):
+    """Vectors of S sequences (S, D). An array in every other respect; what is computed from it has
+    no names.
+
+    Attributes:
+        names: of the sequences; None for an array made from another one.
+    """
+
+    names: list[str] | None = None
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
+        """The vectors with the names of their sequences; those that occur twice get numbers, so
+        that all names differ."""
+        found = np.asarray(vectors).view(cls)
+        found.names = _different(names)
+        return found
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for each sequence, a column for each feature."""
+        import pandas
+
+        return pandas.DataFrame(
+            np.asarray(self),
+            index=self.names,
+            columns=[f"feature_{i}" for i in range(self.shape[1])],
+        )
+
+    def to_anndata(self) -> anndata.AnnData:
+        """`X` (S, D), with the names in `obs_names`: what `embed output=e.h5ad` writes, without
+        coordinates.
+
+        Raises:
+            ValueError: without the package anndata.
+        """
+        package = anndata_package("to_anndata", "")
+        frame = self.to_frame()
+        return package.AnnData(np.asarray(self), obs=frame[[]].rename(str), var=frame.T[[]])
+
+
+def anndata_package(what: str, otherwise: str) -> ModuleType:
+    """The package `anndata`; raises ValueError if it is not installed, which begins with `what` and
+    ends with `otherwise`."""
+    try:
+        return importlib.import_module("anndata")
+    except ImportError as error:
+        raise ValueError(
+            f"{what} needs the package anndata: pip install -e '.[anndata]' in the "
+            f"checkout{otherwise}"
+        ) from error
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """The names; to one that occurs twice its position in the list is appended, or the next number
+    that gives an unused name."""
+    number, used, found = Counter(names), set(names), []
+    for i, name in enumerate(names):
+        if number[name] > 1:
+            others = (f"{name}_{j}" for j in itertools.count(i))
+            name = next(new for new in others if new not in used)
+        used.add(name)
+        found.append(name)
+    return found
+
+
+_BATCHES, _BASES = 16, 1 << 22  # sequences in memory together: so many batches, and so many bases
+DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16}
+
+
+class Embedder:
+    """Computes embeddings: features of each position after `layer` layers, averaged over the
+    strands, then pooled.
+
+    The features of the reverse complement are put back to the positions of the sequence before they
+    are averaged. A network that reads both strands (Caduceus-PS) has them in one call, and half as
+    many features (`dnadiff.networks.backbone.caduceus_ps.invariant`); if `stranded`, all its
+    features are kept. Text has one strand.
+
+    Args:
+        denoiser: in evaluation mode (see `BaseDenoiser.features`).
+        pool: None is the mean over positions.
+        layer: number of layers from the first one, followed by the final norm; None is all.
+        stranded: read the given strand alone.
+
+    Attributes:
+        width: D, the length of a vector.
+
+    Raises:
+        ValueError: if the network has fewer layers, no list of layers, or the type is not known.
+    """
+
+    def __init__(
+        self,
+        denoiser: BaseDenoiser,
+        pool: Pool | None = None,
+        layer: int | None = None,
+        stranded: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
+        self.denoiser, self.backbone, self.layer = denoiser, denoiser.backbone, layer
+        self.pool, self.dtype = pool or POOLS["mean"], np.dtype(DTYPES[dtype])
+        self.stranded = stranded or denoiser.vocab.complement is None
+        self.width = pooled_width(self.backbone, self.stranded)
+        with first_layers(self.backbone, layer):
+            pass  # refuses a layer that the network does not have
+
+    @torch.no_grad()
+    def __call__(self, sequences: Sequence[np.ndarray], batch_size: int = 32) -> list[np.ndarray]:
+        """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
+        position."""
+        device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
+        tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
+        found = [np.empty(0)] * len(tensors)
+        with first_layers(self.backbone, self.layer):
+            for number, ids, valid in pieces.batches(tensors, batch_size, vocab.pad_id):
+                ids, valid = ids.to(device), None if valid is None else valid.to(device)
+                lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
+                features, other = self.denoiser.features(ids, valid).float(), None
+                if is_strand_invariant(self.backbone, self.stranded):
+                    features = rc.invariant(features)
+                elif not self.stranded:
+                    reverse = reverse_complement_rows(ids, lengths, vocab)
+                    other = self.denoiser.features(reverse, valid).float()
+                for row, i in enumerate(number):
+                    own = features[row, : len(tensors[i])]
+                    if other is not None:
+                        own = (own + other[row, : len(tensors[i])].flip(0)) / 2
+                    found[i] = self.pool.reduce(own).cpu().numpy().astype(self.dtype)
+        return found
+
+    def check_lengths(self, source: SequenceInput) -> None:
+        """Raise ValueError, naming the sequence, if one is longer than the network accepts."""
+        longest = self.backbone.max_length
+        for name, length in zip(source.names, source.lengths):
+            if longest is not None and length > longest:
+                raise ValueError(
+                    f"input: {name} has {length:,} bases and this network takes at most "
+                    f"{longest:,}; cut it, or leave it out"
+                )
+
+    def groups(
+        self, source: SequenceInput, batch_size: int, first: int = 0
+    ) -> Iterator[list[pieces.Piece]]:
+        """The sequences from number `first` on, in lists that are computed together, of a size that
+        bounds the memory."""
+        whole = (pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths))
+        number = batch_size * (1 if self.pool.per_position else _BATCHES)
+        return pieces.grouped(islice(whole, first, None), number, _BASES)
+
+    def stream(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[Vectors]:
+        """The embeddings of the sequences of an input from number `first` on, in order, in the
+        lists of `groups`."""
+        windows = source.windows(
+            piece for group in self.groups(source, batch_size, first) for piece in group
+        )
+        for group in self.groups(source, batch_size, first):
+            yield self(list(islice(windows, len(group))), batch_size)
+
+
+@contextmanager
+def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
+    """The network without the layers after the first `num_layers`, in the block; None keeps all.
+    Errors as `keep_first_layers`."""
+    layers = [] if backbone.trunk is None else list(backbone.trunk)
+    keep_first_layers(backbone, num_layers)
+    try:
+        yield
+    finally:
+        if backbone.trunk is not None:
+            backbone.trunk.extend(layers[len(backbone.trunk) :])
 
 
 class EmbedJob(Job):
@@ -43,14 +262,10 @@ class EmbedJob(Job):
         stranded: bool,
         dtype: str,
     ) -> None:
-        self.path, self.source, self.output, self.batch_size = (
-            model.path,
-            source,
-            output,
-            batch_size,
-        )
+        self.path, self.source, self.output = model.path, source, output
+        self.batch_size = batch_size
         self.embedder = Embedder(model.denoiser, pool_of(pool), layer, stranded, dtype)
-        self.format = files.format_of(output, self.embedder.pool.per_position)
+        self.write_file = writer_of(output, pool)
         self.embedder.check_lengths(source)
         self.about = {"pool": pool, "layer": layer, "stranded": stranded, "dtype": dtype}
         self.about |= {"model": identity(model.denoiser)}
@@ -87,16 +302,24 @@ class EmbedJob(Job):
 
     @override
     def write(self, results: Iterator[Result]) -> None:
-        about = files.EmbeddingTable(
-            self.source.names,
-            self.source.regions,
-            self.embedder.width,
-            self.embedder.dtype,
-            self.embedder.pool.per_position,
-            self.about,
-            self.source.region_names,
-        )
-        files.write(self.output, self.format, about, self._vectors(results), overwrite=True)
+        size = int(self.offsets[-1]) * self.embedder.width * self.embedder.dtype.itemsize
+        with atomic_write(self.output, overwrite=True, size=size) as file:
+            self.write_file(file, self, self._vectors(results))
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """The first row of each sequence among the rows of all, and their number: (S + 1,)."""
+        is_single = not self.embedder.pool.per_position
+        rows = [1 if is_single else r.end - r.start for r in self.source.regions]
+        return np.cumsum([0, *rows], dtype=np.int64)
+
+    def columns(self) -> dict[str, list]:
+        """Name and coordinates of each sequence, and `region_name` if the regions have names."""
+        found = {"name": list(self.source.names)}
+        for key in ("chrom", "start", "end", "strand"):
+            found[key] = [getattr(region, key) for region in self.source.regions]
+        names = self.source.region_names
+        return found if names is None else found | {"region_name": list(names)}
 
     def _vectors(self, results: Iterator[Result]) -> Iterator[Vectors]:
         """The embeddings of each result: (D,), or (L_i, D) of a pool for each position."""
@@ -122,6 +345,122 @@ class EmbedJob(Job):
         return f"{table(rows)}\n{super().closing(seconds)}"
 
 
-def check_format(output: Path, pool: str) -> None:
-    """ValueError if no format has the name of the file, or a place for the vectors of the pool."""
-    files.format_of(output, pool_of(pool).per_position)
+def write_npz(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+    """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` and, of named regions,
+    `region_name` (S,), and `settings`, a JSON text.
+
+    With a vector for each position `embeddings` has the rows of all sequences, and those of
+    sequence i are `offsets[i]:offsets[i + 1]`.
+    """
+    dtype = job.embedder.dtype.newbyteorder("<")
+    about: dict[str, np.ndarray] = {key: np.array(x) for key, x in job.columns().items()}
+    about["settings"] = np.array(json.dumps(job.about))
+    if job.embedder.pool.per_position:
+        about["offsets"] = job.offsets
+    shape = (int(job.offsets[-1]), job.embedder.width)
+    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    with zipfile.ZipFile(file, "w") as archive:
+        # A name alone would get the current time, and the same input other bytes.
+        with archive.open(zipfile.ZipInfo("embeddings.npy"), "w", force_zip64=True) as entry:
+            np.lib.format.write_array_header_1_0(entry, header)
+            for vectors in itertools.chain.from_iterable(groups):
+                entry.write(np.ascontiguousarray(vectors, dtype).tobytes())
+        for name, array in about.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+    """A row for each sequence: name, coordinates and `embedding`, a list of D numbers, or of such
+    lists with one for each position.
+
+    Each group of sequences is a row group. The settings are in the metadata of the schema, under
+    `dnadiff`.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    per_position = job.embedder.pool.per_position
+    vector = pa.list_(pa.from_numpy_dtype(job.embedder.dtype), job.embedder.width)
+    columns, done = job.columns(), 0
+    kinds = {key: pa.int64() if key in ("start", "end") else pa.string() for key in columns}
+    fields = [*kinds.items(), ("embedding", pa.list_(vector) if per_position else vector)]
+    schema = pa.schema(fields, metadata={"dnadiff": json.dumps(job.about)})
+    with parquet.ParquetWriter(file, schema) as writer:
+        for group in groups:
+            stacked = np.concatenate(group) if per_position else np.stack(group)
+            values = pa.FixedSizeListArray.from_arrays(pa.array(stacked.ravel()), type=vector)
+            if per_position:
+                offsets = np.cumsum([0, *map(len, group)])
+                values = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+            rows = slice(done, done + len(group))
+            about = [pa.array(columns[key][rows], kind) for key, kind in kinds.items()]
+            writer.write_table(pa.Table.from_arrays([*about, values], schema=schema))
+            done += len(group)
+
+
+def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+    """AnnData: `X` (S, D), names in `obs_names`, coordinates and `region_name` in `obs`, the
+    settings in `uns["dnadiff"]`."""
+    import h5py
+    import pandas as pd
+
+    package = _anndata_for("embeddings.h5ad")
+    columns = {
+        key: pd.Series(values, dtype=None if key in ("start", "end") else object)
+        for key, values in job.columns().items()
+    }
+    names = pd.Index(columns.pop("name"), dtype=object)
+    features = [f"feature_{i}" for i in range(job.embedder.width)]
+    # HDF5 reads what it writes, and a file without a name does not outlive a killed process.
+    with tempfile.TemporaryFile(dir=job.output.parent) as scratch:
+        with h5py.File(scratch, "w") as h5:
+            h5.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            values = h5.create_dataset("X", (len(names), len(features)), job.embedder.dtype)
+            values.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+            done = 0
+            for group in groups:
+                values[done : done + len(group)] = np.stack(group)
+                done += len(group)
+            parts = {
+                "obs": pd.DataFrame(columns).set_index(names),
+                "var": pd.DataFrame(index=pd.Index(features, dtype=object)),
+                "uns": {"dnadiff": json.dumps(job.about)},
+                **{key: {} for key in ("layers", "obsm", "varm", "obsp", "varp")},
+            }
+            for key, part in parts.items():
+                package.io.write_elem(h5, key, part)
+        scratch.seek(0)
+        shutil.copyfileobj(scratch, file, 1 << 22)
+
+
+def _anndata_for(path: str | Path) -> ModuleType:
+    return anndata_package(f"output {path}", "; or write .npz or .parquet")
+
+
+WriteFile: TypeAlias = Callable[[BinaryIO, EmbedJob, Iterable[Vectors]], None]
+FORMATS: dict[str, WriteFile] = {
+    ".npz": write_npz,
+    ".parquet": write_parquet,
+    ".h5ad": write_h5ad,
+}
+
+
+def writer_of(path: Path, pool: str) -> WriteFile:
+    """What writes a file of this name.
+
+    Raises:
+        ValueError: if no format has its extension, the format's package is not installed, or it has
+            no place for a vector for each position.
+    """
+    found, per_position = FORMATS.get(path.suffix.lower()), pool_of(pool).per_position
+    if found is None:
+        raise ValueError(f"output {path} has an unknown extension; known are {', '.join(FORMATS)}")
+    if found is write_h5ad:
+        if per_position:
+            raise ValueError(
+                f"output {path}: AnnData has one vector for each sequence; set pool=mean or "
+                "pool=max, or write .npz or .parquet"
+            )
+        _anndata_for(path)
+    return found

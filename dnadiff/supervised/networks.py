@@ -28,8 +28,8 @@ from dnadiff.supervised.classifier import (
     build_classifier,
     check_length,
 )
-from dnadiff.supervised.head.base import Head
 from dnadiff.supervised.head_training import train_head
+from dnadiff.supervised.heads import Head
 from dnadiff.supervised.items import EVALUATION, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.layers import Frozen, LoRA
 from dnadiff.supervised.targets.base import TaskTarget, ValidScore

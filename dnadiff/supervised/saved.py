@@ -196,7 +196,7 @@ def _with_earlier_head(
     """The description, with the convolutional head of earlier versions if these are its weights: it
     was pooled in parts alone."""
     head = about.get("head", {})
-    is_conv = current_name(head.get("_target_", "")) == "dnadiff.supervised.head.conv.ConvHead"
+    is_conv = current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
     if (
         not is_conv
         or "global_pooling" in head

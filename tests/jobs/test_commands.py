@@ -7,7 +7,6 @@ import pytest
 
 from dnadiff.genomics import information, scores
 from dnadiff.genomics.variants import effects
-from dnadiff.supervised import features
 
 CPU = "accelerator=cpu"
 
@@ -102,10 +101,11 @@ def test_all_variants_of_regions_with_several_sites_per_window(
 @pytest.mark.parametrize(
     "name", ["e.npz", *(pytest.param(name, marks=SLOW) for name in ("e.parquet", "e.h5ad"))]
 )
-def test_embeddings(merged, trained, inputs, monkeypatch, name):
-    monkeypatch.setattr(features, "_BATCHES", 1)
+def test_embeddings(merged, trained, tmp_path, name):
+    records = (f">s{i}\nACGTTG{'AC' * i}\n" for i in range(40))  # 32 and 8 are computed together
+    (tmp_path / "y.fa").write_text("".join(records))
     merged(
-        "embed", 2, f"checkpoint={trained}", CPU, "input=x.fa", "batch_size=2", f"output=OUT/{name}"
+        "embed", 2, f"checkpoint={trained}", CPU, "input=y.fa", "batch_size=2", f"output=OUT/{name}"
     )
 
 

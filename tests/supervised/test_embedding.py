@@ -17,7 +17,7 @@ from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.supervised.classifier import keep_first_layers
-from dnadiff.supervised.features import POOLS, Embedder, Embeddings, pool_of
+from dnadiff.supervised.embeddings import POOLS, Embedder, Embeddings, pool_of
 
 TOKENIZER = DNATokenizer()
 TEXTS = ["ACGTTGACCA", "GATTACAGGATCCATGCAAGTCAG", "NNACG", "ACGTTGACCA", "T"]
@@ -128,23 +128,20 @@ def model(trained):
     return dnadiff.load(trained, device="cpu")
 
 
-def test_npz_holds_what_the_model_computes(cli, trained, model, inputs, tmp_path, monkeypatch):
-    from dnadiff.supervised import features as module
-
-    monkeypatch.setattr(module, "_BATCHES", 1)
+def test_npz_holds_what_the_model_computes(cli, trained, model, tmp_path):
+    texts = 8 * TEXTS  # 32 and 8 are computed together
+    (tmp_path / "x.fa").write_text("".join(f">s{i}\n{text}\n" for i, text in enumerate(texts)))
     status, out, err = cli(
         "embed", f"checkpoint={trained}", "input=x.fa", "output=e.npz", "batch_size=2"
     )
     assert status == 0, err
     assert "files are in e.npz" in out
     with np.load(tmp_path / "e.npz") as found:
-        np.testing.assert_allclose(found["embeddings"], model.embed(TEXTS, batch_size=2), atol=2e-6)
+        np.testing.assert_allclose(found["embeddings"], model.embed(texts, batch_size=2), atol=2e-6)
         assert found["embeddings"].dtype == np.float32 and found["name"].tolist() == [
-            f"s{i}" for i in range(5)
+            f"s{i}" for i in range(40)
         ]
-        assert found["start"].tolist() == [0] * 5 and found["end"].tolist() == [
-            len(text) for text in TEXTS
-        ]
+        assert not found["start"].any() and found["end"].tolist() == list(map(len, texts))
         assert json.loads(str(found["settings"]))["pool"] == "mean"
     first = (tmp_path / "e.npz").read_bytes()
     assert (

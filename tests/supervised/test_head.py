@@ -14,7 +14,7 @@ from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised.classifier import HeadInputs, build_classifier, check_head, pool_features
-from dnadiff.supervised.head.base import position_features
+from dnadiff.supervised.heads import position_features
 from dnadiff.supervised.items import Items, TaskData, make_batch, reverse_complement_rows
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 

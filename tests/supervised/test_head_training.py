@@ -12,8 +12,8 @@ from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.supervised import head_training
 from dnadiff.supervised.classifier import Classifier, HeadInputs, build_classifier
-from dnadiff.supervised.head.conv import ConvHead
 from dnadiff.supervised.head_training import Clock, read_features, train_head
+from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import (
     Items,
     ShuffledBatches,
@@ -29,7 +29,7 @@ from dnadiff.supervised.training import Budget, Recipe
 
 DNA = DNATokenizer()
 CONV = {
-    "_target_": "dnadiff.supervised.head.conv.ConvHead",
+    "_target_": "dnadiff.supervised.heads.ConvHead",
     "channels": 8,
     "hidden": 8,
     "num_bins": 4,

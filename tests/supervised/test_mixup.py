@@ -10,7 +10,7 @@ from dnadiff.supervised.classifier import (
     draw_mixture,
     mixed_logits,
 )
-from dnadiff.supervised.head.mean import MeanHead
+from dnadiff.supervised.heads import MeanHead
 from dnadiff.supervised.items import Items, TaskData, make_batch, no_report
 from dnadiff.supervised.networks import PublishedCNN
 from dnadiff.supervised.targets.classes import balanced_weights

@@ -23,7 +23,7 @@ NETWORKS = {
     "dit": (DiT, {"d_model": 16, "n_layers": 2, "n_heads": 2, "cond_dim": 8, "max_length": 40}),
 }
 FLATTEN_HEAD = {
-    "_target_": "dnadiff.supervised.head.flatten.FlattenHead",
+    "_target_": "dnadiff.supervised.heads.FlattenHead",
     "channels": 2,
     "hidden": 4,
 }
@@ -109,7 +109,7 @@ def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(
     tmp_path, global_pooling, one_hot
 ):
     head = {
-        "_target_": "dnadiff.supervised.head.conv.ConvHead",
+        "_target_": "dnadiff.supervised.heads.ConvHead",
         "channels": 2,
         "hidden": 4,
         "num_bins": 2,
@@ -131,7 +131,7 @@ def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(
 
 def test_weights_without_the_global_pooling_that_their_description_names_are_refused(tmp_path):
     head = {
-        "_target_": "dnadiff.supervised.head.conv.ConvHead",
+        "_target_": "dnadiff.supervised.heads.ConvHead",
         "channels": 2,
         "hidden": 4,
         "num_bins": 2,

@@ -20,7 +20,7 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised.baselines import KmerLogistic, best_scores
-from dnadiff.supervised.head.conv import ConvHead
+from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import OneHotModel
 

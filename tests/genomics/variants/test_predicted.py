@@ -18,7 +18,7 @@ from dnadiff.supervised.saved import write_weights
 DNA, LENGTH = DNATokenizer(), 16
 NETWORK = {"d_model": 16, "n_layers": 1, "n_heads": 2, "cond_dim": 8, "max_length": LENGTH}
 FLATTEN_HEAD = {
-    "_target_": "dnadiff.supervised.head.flatten.FlattenHead",
+    "_target_": "dnadiff.supervised.heads.FlattenHead",
     "channels": 2,
     "hidden": 4,
 }
